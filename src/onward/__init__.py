@@ -1,0 +1,5 @@
+"""Onward: any ONNX model, trainable anywhere ONNX runs."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

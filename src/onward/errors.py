@@ -1,0 +1,200 @@
+"""Every error Onward raises, and the catalogue of diagnostic codes.
+
+The exception tree::
+
+    OnwardError
+    ├── ModelError           M…  the file or model cannot be read, is unsafe, or is not a model
+    ├── CheckFailed          C…  a training model breaks the standard (carries the whole report)
+    ├── NotDifferentiable    D…  a gradient was asked for that cannot be given
+    ├── ArgumentError        A…  a wrong argument (also a ValueError)
+    ├── DataError            T…  training data that does not fit the model
+    ├── BackendError         B…  a runtime cannot run what was asked of it
+    ├── CheckpointError      K…  a checkpoint cannot be written, read or trusted
+    ├── NumericError         N…  NaN or Inf appeared during training
+    └── MissingExtra         E…  an optional package is not installed (also an ImportError)
+
+Each carries one or more `Diagnostic`s: all problems at once, each with a stable code, the place, what was
+found, what is needed and how to fix it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Sequence
+
+
+class Severity(enum.Enum):
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `onward check --explain CODE` prints and the docs page shows."""
+
+    code: str
+    title: str
+    why: str
+    fix: str
+
+
+CODES: dict[str, Explanation] = {}
+
+
+def define(code: str, title: str, *, why: str, fix: str) -> str:
+    """Add a code to the catalogue and return it. Called once per code, next to the code that reports it."""
+    if code in CODES:
+        raise AssertionError(f"diagnostic code {code} is defined twice")
+    CODES[code] = Explanation(code, title, why, fix)
+    return code
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnostic:
+    """One problem: a stable `code`, and where / found / needed / hint in words a person can act on."""
+
+    code: str
+    message: str
+    place: str = ""
+    found: str = ""
+    needed: str = ""
+    hint: str = ""
+    severity: Severity = Severity.ERROR
+
+    def __post_init__(self) -> None:
+        assert self.code in CODES, f"undefined diagnostic code {self.code}"
+
+    def render(self) -> str:
+        """Return the diagnostic as plain text, readable without colour.
+
+        >>> print(Diagnostic("A100", "no such loss `mze`", needed="one of: mse, l1", hint="did you mean `mse`?").render())
+        error[A100]: no such loss `mze`
+          needed: one of: mse, l1
+        <BLANKLINE>
+        hint: did you mean `mse`?
+        """
+        lines = [f"{self.severity.value}[{self.code}]: {self.message}"]
+        if self.place:
+            lines.append(f"  at {self.place}")
+        if self.found:
+            lines.append(f"  found: {self.found}")
+        if self.needed:
+            lines.append(f"  needed: {self.needed}")
+        if self.hint:
+            lines += ["", f"hint: {self.hint}"]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the fields as plain strings, for `--json`."""
+        fields = dataclasses.asdict(self)
+        fields["severity"] = self.severity.value
+        return fields
+
+
+class OnwardError(Exception):
+    """Base of every error that Onward raises on purpose; `diagnostics` holds all problems found."""
+
+    def __init__(self, diagnostics: Diagnostic | Iterable[Diagnostic]) -> None:
+        if isinstance(diagnostics, Diagnostic):
+            diagnostics = [diagnostics]
+        self.diagnostics: Sequence[Diagnostic] = tuple(diagnostics)
+        assert self.diagnostics, "an error without a diagnostic helps nobody"
+        super().__init__("\n\n".join(d.render() for d in self.diagnostics))
+
+    @property
+    def code(self) -> str:
+        """The code of the first problem."""
+        return self.diagnostics[0].code
+
+
+class ModelError(OnwardError):
+    """The model cannot be read, written or trusted."""
+
+
+class CheckFailed(OnwardError):
+    """The training model breaks the ONNX standard."""
+
+
+class NotDifferentiable(OnwardError):
+    """A gradient was asked for that cannot be given; lists every blocking node."""
+
+
+class ArgumentError(OnwardError, ValueError):
+    """An argument is wrong; the message names the valid ones."""
+
+
+class DataError(OnwardError):
+    """The training data does not fit the model."""
+
+
+class BackendError(OnwardError):
+    """A backend cannot run what was asked of it."""
+
+
+class CheckpointError(OnwardError):
+    """A checkpoint cannot be written, read or trusted."""
+
+
+class NumericError(OnwardError):
+    """NaN or Inf appeared during training."""
+
+
+class MissingExtra(OnwardError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+A100 = define(
+    "A100",
+    "unknown name in an argument",
+    why="An argument names something Onward does not have.",
+    fix="Use one of the names the message lists.",
+)
+A101 = define(
+    "A101",
+    "argument out of range or of the wrong kind",
+    why="An argument has a value the function cannot work with.",
+    fix="Pass a value of the kind the message states.",
+)
+E100 = define(
+    "E100",
+    "an optional package is missing",
+    why="This feature needs a package that is not a dependency of Onward itself.",
+    fix="Install the extra that the message names.",
+)
+
+
+def unknown_name(kind: str, given: str, valid: Iterable[str], place: str = "") -> ArgumentError:
+    """Return the error for a name that is none of `valid`, with the nearest one as a hint.
+
+    >>> print(unknown_name("loss", "mze", ["mse", "l1"]))
+    error[A100]: no such loss `mze`
+      needed: one of: l1, mse
+    <BLANKLINE>
+    hint: did you mean `mse`?
+    """
+    import difflib
+
+    names = sorted(valid)
+    near = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
+    return ArgumentError(
+        Diagnostic(
+            A100,
+            f"no such {kind} `{given}`",
+            place=place,
+            needed="one of: " + (", ".join(names) if names else "(there are none)"),
+            hint=f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "",
+        )
+    )
+
+
+def require_extra(module: str, extra: str, purpose: str) -> MissingExtra:
+    """Return the error that says which extra brings `module`."""
+    return MissingExtra(
+        Diagnostic(
+            E100,
+            f"{purpose} needs `{module}`, which is not installed",
+            hint=f"pip install 'onward[{extra}]'",
+        )
+    )
