@@ -1,0 +1,69 @@
+"""What a backend is: something that turns a `Program` into a `Session` that holds the state and runs the graphs.
+
+A backend supplies these few methods and nothing else; the training loop, data, metrics and checkpoints exist once,
+in `onward.train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from onward.errors import unknown_name
+from onward.program import Program
+
+Feeds = Mapping[str, np.ndarray]
+Outputs = dict[str, np.ndarray]
+
+
+class Session(Protocol):
+    """One running program: it owns the current state. Not thread safe."""
+
+    program: Program
+
+    def step(self, feeds: Feeds, *, entry: str | None = None) -> Outputs:
+        """Run one training step and replace the state.
+
+        `feeds` holds the batch (inputs and targets) and may override settings such as `learning_rate`. `entry` names
+        one training entry; None runs all of them in turn. Returns the outputs of the step, the loss among them.
+        """
+
+    def evaluate(self, feeds: Feeds) -> Outputs:
+        """Return the loss and the outputs in inference mode; the state stays as it is."""
+
+    def infer(self, feeds: Feeds) -> Outputs:
+        """Return the outputs of the inference graph for `feeds`, with the current parameters."""
+
+    def initialize(self, seed: int = 0) -> None:
+        """Set the state as the program's initialize graph says; `seed` chooses the random numbers."""
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Return a copy of the whole state by name."""
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace the named parts of the state; unknown names or shapes are an error."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what influences the numbers (backend, versions, threads, providers); stored in checkpoints."""
+
+
+BackendFactory = Callable[..., Session]
+_BACKENDS: dict[str, BackendFactory] = {}
+
+
+def register_backend(name: str, factory: BackendFactory) -> None:
+    """Make `factory(program, **options) -> Session` available as `backend=name`."""
+    _BACKENDS[name] = factory
+
+
+def open_session(program: Program, backend: str, **options: Any) -> Session:
+    """Return a session of the named backend.
+
+    Raises:
+        ArgumentError: the backend is not known; the message lists those that are.
+    """
+    if backend not in _BACKENDS:
+        raise unknown_name("backend", backend, _BACKENDS)
+    return _BACKENDS[backend](program, **options)

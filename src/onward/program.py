@@ -1,0 +1,56 @@
+"""`Program`: a training model compiled to plain ONNX graphs, pure functions of (batch, state, settings)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """Name, element type (numpy name, or `bfloat16` …) and shape (int, symbol or None per dimension) of one value."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepGraph:
+    """One training entry: its graph, and which output replaces which state."""
+
+    name: str
+    model: onnx.ModelProto
+    replaces: Mapping[str, str]  # output name -> state name
+    outputs: tuple[str, ...]  # what the caller sees: the loss first, then the model's outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Plain ONNX graphs and everything a loop needs to run them."""
+
+    steps: Mapping[str, StepGraph]
+    initialize: onnx.ModelProto | None
+    infer: onnx.ModelProto
+    evaluate: onnx.ModelProto | None
+    inputs: tuple[TensorSpec, ...]  # of the inference graph
+    targets: tuple[TensorSpec, ...]  # labels and the like: further inputs of the step
+    settings: Mapping[str, np.ndarray]  # name -> default; may be fed at any step (learning_rate)
+    state: Mapping[str, np.ndarray]  # initial values: parameters, moments, counters, random key
+    parameters: tuple[str, ...]  # the trained part of `state`
+    loss: str  # name of the loss output
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def step(self) -> onnx.ModelProto:
+        """The graph of the first training entry."""
+        return next(iter(self.steps.values())).model
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Inputs, then targets."""
+        return tuple(s.name for s in (*self.inputs, *self.targets))
