@@ -69,7 +69,8 @@ class Diagnostic:
     def render(self) -> str:
         """Return the diagnostic as plain text, readable without colour.
 
-        >>> print(Diagnostic("A100", "no such loss `mze`", needed="one of: mse, l1", hint="did you mean `mse`?").render())
+        >>> problem = Diagnostic("A100", "no such loss `mze`", needed="one of: mse, l1", hint="did you mean `mse`?")
+        >>> print(problem.render())
         error[A100]: no such loss `mze`
           needed: one of: mse, l1
         <BLANKLINE>

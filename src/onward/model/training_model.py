@@ -1,0 +1,142 @@
+"""`TrainingModel`: an ONNX model and its training entries, over onnx-ir."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from onward.model.graphs import subgraphs
+from onward.model.schema import TRAINING_DOMAIN
+
+if TYPE_CHECKING:
+    import onnx
+
+FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+@dataclasses.dataclass
+class TrainingEntry:
+    """One `TrainingInfoProto`: a step (`algorithm`) and a reset (`initialization`), with what each writes where.
+
+    `algorithm` reads values of the model's graph directly, as the standard's combined graph does; `initialization` is
+    self-contained. The bindings map the name of an initializer to the name of the output that replaces it.
+    """
+
+    algorithm: ir.Graph | None = None
+    initialization: ir.Graph | None = None
+    update_binding: dict[str, str] = dataclasses.field(default_factory=dict)
+    initialization_binding: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The algorithm graph's name, by which one entry of several is chosen."""
+        return (self.algorithm.name if self.algorithm is not None else None) or "train"
+
+
+class TrainingModel:
+    """A model, its loss, its optimizer, its state and its initialisation: what one standard ONNX file holds.
+
+    `ir` is the inference model (an `onnx_ir.Model`: graph, functions, opset imports, metadata); `entries` are the
+    training entries, empty for an inference-only model.
+    """
+
+    def __init__(self, model: ir.Model, entries: list[TrainingEntry] | None = None) -> None:
+        self.ir = model
+        self.entries = list(entries or [])
+
+    def __repr__(self) -> str:
+        return (
+            f"<TrainingModel {self.graph.name!r}: {len(self.parameters)} parameters, {len(self.frozen)} frozen, "
+            f"{len(self.state)} state, {len(self.entries)} training entries>"
+        )
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The inference graph."""
+        return self.ir.graph
+
+    @property
+    def opset(self) -> int:
+        """The version of the default operator set."""
+        return self.ir.opset_imports.get("", self.ir.opset_imports.get("ai.onnx", 1))
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the inference graph's inputs that have no default."""
+        return [v.name or "" for v in self.graph.inputs if v.name not in self.graph.initializers]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of the inference graph's outputs."""
+        return [v.name or "" for v in self.graph.outputs]
+
+    @property
+    def targets(self) -> list[str]:
+        """The names of what a training step needs beyond the inputs: labels and the like."""
+        names: dict[str, None] = {}
+        for entry in self.entries:
+            if entry.algorithm is not None:
+                names.update(
+                    (v.name or "", None) for v in entry.algorithm.inputs if v.name not in entry.algorithm.initializers
+                )
+        return list(names)
+
+    def initializers(self) -> dict[str, ir.Value]:
+        """Return every initializer of the graph and of all algorithms, by name."""
+        found = dict(self.graph.initializers)
+        for entry in self.entries:
+            if entry.algorithm is not None:
+                found.update(entry.algorithm.initializers)
+        return found
+
+    @property
+    def parameters(self) -> dict[str, ir.Value]:
+        """The trained initializers: those an update replaces and a `Gradient` node differentiates by."""
+        differentiated = {name for node in self.gradient_nodes() for name in _strings(node, "xs")}
+        known = self.initializers()
+        return {k: known[k] for k in self._bound() if k in known and k in differentiated}
+
+    @property
+    def state(self) -> dict[str, ir.Value]:
+        """The other initializers that training replaces: moments, running statistics, counters."""
+        known, parameters = self.initializers(), self.parameters
+        return {k: known[k] for k in self._bound() if k in known and k not in parameters}
+
+    @property
+    def frozen(self) -> dict[str, ir.Value]:
+        """The floating-point initializers of the inference graph that no update replaces."""
+        bound = set(self._bound())
+        return {k: v for k, v in self.graph.initializers.items() if k not in bound and v.dtype in FLOAT_TYPES}
+
+    def _bound(self) -> list[str]:
+        names: dict[str, None] = {}
+        for entry in self.entries:
+            names.update((k, None) for k in entry.update_binding)
+        return list(names)
+
+    def gradient_nodes(self) -> Iterator[ir.Node]:
+        """Yield every `Gradient` node of the graph and the algorithms, those in subgraphs included."""
+        graphs = [self.graph, *(e.algorithm for e in self.entries if e.algorithm is not None)]
+        while graphs:
+            for node in graphs.pop():
+                if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN:
+                    yield node
+                graphs.extend(subgraphs(node))
+
+    def proto(self) -> onnx.ModelProto:
+        """Return the model as a standard `ModelProto`, `training_info` included."""
+        from onward.model import serde
+
+        return serde.to_proto(self)
+
+    def values(self) -> Mapping[str, ir.Value]:
+        """Return the values of the inference graph by name."""
+        return ir.convenience.create_value_mapping(self.graph)
+
+
+def _strings(node: ir.Node, name: str) -> list[str]:
+    attribute = node.attributes.get(name)
+    return [] if attribute is None else list(attribute.as_strings())
