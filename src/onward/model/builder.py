@@ -52,7 +52,7 @@ class Names:
 class Builder:
     """Makes nodes with unique names and keeps them in `nodes`, in order.
 
-    `op.Add(a, b)` returns the output value; `op.Split(x, axis=0, outputs=3)` returns a tuple. Operands may be values,
+    `op.Add(a, b)` returns the output value; `op.multi("Split", x, axis=0, outputs=3)` returns a tuple of them. Operands may be values,
     None (an absent optional input), numpy arrays, or Python numbers and lists, which become constants of the type
     that the operator's other operands have. Attributes are keyword arguments.
     """
@@ -64,14 +64,18 @@ class Builder:
         self.nodes: list[ir.Node] = []
         self._constants: dict[tuple[Any, ...], Value] = {}
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+    def __getattr__(self, op_type: str) -> Callable[..., Value]:
         if op_type.startswith("_") or not op_type[0].isupper():
             raise AttributeError(op_type)
 
-        def make(*operands: Operand, outputs: int = 1, name: str | None = None, **attributes: Any) -> Any:
-            return self.call(op_type, operands, outputs=outputs, name=name, **attributes)
+        def make(*operands: Operand, name: str | None = None, **attributes: Any) -> Value:
+            return self.call(op_type, operands, name=name, **attributes)[0]
 
         return make
+
+    def multi(self, op_type: str, *operands: Operand, outputs: int, **attributes: Any) -> tuple[Value, ...]:
+        """Make one node of ai.onnx with several outputs and return them all."""
+        return self.call(op_type, operands, outputs=outputs, **attributes)
 
     def call(
         self,
@@ -83,8 +87,8 @@ class Builder:
         name: str | None = None,
         overload: str = "",
         **attributes: Any,
-    ) -> Any:
-        """Make one node of any domain; return its output, or a tuple of them if `outputs` is not 1."""
+    ) -> tuple[Value, ...]:
+        """Make one node of any domain and return its outputs."""
         found = schema(op_type, domain, self.opset) if domain == "" else schema(op_type, domain)
         values = self._operands(op_type, found, operands)
         while values and values[-1] is None:
@@ -105,7 +109,7 @@ class Builder:
             if dtype is not None:
                 output.type = ir.TensorType(dtype)
         self.nodes.append(node)
-        return node.outputs[0] if outputs == 1 else tuple(node.outputs)
+        return tuple(node.outputs)
 
     def constant(self, value: Any, dtype: ir.DataType | None = None) -> Value:
         """Return a constant; equal constants are made once.

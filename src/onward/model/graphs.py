@@ -237,42 +237,67 @@ def constant_of(value: ir.Value | None) -> np.ndarray | None:
     return None if tensor is None else tensor.numpy()
 
 
-def infer_shapes(model: ir.Model, *, strict: bool = False) -> None:
+def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None, *, strict: bool = False) -> None:
     """Fill in the types and shapes of all values of `model`, by onnx's own inference with data propagation.
 
-    Large initializers take part by type and shape only. With `strict`, an inconsistency raises
-    `onnx.shape_inference.InferenceError`; without, what could be inferred is kept.
+    With `algorithm`, the standard's combined graph is inferred and both graphs are filled in. Large initializers take
+    part by type and shape only. With `strict`, an inconsistency raises `onnx.shape_inference.InferenceError`;
+    without, what could be inferred is kept.
     """
-    big: dict[str, ir.Value] = {}
-    added: list[ir.Value] = []
-    graph = model.graph
-    for name, value in list(graph.initializers.items()):
-        tensor = value.const_value
-        if tensor is not None and tensor.size > _INFERENCE_SIZE_LIMIT:
-            big[name] = value
-    for value in big.values():
-        graph.initializers.pop(value.name or "")
-        if not value.is_graph_input():
-            graph.inputs.append(value)
-            added.append(value)
-    try:
-        proto = ir.serde.serialize_model(model)
-    finally:
-        for value in reversed(added):
-            assert graph.inputs[-1] is value
-            graph.inputs.pop()
-        for value in big.values():
-            graph.register_initializer(value)
+    proto = _light_proto(model)
+    if algorithm is not None:
+        extra = _light_graph(algorithm)
+        for field in ("node", "input", "output", "initializer", "value_info"):
+            getattr(proto.graph, field).extend(getattr(extra, field))
     inferred = onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
-    _merge(graph, inferred.graph)
+    nodes = list(model.graph) + ([] if algorithm is None else list(algorithm))
+    _merge(nodes, inferred.graph)
 
 
-def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+def _light_proto(model: ir.Model) -> onnx.ModelProto:
+    """Serialize `model` with large initializers turned into inputs."""
+    graph = model.graph
+    proto = onnx.ModelProto(ir_version=model.ir_version)
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    for function in model.functions.values():
+        ir.serde.serialize_function_into(proto.functions.add(), function)
+    proto.graph.CopyFrom(_light_graph(graph))
+    return proto
+
+
+def _light_graph(graph: ir.Graph) -> onnx.GraphProto:
+    light = onnx.GraphProto(name=graph.name or "graph")
+    given = set()
+    for value in graph.inputs:
+        ir.serde.serialize_value_into(light.input.add(), value)
+        given.add(value.name)
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None:
+            continue
+        if tensor.size > _INFERENCE_SIZE_LIMIT:
+            if name not in given:
+                ir.serde.serialize_value_into(light.input.add(), value)
+        else:
+            ir.serde.serialize_tensor_into(light.initializer.add(), tensor)
+            light.initializer[-1].name = name
+    for node in graph:
+        ir.serde.serialize_node_into(light.node.add(), node)
+        for output in node.outputs:
+            if output.name and output.type is not None and not output.is_graph_output():
+                ir.serde.serialize_value_into(light.value_info.add(), output)
+    for value in graph.outputs:
+        ir.serde.serialize_value_into(light.output.add(), value)
+    return light
+
+
+def _merge(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
     infos = {info.name: info for info in [*proto.value_info, *proto.output]}
-    for node, node_proto in zip(graph, proto.node, strict=True):
+    for node, node_proto in zip(nodes, proto.node, strict=True):
         for value in node.outputs:
             info = infos.get(value.name or "")
-            if info is not None:
+            if info is not None and info.HasField("type"):
                 ir.serde.deserialize_value_info_proto(info, value)
         inner = list(subgraphs(node))
         if inner:

@@ -1,0 +1,110 @@
+"""Function calls in the way of a gradient are replaced by their bodies: model-local ones and the standard's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir as ir
+
+from onward.autodiff.registry import find_rule
+from onward.model import graphs
+from onward.model.builder import Names
+from onward.model.schema import raw_schema
+
+Functions = Mapping[tuple[str, str, str], ir.Function]
+
+
+def body_of(node: ir.Node, functions: Functions, opset: int) -> ir.Function | None:
+    """Return the function that defines `node`: the model's own, or the standard's at `opset`; None if neither."""
+    local = functions.get((node.domain, node.op_type, node.overload))
+    if local is not None:
+        return local
+    return _standard_body(node, opset)
+
+
+def _standard_body(node: ir.Node, opset: int) -> ir.Function | None:
+    raw = raw_schema(node.op_type, node.domain, opset if node.domain in ("", "ai.onnx") else None)
+    if raw is None:
+        return None
+    if raw.has_context_dependent_function:
+        fitting = [v for v in raw.context_dependent_function_opset_versions if v <= opset]
+        if not fitting:
+            return None
+        proto = ir.serde.serialize_node(node)
+        types = [_type_bytes(v) for v in node.inputs]
+        data = raw.get_context_dependent_function_with_opset_version(max(fitting), proto.SerializeToString(), types)
+    elif raw.has_function:
+        fitting = [v for v in raw.function_opset_versions if v <= opset]
+        if not fitting:
+            return None
+        data = raw.get_function_with_opset_version(max(fitting))
+    else:
+        return None
+    function = onnx.FunctionProto.FromString(data)
+    return ir.serde.deserialize_function(function) if function.node else None
+
+
+def _type_bytes(value: ir.Value | None) -> bytes:
+    if value is None or value.type is None:
+        return bytes(onnx.TypeProto().SerializeToString())
+    return bytes(ir.serde.serialize_value(value).type.SerializeToString())
+
+
+def inline_call(node: ir.Node, function: ir.Function, names: Names) -> list[ir.Node]:
+    """Replace `node` in its graph by the body of `function`; return the new nodes. Output names are kept."""
+    graph = node.graph
+    assert graph is not None
+    values: dict[ir.Value, ir.Value] = {}
+    absent: set[ir.Value] = set()
+    for position, formal in enumerate(function.inputs):
+        actual = node.inputs[position] if position < len(node.inputs) else None
+        if actual is None:
+            absent.add(formal)
+        else:
+            values[formal] = actual
+    attributes = _attributes(node, function)
+    prefix = f"{node.name or node.op_type}/"
+    copies = graphs.copy_nodes(function, values, names=names, prefix=prefix, attributes=attributes)
+    for copy in copies:
+        for position, value in enumerate(copy.inputs):
+            if value in absent:
+                copy.replace_input_with(position, None)
+    graph.insert_before(node, copies)
+    made = set(copies)
+    for old, formal in zip(node.outputs, function.outputs, strict=False):
+        new = values[formal]
+        if new.producer() not in made:  # the body hands an input through
+            identity = ir.Node("", "Identity", [new], num_outputs=1, name=names.unique(f"{prefix}Identity"))
+            graph.insert_before(node, identity)
+            copies.append(identity)
+            new = identity.outputs[0]
+        _take_place(old, new)
+    graph.remove(node, safe=True)
+    return copies
+
+
+def _take_place(old: ir.Value, new: ir.Value) -> None:
+    """Let `new` have the name, type and every use of `old`."""
+    name = old.name
+    if old.type is not None:
+        new.type, new.shape = old.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = None
+    new.name = name
+
+
+def _attributes(node: ir.Node, function: ir.Function) -> dict[str, ir.Attr]:
+    attributes = {name: attr for name, attr in function.attributes.items() if attr.value is not None}
+    raw = raw_schema(node.op_type, node.domain)
+    if raw is not None:
+        for name, formal in raw.attributes.items():
+            if formal.default_value.type != onnx.AttributeProto.UNDEFINED:
+                attributes.setdefault(name, ir.serde.deserialize_attribute(formal.default_value))
+    attributes.update(node.attributes)
+    return attributes
+
+
+def needs_expansion(node: ir.Node, opset: int) -> bool:
+    """Return whether `node` has no gradient rule of its own."""
+    return find_rule(node.op_type, node.domain, opset) is None

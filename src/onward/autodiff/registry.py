@@ -1,0 +1,180 @@
+"""The table of gradient rules, and the four conditions an input can be in.
+
+A rule is one function; its decorator says which operator and since which opset it holds:
+
+    @gradient("Div", opset=7)
+    def div(rule, dC):
+        '''C = A / B, so dA = dC / B and dB = -dC * C / B.'''
+        ...
+        return {"A": dA, "B": dB}
+
+Parameters after the first are named `d<Output>` after the schema's outputs; an output that is not named has no
+gradient. Every input of the operator is in one condition: a gradient (the default), `ZERO` (flat almost everywhere),
+`NON_DIFFERENTIABLE` (indices, shapes) or `UNSUPPORTED("why")`. Names are checked against the ONNX schema when the
+rule is registered, so that a mistake fails at import and not in somebody's training run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from onward.model.schema import Schema, schema
+
+if TYPE_CHECKING:
+    from onward.model.builder import Value
+
+    Grads = Mapping[str, Value | list[Value | None] | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """What is known of the gradient by one input."""
+
+    kind: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.reason})" if self.reason else self.kind
+
+
+GRADIENT = Condition("GRADIENT")
+ZERO = Condition("ZERO")
+NON_DIFFERENTIABLE = Condition("NON_DIFFERENTIABLE")
+
+
+def UNSUPPORTED(reason: str) -> Condition:
+    """Return the condition of an input whose gradient exists but is not given, with the reason."""
+    return Condition("UNSUPPORTED", reason)
+
+
+RuleFunction = Callable[..., "Grads"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleSpec:
+    """One registered rule, valid from `opset` up to the next registered version of the same operator."""
+
+    domain: str
+    op_type: str
+    opset: int
+    function: RuleFunction | None  # None: no input has a gradient
+    outputs: tuple[str, ...]  # schema names of the outputs whose gradients the rule takes
+    variadic_output: bool
+    conditions: Mapping[str, Condition]  # by schema input name
+    broadcasts: bool  # the operator broadcasts its inputs: the engine sums gradients back to each input's shape
+
+    @property
+    def differentiable(self) -> bool:
+        return any(c is GRADIENT for c in self.conditions.values())
+
+
+_RULES: dict[tuple[str, str], list[RuleSpec]] = {}
+
+
+def gradient(
+    op_type: str,
+    *,
+    opset: int = 1,
+    domain: str = "",
+    broadcasts: bool = False,
+    replace: bool = False,
+    **conditions: Condition,
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Register the decorated function as the rule of `op_type` from `opset` on.
+
+    Keyword arguments named like inputs state their condition; inputs not named have a gradient, which the function
+    returns under their name (a list for a variadic input).
+
+    Raises:
+        TypeError: a name is not in the ONNX schema, or the operator has this rule already (and not `replace`).
+    """
+
+    def register(function: RuleFunction) -> RuleFunction:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+        names = tuple(p.name for p in parameters)
+        for name in names:
+            if not name.startswith("d"):
+                raise TypeError(f"{op_type}: parameter `{name}` must be `d` followed by an output's name")
+        outputs = tuple(n[1:] for n in names)
+        _add(op_type, domain, opset, function, outputs, variadic, broadcasts, conditions, replace)
+        return function
+
+    return register
+
+
+def declare(op_type: str, *, opset: int = 1, domain: str = "", **conditions: Condition) -> None:
+    """State the conditions of an operator none of whose inputs has a gradient."""
+    _add(op_type, domain, opset, None, (), False, False, conditions, False)
+
+
+def _add(
+    op_type: str,
+    domain: str,
+    opset: int,
+    function: RuleFunction | None,
+    outputs: tuple[str, ...],
+    variadic: bool,
+    broadcasts: bool,
+    conditions: Mapping[str, Condition],
+    replace: bool,
+) -> None:
+    known = schema(op_type, domain, opset) if domain == "" else schema(op_type, domain)
+    full = dict(conditions)
+    if known is not None:
+        _check_names(known, outputs, conditions)
+        full = {name: conditions.get(name, GRADIENT) for name in known.input_names}
+        if function is None:
+            open_inputs = [n for n, c in full.items() if c is GRADIENT]
+            if open_inputs:
+                raise TypeError(f"{op_type}: no condition stated for input {', '.join(open_inputs)}")
+    elif domain == "":
+        raise TypeError(f"{op_type} is not an operator of ai.onnx at opset {opset}")
+    spec = RuleSpec(domain, op_type, opset, function, outputs, variadic, full, broadcasts)
+    rules = _RULES.setdefault((domain, op_type), [])
+    same = [r for r in rules if r.opset == opset]
+    if same and not replace:
+        raise TypeError(f"{op_type} (opset {opset}) already has a rule; pass replace=True to take its place")
+    _RULES[domain, op_type] = sorted([r for r in rules if r not in same] + [spec], key=lambda r: r.opset)
+
+
+def _check_names(known: Schema, outputs: Iterable[str], conditions: Mapping[str, Condition]) -> None:
+    for name in outputs:
+        if name not in known.output_names:
+            raise TypeError(f"{known.op_type} has no output `{name}`; it has {', '.join(known.output_names)}")
+    for name in conditions:
+        if name not in known.input_names:
+            raise TypeError(f"{known.op_type} has no input `{name}`; it has {', '.join(known.input_names)}")
+
+
+def find_rule(op_type: str, domain: str = "", opset: int | None = None) -> RuleSpec | None:
+    """Return the rule of the highest registered version not above `opset` (decision 6), or None."""
+    rules = _RULES.get(("" if domain == "ai.onnx" else domain, op_type), [])
+    if domain not in ("", "ai.onnx") or opset is None:
+        return rules[-1] if rules else None
+    fitting = [r for r in rules if r.opset <= opset]
+    return fitting[-1] if fitting else None
+
+
+def all_rules() -> list[RuleSpec]:
+    """Return every registered rule, by domain, operator and version."""
+    return [rule for key in sorted(_RULES) for rule in _RULES[key]]
+
+
+def register_gradient(
+    op_type: str, *, domain: str = "", opset: int = 1, broadcasts: bool = False, **conditions: Any
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Add or replace the gradient rule of an operator of any domain.
+
+    >>> @register_gradient("Triple", domain="my.ops")
+    ... def triple(rule, dY):
+    ...     return {"X": rule.op.Mul(dY, 3.0)}
+    >>> find_rule("Triple", "my.ops").function is triple
+    True
+
+    For an operator without an ONNX schema, the inputs are taken in the order of the returned names.
+    """
+    return gradient(op_type, domain=domain, opset=opset, broadcasts=broadcasts, replace=True, **conditions)

@@ -1,0 +1,186 @@
+"""`Rule`: what a gradient rule sees of the node it differentiates, and the tools it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.model import graphs
+from onward.model.builder import Builder, Value
+from onward.model.schema import Schema, attribute_default
+
+Dims = tuple[int | str | None, ...]
+
+
+class Rule:
+    """The forward node seen through its schema: inputs and outputs by name, attributes with defaults, shapes.
+
+    `op` makes backward nodes (see `onward.model.builder.Builder`).
+    """
+
+    def __init__(self, node: ir.Node, schema: Schema | None, op: Builder, needed: frozenset[int]) -> None:
+        self.node = node
+        self.op = op
+        self.schema = schema
+        self._needed = needed  # positions of the inputs whose gradient somebody wants
+
+    # -- the forward node ------------------------------------------------------------------------------------
+
+    def input(self, name: str) -> Value:
+        """Return the input called `name` in the schema; it must be present."""
+        value = self.optional_input(name)
+        assert value is not None, f"{self.node.op_type} node without its input {name}"
+        return value
+
+    def optional_input(self, name: str) -> Value | None:
+        """Return the input called `name`, or None where the node does not have it."""
+        index = self._index(name)
+        return self.node.inputs[index] if index < len(self.node.inputs) else None
+
+    def variadic(self, name: str) -> list[Value]:
+        """Return the inputs of the variadic parameter `name`."""
+        return [v for v in self.node.inputs[self._index(name) :] if v is not None]
+
+    def output(self, name: str) -> Value:
+        """Return the output called `name` in the schema; it must be present."""
+        value = self.optional_output(name)
+        assert value is not None, f"{self.node.op_type} node without its output {name}"
+        return value
+
+    def optional_output(self, name: str) -> Value | None:
+        """Return the output called `name`, or None where the node does not have it."""
+        assert self.schema is not None
+        index = self.schema.output_names.index(name)
+        if index >= len(self.node.outputs) or not self.node.outputs[index].name:
+            return None
+        return self.node.outputs[index]
+
+    def needs(self, name: str) -> bool:
+        """Return whether somebody wants the gradient by input `name` (work for others may be skipped)."""
+        return self._index(name) in self._needed
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Return an attribute as a plain Python value, else the schema's default, else `default`."""
+        attribute = self.node.attributes.get(name)
+        if attribute is not None:
+            value = attribute.value
+            return list(value) if isinstance(value, tuple) else value
+        found = attribute_default(self.node.op_type, self.node.domain, self.op.opset, name)
+        return default if found is None else found
+
+    def _index(self, name: str) -> int:
+        if self.schema is None:
+            raise TypeError(f"{self.node.op_type} has no schema; use rule.node.inputs")
+        return self.schema.input_names.index(name)
+
+    # -- types and shapes ------------------------------------------------------------------------------------
+
+    def constant_input(self, name: str) -> np.ndarray | None:
+        """Return the array of an input that is a constant, else None (absent or computed at run time)."""
+        return graphs.constant_of(self.optional_input(name))
+
+    def dims(self, value: Value) -> Dims | None:
+        """Return per dimension an int, a symbol or None; None if the rank is unknown."""
+        return graphs.dims(value)
+
+    def static_shape(self, value: Value) -> tuple[int, ...] | None:
+        """Return the shape if all of it is known, else None."""
+        return graphs.static_shape(value)
+
+    def rank(self, value: Value) -> int | None:
+        """Return the number of dimensions, or None if it is unknown."""
+        return None if value.shape is None else len(value.shape)
+
+    def shape_of(self, value: Value) -> Value:
+        """Return the shape as a 1-D int64 value: a constant where it is known, a `Shape` node where not."""
+        static = graphs.static_shape(value)
+        if static is not None:
+            return self.op.constant(np.array(static, dtype=np.int64))
+        out = self.op.Shape(value)
+        if value.shape is not None:
+            out.shape = ir.Shape([len(value.shape)])
+        return out
+
+    def dim_of(self, value: Value, axis: int) -> Value:
+        """Return one dimension as a 1-D int64 value of one element: a constant where it is known."""
+        known = graphs.dims(value)
+        if known is not None and isinstance(known[axis], int):
+            return self.op.constant(np.array([known[axis]], dtype=np.int64))
+        if axis < 0 and known is not None:
+            axis += len(known)
+        end = axis + 1 if axis != -1 else None
+        out = self.op.Shape(value, start=axis, end=end)
+        out.shape = ir.Shape([1])
+        return out
+
+    # -- tools -----------------------------------------------------------------------------------------------
+
+    def zeros_like(self, value: Value) -> Value:
+        """Return zeros of the shape and type of `value`."""
+        return self.full_like(value, 0.0)
+
+    def full_like(self, value: Value, fill: float) -> Value:
+        """Return a tensor of the shape and type of `value`, filled with `fill`."""
+        dtype = value.dtype or ir.DataType.FLOAT
+        array = np.array([fill]).astype(dtype.numpy())
+        static = graphs.static_shape(value)
+        if static == ():
+            return self.op.constant(array.reshape(()))
+        out = self.op.ConstantOfShape(self.shape_of(value), value=array)
+        out.shape = value.shape
+        return out
+
+    def reshape_like(self, value: Value, like: Value) -> Value:
+        """Return `value` with the shape of `like`."""
+        out = self.op.Reshape(value, self.shape_of(like), allowzero=1 if _may_be_empty(like) else None)
+        out.shape = like.shape
+        return out
+
+    def sum_over(self, value: Value, axes: Sequence[int], *, keepdims: bool = False) -> Value:
+        """Return the sum of `value` over `axes`; `value` itself if there are none."""
+        if not axes:
+            return value
+        out = self.op.ReduceSum(value, np.array(list(axes), dtype=np.int64), keepdims=int(keepdims))
+        return out
+
+    def unbroadcast(self, grad: Value, source: Value, target: Value) -> Value:
+        """Return `grad`, which has the shape of `source`, summed down to the shape of `target`.
+
+        `target` broadcasts to `source`. Where the dimensions are known, only a ReduceSum over the right axes appears;
+        where they are not, the axes are computed at run time.
+        """
+        return unbroadcast(self, grad, self.dims(source), source, target)
+
+
+def _may_be_empty(value: Value) -> bool:
+    known = graphs.dims(value)
+    return known is None or any(not isinstance(d, int) or d == 0 for d in known)
+
+
+def unbroadcast(rule: Rule, grad: Value, from_dims: Dims | None, source: Value, target: Value) -> Value:
+    to_dims = rule.dims(target)
+    if from_dims is not None and to_dims is not None:
+        lead = len(from_dims) - len(to_dims)
+        pairs = [(axis + lead, a, b) for axis, (a, b) in enumerate(zip(from_dims[lead:], to_dims, strict=True))]
+        certain = all(b == a is not None or b == 1 or (isinstance(b, int) and b != 1) for _, a, b in pairs)
+        if certain:
+            inner = [axis for axis, a, b in pairs if b == 1 and a != 1]
+            if lead and inner:
+                summed = rule.sum_over(grad, [*range(lead), *inner])
+                return rule.reshape_like(summed, target)
+            if lead:
+                return rule.sum_over(grad, list(range(lead)))
+            return rule.sum_over(grad, inner, keepdims=True)
+    # Some dimension may be 1 at run time only: sum over the axes where the target, its shape padded with leading
+    # ones, has 1. Where the source has 1 there too, that sum changes nothing.
+    op = rule.op
+    target_shape = rule.shape_of(target)
+    missing = op.Sub(op.Size(rule.shape_of(source)), op.Size(target_shape))
+    ones = op.Expand(1, op.Reshape(missing, [1]))
+    padded = op.Concat(ones, target_shape, axis=0)
+    axes = op.Reshape(op.NonZero(op.Equal(padded, 1)), [-1])
+    summed = op.ReduceSum(grad, axes, keepdims=1, noop_with_empty_axes=1)
+    return rule.reshape_like(summed, target)

@@ -1,0 +1,10 @@
+"""The type a gradient rule returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onward.model.builder import Value
+
+# By input name: a gradient, None for "none flows here", or a list of them for a variadic input.
+Grads = Mapping[str, Value | list[Value | None] | None]

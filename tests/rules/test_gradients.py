@@ -1,0 +1,128 @@
+"""Every case of every rule, against finite differences, symbolic shapes, PyTorch, ONNX's checker and ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onward.testing.gradcheck as gradcheck
+from cases import Case, all_cases
+from onward.autodiff.api import gradient
+from onward.backends.reference import Evaluator
+from onward.testing import assert_gradients, gradients
+
+CASES = all_cases()
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def weighted(case: Case, **options: object) -> tuple:
+    """Return the model, its random output weights and the names to differentiate by."""
+    model = case.model(**options)
+    return model, gradcheck._random_weights(model, seed=0), case.differentiated(model)
+
+
+@by_case
+def test_gradient_agrees_with_finite_differences(case: Case) -> None:
+    model = case.model()
+    if case.expected is None:
+        assert_gradients(model, case.differentiated(model), rtol=case.rtol, atol=case.atol, step=case.step)
+    else:
+        actual = gradients(model, list(case.expected))
+        for name, expected in case.expected.items():
+            np.testing.assert_allclose(actual[name], expected, rtol=case.rtol, atol=case.atol)
+
+
+@by_case
+def test_gradient_is_the_same_with_every_dimension_symbolic(case: Case) -> None:
+    static, weights, names = weighted(case)
+    symbolic = case.model(dynamic=True)
+
+    expected = gradients(static, names, weights=weights)
+    actual = gradients(symbolic, names, weights=weights)
+
+    for name in names:
+        np.testing.assert_allclose(actual[name], expected[name], rtol=1e-12, atol=1e-14)
+
+
+@by_case
+def test_lowered_graph_passes_the_checker_with_strict_shape_inference(case: Case) -> None:
+    for dtype in (np.float64, np.float32, np.float16):
+        model = case.model(dtype=dtype)
+        names = case.differentiated(model)
+        lowered = gradient(gradcheck._with_loss(model, {}), of="testing/loss", wrt=names)
+
+        onnx.checker.check_model(lowered, full_check=True)
+
+
+@by_case
+def test_gradient_agrees_with_torch(case: Case) -> None:
+    if case.torch is None:
+        pytest.skip("PyTorch has no such operator (the case gives none)")
+    import torch
+
+    for dtype, rtol, atol in ((np.float64, 1e-9, 1e-11), (np.float32, 2e-4, 2e-5)):
+        model, weights, names = weighted(case, dtype=dtype)
+        tensors = {n: torch.tensor(np.asarray(a), requires_grad=n in names) for n, a in model.feeds.items()}
+        result = case.torch(**tensors)
+        results = result if isinstance(result, tuple) else (result,)
+        loss = sum(
+            (r * torch.tensor(weights[n].astype(r.detach().numpy().dtype))).sum()
+            for n, r in zip(weights, results, strict=False)
+        )
+        expected = torch.autograd.grad(loss, [tensors[n] for n in names], allow_unused=True)
+
+        actual = gradients(model, names, weights=weights)
+
+        for name, grad in zip(names, expected, strict=True):
+            wanted = np.zeros_like(model.feeds[name]) if grad is None else grad.numpy()
+            np.testing.assert_allclose(actual[name], wanted, rtol=rtol, atol=atol, err_msg=name)
+
+
+@by_case
+def test_onnxruntime_gives_the_reference_numbers(case: Case) -> None:
+    if case.onnxruntime:
+        pytest.skip(case.onnxruntime)
+    model, weights, names = weighted(case, dtype=np.float32)
+    lowered = gradient(gradcheck._with_loss(model, weights), of="testing/loss", wrt=names)
+    session = onnxruntime.InferenceSession(lowered.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    actual = session.run([f"grad/{n}" for n in names], dict(model.feeds))
+
+    expected = Evaluator(lowered).run(model.feeds)
+    for name, value in zip(names, actual, strict=True):
+        np.testing.assert_allclose(value, expected[f"grad/{name}"], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@by_case
+def test_second_derivative_agrees_with_finite_differences(case: Case) -> None:
+    if not case.smooth or case.expected is not None:
+        pytest.skip("not smooth here")
+    model, weights, names = weighted(case)
+    rng = np.random.default_rng(1)
+    once = gradient(gradcheck._with_loss(model, weights), of="testing/loss", wrt=names)
+    # The second derivative is taken along one random direction: d/dx <grad, v>.
+    direction = {n: rng.uniform(-1, 1, model.feeds[n].shape) for n in names}
+    for name in names:
+        once.graph.initializer.append(onnx.numpy_helper.from_array(direction[name], f"v/{name}"))
+        once.graph.node.append(onnx.helper.make_node("Mul", [f"grad/{name}", f"v/{name}"], [f"gv/{name}"]))
+        once.graph.node.append(onnx.helper.make_node("ReduceSum", [f"gv/{name}"], [f"gvs/{name}"], keepdims=0))
+    once.graph.node.append(onnx.helper.make_node("Sum", [f"gvs/{n}" for n in names], ["gv"]))
+    once.graph.output.append(onnx.helper.make_tensor_value_info("gv", onnx.TensorProto.DOUBLE, []))
+    twice = gradient(once, of="gv", wrt=names)
+
+    actual = Evaluator(twice).run(model.feeds)
+
+    step = 1e-4
+    evaluator = Evaluator(once)
+    shifted = [
+        evaluator.run({n: a + s * step * direction.get(n, 0) for n, a in model.feeds.items()}) for s in (-2, -1, 1, 2)
+    ]
+    for name in names:
+        far, near = shifted[3], shifted[2]
+        expected = (
+            8 * (near[f"grad/{name}"] - shifted[1][f"grad/{name}"]) - (far[f"grad/{name}"] - shifted[0][f"grad/{name}"])
+        ) / (12 * step)
+        # H v along the same direction as the difference, so the Hessian is compared as a whole.
+        np.testing.assert_allclose(actual[f"grad/{name}_2"], expected, rtol=1e-5, atol=1e-6, err_msg=name)
