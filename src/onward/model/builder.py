@@ -52,9 +52,9 @@ class Names:
 class Builder:
     """Makes nodes with unique names and keeps them in `nodes`, in order.
 
-    `op.Add(a, b)` returns the output value; `op.multi("Split", x, axis=0, outputs=3)` returns a tuple of them. Operands may be values,
-    None (an absent optional input), numpy arrays, or Python numbers and lists, which become constants of the type
-    that the operator's other operands have. Attributes are keyword arguments.
+    `op.Add(a, b)` returns the output value; `op.multi("Split", x, axis=0, outputs=3)` returns a tuple of them.
+    Operands may be values, None (an absent optional input), numpy arrays, or Python numbers and lists, which become
+    constants of the type that the operator's other operands have. Attributes are keyword arguments.
     """
 
     def __init__(self, opset: int, names: Names | None = None, prefix: str = "") -> None:

@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from onward.backends.reference.fixes import FIXED_OPERATORS
+from onward.backends.reference.ops import OPERATORS
 
 
 class Evaluator:
     """Runs one model; `run(feeds)` returns the outputs by name."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._evaluator = ReferenceEvaluator(model, new_ops=FIXED_OPERATORS)
+        self._evaluator = ReferenceEvaluator(model, new_ops=OPERATORS)
         self.output_names = [o.name for o in model.graph.output]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
