@@ -1,1 +1,121 @@
+"""A strict checker of ONNX training models: everything that is wrong, at once, with the place and the fix."""
 
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import onnx
+
+from onward.check.bindings import check_binding_types, check_bindings, check_state_use
+from onward.check.functions import check_functions
+from onward.check.gradient_nodes import check_gradient_types, check_gradients
+from onward.check.nodes import check_nodes
+from onward.check.optimizers import check_optimizer_types, check_optimizers
+from onward.check.report import Findings, Report, render_codes_page
+from onward.check.safety import check_readable, check_tensors
+from onward.check.structure import check_structure
+from onward.check.types import Types, check_defaults, check_with_onnx, report_complaints
+from onward.check.views import Model
+from onward.errors import A101, ArgumentError, Diagnostic, ModelError, Severity
+from onward.model.serde import M100
+
+__all__ = ["Report", "check", "render_codes_page"]
+
+_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
+
+
+def check(source: Any, *, pedantic: bool = False) -> Report:
+    """Return a `Report` of everything in `source` that breaks the ONNX standard or is likely a mistake.
+
+    `source` is a path, the bytes of a file, a `ModelProto` or a `TrainingModel`; it is left as it was. Errors come
+    first, then warnings, then notes. With `pedantic`, warnings count as errors and the standard is read at its
+    strictest.
+
+    >>> from onnx import helper
+    >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [], [])
+    >>> report = check(helper.make_model(graph))
+    >>> report.ok, report.codes
+    (False, ('C132',))
+
+    Raises:
+        ModelError: `source` cannot be read, or is no model.
+    """
+    proto, folder, name = _read(source)
+    findings = Findings()
+    if check_readable(proto, findings):
+        _run(Model(proto, folder), findings, pedantic)
+    found = findings.found
+    if pedantic:
+        found = [
+            dataclasses.replace(d, severity=Severity.ERROR) if d.severity is Severity.WARNING else d for d in found
+        ]
+    return Report(tuple(sorted(found, key=lambda d: _ORDER[d.severity])), name)
+
+
+def _run(model: Model, findings: Findings, pedantic: bool) -> None:
+    check_structure(model, findings)
+    check_functions(model, findings)
+    check_nodes(model, findings)
+    check_bindings(model, findings)
+    check_gradients(model, findings, pedantic=pedantic)
+    check_optimizers(model, findings)
+    check_state_use(model, findings)
+    check_tensors(model, findings)
+    check_defaults(model, findings)
+    types = Types(model)
+    check_gradient_types(model, types, findings)
+    check_optimizer_types(model, types, findings)
+    check_binding_types(model, types, findings)
+    report_complaints(model, types, findings)
+    if not findings.has_errors() and model.expandable:
+        check_with_onnx(types, findings)
+
+
+def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
+    """Return the `ModelProto` without its external data, the folder it lies in, and its name for the report."""
+    if isinstance(source, onnx.ModelProto):
+        return source, None, ""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _parse(bytes(source), "bytes"), None, "bytes"
+    if isinstance(source, str | os.PathLike):
+        path = os.fspath(source)
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise ModelError(
+                Diagnostic(M100, f"cannot read the model: {error.strerror or error}", place=str(path))
+            ) from error
+        return _parse(data, str(path)), os.path.dirname(os.path.abspath(path)), str(path)
+    if hasattr(source, "proto"):
+        return source.proto(), None, ""
+    raise ArgumentError(
+        Diagnostic(
+            A101,
+            "the source to check is of the wrong kind",
+            found=type(source).__name__,
+            needed="a path, bytes, an onnx.ModelProto or a TrainingModel",
+        )
+    )
+
+
+def _parse(data: bytes, place: str) -> onnx.ModelProto:
+    try:
+        proto = onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf's DecodeError is not importable from onnx, and depends on its backend
+        if type(error).__name__ not in ("DecodeError", "UnicodeDecodeError", "ValueError", "RuntimeError"):
+            raise
+        raise ModelError(Diagnostic(M100, f"cannot read the model: {error}", place=place)) from error
+    if not proto.HasField("graph") and not proto.ir_version:
+        raise ModelError(
+            Diagnostic(
+                M100,
+                "this is not an ONNX model",
+                place=place,
+                found="neither a graph nor an ir_version" if data else "nothing: it is empty",
+                needed="a ModelProto",
+            )
+        )
+    return proto

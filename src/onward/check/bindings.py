@@ -1,0 +1,334 @@
+"""Bindings: which value becomes which state, and when (rules 2 to 8, 14, 22)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from onward.check.report import Findings, quote
+from onward.check.safety import element_count
+from onward.check.types import TensorType, Types
+from onward.check.views import Model, is_empty, is_gradient, strings
+from onward.errors import define
+
+C102 = define(
+    "C102",
+    "initialization_binding of no initializer",
+    why="The key of an initialization_binding is the initializer to be reset: one of ModelProto.graph or of the "
+    "algorithm of the same entry (rule 2).",
+    fix="Correct the key, or add the initializer.",
+)
+C103 = define(
+    "C103",
+    "initialization_binding to no output",
+    why="The value of an initialization_binding is an output of the initialization graph of the same entry (rule 3).",
+    fix="Correct the value, or add it to the outputs of the initialization graph.",
+)
+C104 = define(
+    "C104",
+    "initializer reset twice",
+    why="Within an entry each initializer is reset at most once (rule 4).",
+    fix="Remove one of the two bindings.",
+)
+C105 = define(
+    "C105",
+    "update_binding of no initializer",
+    why="The key of an update_binding is the state to be updated: a dense initializer of ModelProto.graph or of the "
+    "algorithm of the same entry (rule 5).",
+    fix="Correct the key, or add the initializer.",
+)
+C106 = define(
+    "C106",
+    "update_binding to no output",
+    why="The value of an update_binding is an output of the algorithm of the same entry (rule 6). The proto file also "
+    "allows an output of ModelProto.graph, where the specification does not; Onward accepts it and notes it.",
+    fix="Add the value to the outputs of the algorithm.",
+)
+C107 = define(
+    "C107",
+    "state updated twice",
+    why="Each state is assigned by at most one update_binding, over all entries of training_info (rule 7). Within one "
+    "entry both texts of the standard forbid it; between entries only the proto file does, so that it is a warning "
+    "there, and an error in pedantic mode.",
+    fix="Update the state in one place only.",
+)
+C108 = define(
+    "C108",
+    "initialization_binding without initialization",
+    why="Without an initialization graph there is nothing to bind to (rule 8).",
+    fix="Add the initialization graph, or remove the bindings.",
+)
+C114 = define(
+    "C114",
+    "binding between different types",
+    why="A state keeps its element type and its shape when it is assigned (rule 14).",
+    fix="Give the value the type and shape of the initializer.",
+)
+C122 = define(
+    "C122",
+    "state that nothing reads",
+    why="The initializer is updated or reset, but no graph uses it (rule 22): the work is lost.",
+    fix="Remove the binding, or use the initializer.",
+)
+C124 = define(
+    "C124",
+    "binding that changes nothing",
+    why="The binding assigns a state to itself (rule 22).",
+    fix="Bind the new value, or remove the binding.",
+)
+C125 = define(
+    "C125",
+    "training that changes nothing",
+    why="The entry has an algorithm, but no update_binding: what it computes is thrown away (rule 22).",
+    fix="Bind the new values of the parameters.",
+)
+C126 = define(
+    "C126",
+    "copy of a trained tensor in a Constant",
+    why="A Constant node holds the very data of an initializer that training changes (rule 22): some tool probably "
+    "folded it in, and the copy will keep the old value.",
+    fix="Read the initializer instead of the Constant.",
+)
+
+
+def check_bindings(model: Model, findings: Findings) -> None:
+    """Report keys that are no state and values that are no output, in every entry."""
+    updated_by: dict[str, str] = {}
+    for index, info in enumerate(model.proto.training_info):
+        place = f"training_info[{index}]"
+        states = _states(model, index)
+        _check_initialization(model, index, states, f"{place}.initialization_binding", findings)
+        _check_update(model, index, states, f"{place}.update_binding", updated_by, findings)
+        algorithm = model.algorithms[index]
+        if algorithm is not None and not is_empty(algorithm.proto) and not info.update_binding:
+            findings.warning(
+                C125,
+                "the entry has an algorithm, but no update_binding",
+                place=place,
+                needed="an update_binding for each parameter that is to be trained",
+            )
+
+
+def _states(model: Model, index: int) -> dict[str, Any]:
+    states = dict(model.graph.initializers)
+    algorithm = model.algorithms[index]
+    if algorithm is not None:
+        states.update(algorithm.initializers)
+    return states
+
+
+def _key_hint(model: Model, index: int, key: str, states: dict[str, Any], findings: Findings) -> str:
+    algorithm = model.algorithms[index]
+    for view in (model.graph, algorithm):
+        if view is None:
+            continue
+        if key in view.sparse:
+            return "it is a sparse initializer; only dense ones can be state"
+        kind = view.kinds.get(key)
+        if kind is not None and "initializer" not in kind:
+            return f"it is {'an' if kind[0] in 'aeiou' else 'a'} {kind} of {view.place}, not an initializer"
+    for other, view in enumerate(model.algorithms):
+        if view is not None and key in view.initializers and other != index:
+            return f"it is an initializer of {view.place}, which this entry does not see"
+    return findings.near(key, states)
+
+
+def _check_initialization(model: Model, index: int, states: dict[str, Any], place: str, findings: Findings) -> None:
+    bindings = model.proto.training_info[index].initialization_binding
+    graph = model.initializations[index]
+    absent = graph is None or is_empty(graph.proto)
+    if bindings and absent:
+        findings.error(
+            C108,
+            "there are initialization_bindings, but no initialization graph",
+            place=place,
+            found=f"{len(bindings)} binding{'s' * (len(bindings) > 1)}",
+            needed="the graph that makes their values",
+        )
+    outputs = [] if graph is None else graph.outputs
+    seen: set[str] = set()
+    for number, binding in enumerate(bindings):
+        here = f"{place}[{number}]"
+        if binding.key not in states:
+            findings.error(
+                C102,
+                f"{quote(binding.key)} is to be reset, but is no initializer",
+                place=here,
+                needed=f"an initializer of the graph or of training_info[{index}].algorithm",
+                hint=_key_hint(model, index, binding.key, states, findings),
+            )
+        if binding.value not in outputs and not absent:
+            findings.error(
+                C103,
+                f"{quote(binding.key)} is to be reset to {quote(binding.value)}, which is no output of the "
+                "initialization graph",
+                place=here,
+                needed=f"an output of training_info[{index}].initialization",
+                hint=findings.near(binding.value, outputs),
+            )
+        if binding.key in seen:
+            findings.error(
+                C104, f"{quote(binding.key)} is reset twice in one entry", place=here, needed="one binding for each key"
+            )
+        seen.add(binding.key)
+
+
+def _check_update(
+    model: Model, index: int, states: dict[str, Any], place: str, updated_by: dict[str, str], findings: Findings
+) -> None:
+    algorithm = model.algorithms[index]
+    outputs = [] if algorithm is None else algorithm.outputs
+    for number, binding in enumerate(model.proto.training_info[index].update_binding):
+        here = f"{place}[{number}]"
+        key, value = binding.key, binding.value
+        if key not in states:
+            findings.error(
+                C105,
+                f"{quote(key)} is to be updated, but is no initializer",
+                place=here,
+                needed=f"an initializer of the graph or of training_info[{index}].algorithm",
+                hint=_key_hint(model, index, key, states, findings),
+            )
+        if value not in outputs:
+            if value in model.graph.outputs:
+                findings.note(
+                    C106,
+                    f"{quote(key)} is updated from {quote(value)}, an output of the inference graph, not of the "
+                    "algorithm",
+                    place=here,
+                    hint="the proto file allows it, the text of the specification does not",
+                )
+            else:
+                made = algorithm is not None and algorithm.defines(value)
+                findings.error(
+                    C106,
+                    f"{quote(key)} is to be updated with {quote(value)}, which is no output of the algorithm",
+                    place=here,
+                    needed=f"an output of training_info[{index}].algorithm",
+                    hint=f"it is computed there: add {quote(value)} to the outputs of the algorithm"
+                    if made
+                    else findings.near(value, [*outputs, *model.graph.outputs]),
+                )
+        if key in updated_by:
+            same_entry = updated_by[key].startswith(f"{place}[")
+            report = findings.error if same_entry else findings.warning
+            report(
+                C107,
+                f"{quote(key)} is updated twice",
+                place=here,
+                found=f"also by {updated_by[key]}",
+                needed="one update_binding for each key, over all entries",
+            )
+        updated_by.setdefault(key, here)
+        if key == value:
+            findings.warning(C124, f"{quote(key)} is bound to itself: it never changes", place=here)
+
+
+def check_binding_types(model: Model, types: Types, findings: Findings) -> None:
+    """Report bindings whose value has another element type or shape than the state it is assigned to (rule 14)."""
+    for index, info in enumerate(model.proto.training_info):
+        states = _states(model, index)
+        for field, bindings, source in (
+            ("initialization_binding", info.initialization_binding, model.initializations[index]),
+            ("update_binding", info.update_binding, model.algorithms[index] or model.graph),
+        ):
+            for number, binding in enumerate(bindings):
+                tensor = states.get(binding.key)
+                if tensor is None or source is None:
+                    continue
+                value = types.of(source, binding.value, len(source.nodes))
+                state = TensorType(tensor.data_type, tuple(tensor.dims))
+                if value is not None and not value.fits(state):
+                    findings.error(
+                        C114,
+                        f"{quote(binding.value)} cannot be assigned to {quote(binding.key)}",
+                        place=f"training_info[{index}].{field}[{number}]",
+                        found=f"{quote(binding.value)} is {value}",
+                        needed=f"{state}, as the initializer {quote(binding.key)} is",
+                    )
+
+
+def check_state_use(model: Model, findings: Findings) -> None:
+    """Report state that nothing reads, and Constant nodes that hold a copy of it (rule 22)."""
+    bound: dict[tuple[int, str], str] = {}
+    for index, info in enumerate(model.proto.training_info):
+        algorithm = model.algorithms[index]
+        for field, bindings in (
+            ("update_binding", info.update_binding),
+            ("initialization_binding", info.initialization_binding),
+        ):
+            for number, binding in enumerate(bindings):
+                owner = algorithm if algorithm is not None and binding.key in algorithm.initializers else model.graph
+                if binding.key in owner.initializers:
+                    bound.setdefault((id(owner), binding.key), f"training_info[{index}].{field}[{number}]")
+    if not bound:
+        return
+    reads = _reads(model)
+    for (owner_id, key), place in bound.items():
+        if (owner_id, key) not in reads:
+            findings.warning(
+                C122,
+                f"{quote(key)} is state, but no graph reads it",
+                place=place,
+                needed="a node or an output that uses it",
+            )
+    _check_copies(model, {key for _, key in bound}, findings)
+
+
+def _reads(model: Model) -> set[tuple[int, str]]:
+    reads: set[tuple[int, str]] = set()
+    tops = [model.graph, *(a for a in model.algorithms if a is not None)]
+    for top in tops:
+        names: set[str] = set()
+        for view in top.walk():
+            names.update(view.outputs)
+            for node in view.nodes:
+                names.update(node.input)
+                if is_gradient(node):
+                    for attribute in ("xs", "zs", "y"):
+                        names.update(strings(node, attribute) or ())
+        for owner in (top, model.graph):
+            reads.update((id(owner), name) for name in names if name in owner.initializers)
+    return reads
+
+
+def _check_copies(model: Model, keys: set[str], findings: Findings) -> None:
+    by_shape: dict[tuple[Any, ...], list[tuple[str, Any]]] = {}
+    for view in (model.graph, *(a for a in model.algorithms if a is not None)):
+        for name, tensor in view.initializers.items():
+            if name in keys and _is_telling(tensor):
+                by_shape.setdefault(_kind(tensor), []).append((name, tensor))
+    if not by_shape:
+        return
+    for top in (model.graph, *(a for a in model.algorithms if a is not None)):
+        for view in top.walk():
+            for position, node in enumerate(view.nodes):
+                if node.op_type != "Constant" or node.domain:
+                    continue
+                for attribute in node.attribute:
+                    if attribute.type != onnx.AttributeProto.TENSOR or attribute.name != "value":
+                        continue
+                    for name, tensor in by_shape.get(_kind(attribute.t), ()):
+                        if attribute.t.raw_data == tensor.raw_data:
+                            findings.warning(
+                                C126,
+                                f"this Constant holds the data of {quote(name)}, which training changes",
+                                place=view.node_place(position),
+                                needed=f"to read {quote(name)} itself",
+                            )
+
+
+def _kind(tensor: Any) -> tuple[Any, ...]:
+    return (tensor.data_type, *tensor.dims)
+
+
+def _is_telling(tensor: Any) -> bool:
+    """Return whether equal data is no accident: several different floating point values, stored as raw bytes."""
+    count = element_count(tensor.dims)
+    if tensor.data_location == TensorProto.EXTERNAL or count is None or count < 4:
+        return False
+    data = tensor.raw_data
+    width = len(data) // count if data else 0
+    return width >= 2 and data.count(data[:width]) < count

@@ -1,0 +1,329 @@
+"""`Gradient` nodes (rule 20): the names they carry as strings, and what those names must be to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import TensorProto
+
+from onward.check.report import Findings, listing, quote
+from onward.check.types import Types
+from onward.check.views import BEFORE_ALL, Model, Node, View, is_gradient, strings
+from onward.errors import define
+
+C201 = define(
+    "C201",
+    "Gradient without xs",
+    why="`xs` names the tensors to differentiate with respect to; without any there is no derivative.",
+    fix="Name at least one tensor in xs.",
+)
+C202 = define(
+    "C202",
+    "Gradient without y",
+    why="`y` names the tensor to differentiate.",
+    fix="Name the tensor in y.",
+)
+C203 = define(
+    "C203",
+    "Gradient names a tensor twice",
+    why="xs and zs together are one list of independent variables; input i gives the value of the i-th of them.",
+    fix="Name each tensor once, in xs or in zs.",
+)
+C204 = define(
+    "C204",
+    "Gradient has another number of inputs than xs and zs have names",
+    why="Input i is the value of the i-th name of xs followed by zs.",
+    fix="Give one input for each name.",
+)
+C205 = define(
+    "C205",
+    "Gradient has more outputs than xs",
+    why="Output i is the derivative with respect to xs[i].",
+    fix="Remove the outputs that no x stands for.",
+)
+C206 = define(
+    "C206",
+    "Gradient names a tensor that is not there",
+    why="xs, zs and y name tensors of the graph around the node, defined before it. Since they are strings, tools that "
+    "rename or remove values do not see them.",
+    fix="Correct the name. If a tool changed the graph, apply it after the Gradient nodes are lowered.",
+)
+C207 = define(
+    "C207",
+    "y does not depend on x",
+    why="No path leads from the tensor in xs to y, so the derivative is zero everywhere: nothing will be trained.",
+    fix="Check the names in xs and y; remove the x, or connect it.",
+)
+C208 = define(
+    "C208",
+    "tensors of xs and zs depend on each other",
+    why="xs and zs must be independent: if one can be computed from the others, a derivative with respect to both has "
+    "no meaning.",
+    fix="Keep either the computed tensor or the ones it is computed from.",
+)
+C209 = define(
+    "C209",
+    "Gradient input does not fit the tensor it stands for",
+    why="Input i replaces the i-th tensor of xs and zs, so it must have its type and shape.",
+    fix="Feed a tensor of the same type and shape.",
+)
+C210 = define(
+    "C210",
+    "derivative with respect to something not differentiable",
+    why="Gradient exists for float16, float and double tensors only.",
+    fix="Move the name to zs, or cast.",
+)
+C212 = define(
+    "C212",
+    "y depends on a tensor in neither xs nor zs",
+    why="Read strictly, xs and zs determine y. Onward takes other inputs and initializers as constants, other readers "
+    "may refuse (reported in pedantic mode only).",
+    fix="Add the tensor to zs, and to the inputs of the node.",
+)
+C213 = define(
+    "C213",
+    "Gradient nodes not followed",
+    why="So many Gradient nodes over such a graph cannot be followed in linear time.",
+    fix="Nothing: rules C207, C208 and C212 were left out for the nodes that the message names.",
+)
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
+_VISITS = 3_000_000  # how many values are looked at in all, for all Gradient nodes
+
+Value = tuple[View, str]  # the view that defines it, and its name
+
+
+def gradient_nodes(model: Model) -> Iterator[tuple[View, int, Node]]:
+    for view in model.views():
+        for position, node in enumerate(view.nodes):
+            if is_gradient(node):
+                yield view, position, node
+
+
+def check_gradients(model: Model, findings: Findings, *, pedantic: bool) -> None:
+    """Report Gradient nodes whose names, counts or dependencies are wrong; types come later."""
+    follow = _Follower()
+    for view, position, node in gradient_nodes(model):
+        xs, zs, y = strings(node, "xs"), strings(node, "zs") or [], strings(node, "y")
+        place = view.node_place(position)
+        if any(a.ref_attr_name for a in node.attribute if a.name in ("xs", "zs", "y")):
+            continue  # the names are an argument of the function around it: known at the call only
+        before = len(findings.found)
+        if not xs:
+            findings.error(C201, "the Gradient has no xs", place=place, needed="at least one name in xs")
+        if not y or not y[0]:
+            findings.error(C202, "the Gradient has no y", place=place, needed="the name of a tensor in y")
+        if xs and y:
+            _check_counts(node, xs, zs, place, findings)
+            names_found = _check_names(view, position, xs, zs, y[0], place, findings)
+            if names_found and not _repeated(xs + zs):
+                _check_dependencies(follow, view, position, (xs, zs, y[0]), place, pedantic, findings)
+        if any(d.code in (C201, C202, C204, C205, C206) for d in findings.found[before:]):
+            model.mark_broken(view, position)
+
+
+def _repeated(names: list[str]) -> list[str]:
+    return sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
+
+
+def _check_counts(node: Node, xs: list[str], zs: list[str], place: str, findings: Findings) -> None:
+    for name in _repeated(xs + zs):
+        findings.error(
+            C203,
+            f"the Gradient names {quote(name)} more than once",
+            place=place,
+            found=f"xs = {listing(xs)}; zs = {listing(zs)}",
+            needed="each name once in xs and zs together",
+        )
+    if len(node.input) != len(xs) + len(zs):
+        findings.error(
+            C204,
+            "the Gradient has another number of inputs than names",
+            place=place,
+            found=f"{len(node.input)} inputs for {len(xs)} names in xs and {len(zs)} in zs",
+            needed=f"{len(xs) + len(zs)} inputs: the values of {listing(xs + zs)}",
+        )
+    else:
+        for name, value in zip(xs + zs, node.input, strict=True):
+            if not value:
+                findings.error(C204, f"the Gradient has no input for {quote(name)}", place=place, needed="a value")
+    if len(node.output) > len(xs):
+        findings.error(
+            C205,
+            "the Gradient has more outputs than xs",
+            place=place,
+            found=f"{len(node.output)} outputs for {len(xs)} names in xs",
+            needed=f"at most {len(xs)} outputs",
+        )
+
+
+def _check_names(
+    view: View, position: int, xs: list[str], zs: list[str], y: str, place: str, findings: Findings
+) -> bool:
+    complete = True
+    for role, names in (("xs", xs), ("zs", zs), ("y", [y])):
+        for name in names:
+            if name and view.lookup(name, position) is not None:
+                continue
+            complete = False
+            later = bool(name) and view.defines(name)
+            findings.error(
+                C206,
+                f"{quote(name)} in {role} is "
+                + ("made only after the Gradient" if later else "no tensor of the graph"),
+                place=place,
+                needed="a tensor that is defined before the node",
+                hint="" if later else findings.near(name, view.visible()),
+            )
+    return complete
+
+
+class _Follower:
+    """Follows values back to what they are computed from."""
+
+    def __init__(self) -> None:
+        self.visits = 0
+        self.captured: dict[tuple[int, int], list[Value]] = {}  # what each Gradient's own y hangs on besides xs, zs
+
+    @property
+    def exhausted(self) -> bool:
+        return self.visits > _VISITS
+
+    def sources(self, view: View, position: int) -> Iterator[Value]:
+        """Yield the values that a node reads, those that its subgraphs capture included."""
+        stack = [(view, position)]
+        while stack:
+            here, index = stack.pop()
+            node = here.nodes[index]
+            for name in node.input:
+                found = here.lookup(name, index) if name else None
+                if found is not None:
+                    yield found[0], name
+            yield from self.captured.get((id(here), index), ())
+            for child in here.children_of.get(index, ()):
+                stack += [(child, i) for i in range(len(child.nodes))]
+                for name in child.outputs:
+                    found = child.lookup(name, len(child.nodes)) if name else None
+                    if found is not None:
+                        yield found[0], name
+
+    def back(self, start: list[Value], cut: set[tuple[int, str]]) -> tuple[set[tuple[int, str]], list[Value]]:
+        """Return the members of `cut` met on the way back from `start`, and the leaves that are no member."""
+        met: set[tuple[int, str]] = set()
+        leaves: list[Value] = []
+        seen: set[tuple[int, str]] = set()
+        stack = list(start)
+        while stack and not self.exhausted:
+            view, name = stack.pop()
+            key = (id(view), name)
+            if key in seen:
+                continue
+            seen.add(key)
+            self.visits += 1
+            if key in cut:
+                met.add(key)
+                continue
+            position = view.defined[name]
+            if position == BEFORE_ALL:
+                leaves.append((view, name))
+            else:
+                stack.extend(self.sources(view, position))
+        return met, leaves
+
+
+def _check_dependencies(
+    follow: _Follower,
+    view: View,
+    position: int,
+    names: tuple[list[str], list[str], str],
+    place: str,
+    pedantic: bool,
+    findings: Findings,
+) -> None:
+    xs, zs, y = names
+
+    def value(name: str) -> Value:
+        found = view.lookup(name, position)
+        assert found is not None  # all names were found before
+        return found[0], name
+
+    members = {(id(v), n): n for v, n in map(value, xs + zs)}
+    met, leaves = follow.back([value(y)], set(members))
+    follow.captured[id(view), position] = leaves
+    if follow.exhausted:
+        findings.note(C213, "this Gradient and those behind it were not followed", place=place)
+        return
+    missed = [x for x in xs if (id(value(x)[0]), x) not in met]
+    if missed:
+        message = f"{quote(y)} does not depend on {listing(missed)}"
+        fields = {"place": place, "found": f"xs = {listing(xs)}, y = {quote(y)}"}
+        if len(missed) == len(xs):
+            findings.error(C207, message, needed=f"a path from a tensor in xs to {quote(y)}", **fields)
+        else:
+            findings.warning(C207, message + ": that derivative is zero", **fields)
+    _check_independence(follow, [value(n) for n in xs + zs], members, place, findings)
+    if pedantic:
+        others = sorted({name for _, name in leaves})
+        if others:
+            findings.warning(
+                C212,
+                f"{quote(y)} also depends on {listing(others)}, in neither xs nor zs",
+                place=place,
+                needed="every input and initializer that y depends on in xs or zs",
+            )
+
+
+def _check_independence(
+    follow: _Follower, values: list[Value], members: dict[tuple[int, str], str], place: str, findings: Findings
+) -> None:
+    computed = [(v, n) for v, n in values if v.defined[n] != BEFORE_ALL]
+    starts = [source for v, n in computed for source in follow.sources(v, v.defined[n])]
+    met, _ = follow.back(starts, set(members))
+    if not met:
+        return
+    for view, name in computed:  # only now, one by one, to say which depends on which
+        met, _ = follow.back(list(follow.sources(view, view.defined[name])), set(members) - {(id(view), name)})
+        if met:
+            findings.error(
+                C208,
+                f"{quote(name)} is computed from {listing(sorted(members[m] for m in met))}, which the Gradient also "
+                "names",
+                place=place,
+                needed="tensors in xs and zs that do not depend on each other",
+                hint=f"keep {quote(name)} or the tensors it is computed from, not both",
+            )
+
+
+def check_gradient_types(model: Model, types: Types, findings: Findings) -> None:
+    """Report Gradient nodes whose tensors are of the wrong type."""
+    for view, position, node in gradient_nodes(model):
+        if model.is_broken(view, position) or view.root.is_function:
+            continue  # values in a function have a type at each call only
+        xs, zs = strings(node, "xs") or [], strings(node, "zs") or []
+        place = view.node_place(position)
+        for index, (name, given) in enumerate(zip(xs + zs, node.input, strict=False)):
+            named = types.of(view, name, position)
+            if index < len(xs) and named is not None and named.elem_type not in _FLOATS:
+                findings.error(
+                    C210,
+                    f"the Gradient is asked for the derivative with respect to {quote(name)}, which is {named}",
+                    place=place,
+                    found=str(named),
+                    needed="FLOAT16, FLOAT or DOUBLE",
+                )
+                model.mark_broken(view, position)
+            actual = types.of(view, given, position)
+            if given != name and named is not None and actual is not None and not actual.fits(named):
+                findings.error(
+                    C209,
+                    f"the input {quote(given)} does not fit {quote(name)}, which it stands for",
+                    place=place,
+                    found=f"{quote(given)} is {actual}",
+                    needed=f"{named}, the type of {quote(name)}",
+                )
+        wanted = types.of(view, strings(node, "y")[0], position) if strings(node, "y") else None  # type: ignore[index]  # checked before
+        if wanted is not None and wanted.elem_type not in _FLOATS:
+            findings.error(
+                C210, f"the derivative of {quote(strings(node, 'y')[0])} is asked for, which is {wanted}",  # type: ignore[index]  # checked before
+                place=place, found=str(wanted), needed="FLOAT16, FLOAT or DOUBLE",
+            )  # fmt: skip

@@ -1,0 +1,186 @@
+"""`Adagrad`, `Adam` and `Momentum` nodes (rule 21): the schema of onnx checks neither their counts nor their shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from onnx import TensorProto
+
+from onward.check.report import Findings, listing, quote
+from onward.check.types import TensorType, Types
+from onward.check.views import Model, Node, View, strings
+from onward.errors import define
+from onward.model.schema import TRAINING_DOMAIN
+
+C301 = define(
+    "C301",
+    "optimizer with the wrong number of inputs",
+    why="An optimizer takes R and T, then for n tensors all X, then all G, then all of each state: Adagrad H, Momentum "
+    "V, Adam V and H.",
+    fix="Give R, T and the same number of tensors of each kind, grouped by kind.",
+)
+C302 = define(
+    "C302",
+    "optimizer with the wrong number of outputs",
+    why="An optimizer gives back all new X, then all of each new state.",
+    fix="Give one output for each tensor and for each of its states.",
+)
+C303 = define(
+    "C303",
+    "R or T is not one number",
+    why="The learning rate R and the update count T are scalars.",
+    fix="Pass a tensor with one element.",
+)
+C304 = define(
+    "C304",
+    "optimizer input of the wrong element type",
+    why="R and the tensors are float or double, T is int64.",
+    fix="Cast the input.",
+)
+C306 = define(
+    "C306",
+    "a tensor, its gradient and its state differ",
+    why="X, its gradient G and its states have the same element type and shape; onnx does not check it.",
+    fix="Check the order of the inputs: they are grouped by kind (all X, then all G, then the states), not by tensor.",
+)
+C307 = define(
+    "C307",
+    "unknown Momentum mode",
+    why="`mode` is `standard` or `nesterov`; implementations take anything else for one of them without a word.",
+    fix="Set mode to standard or nesterov.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+_FORMS = {
+    "Adagrad": _Form(("X", "G", "H"), ("X", "H")),
+    "Adam": _Form(("X", "G", "V", "H"), ("X", "V", "H")),
+    "Momentum": _Form(("X", "G", "V"), ("X", "V")),
+}
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
+
+
+def _optimizers(model: Model) -> Iterator[tuple[View, int, Node, _Form]]:
+    for view in model.views():
+        for position, node in enumerate(view.nodes):
+            if node.domain == TRAINING_DOMAIN and node.op_type in _FORMS and model.callee(node) is None:
+                yield view, position, node, _FORMS[node.op_type]
+
+
+def check_optimizers(model: Model, findings: Findings) -> None:
+    """Report optimizer nodes with wrong counts or modes; types come later."""
+    for view, position, node, form in _optimizers(model):
+        if model.is_broken(view, position):
+            continue
+        before = len(findings.found)
+        place = view.node_place(position)
+        kinds = len(form.inputs)
+        count, rest = divmod(len(node.input) - 2, kinds)
+        order = "R, T, " + ", ".join(f"{k}1…{k}n" for k in form.inputs)
+        if rest or count < 1:
+            findings.error(
+                C301,
+                f"{quote(node.op_type)} has a number of inputs that no number of tensors has",
+                place=place,
+                found=f"{len(node.input)} inputs: R, T and {len(node.input) - 2} tensors",
+                needed=f"2 + {kinds}n inputs: {order}",
+            )
+        elif len(node.output) != count * len(form.outputs):
+            findings.error(
+                C302,
+                f"{quote(node.op_type)} of {count} tensor{'s' * (count > 1)} has the wrong number of outputs",
+                place=place,
+                found=f"{len(node.output)} outputs",
+                needed=f"{count * len(form.outputs)}: " + ", ".join(f"new {k}1…{k}n" for k in form.outputs),
+            )
+        for index, name in enumerate(node.input):
+            if not name:
+                findings.error(
+                    C301, f"input {index} of {quote(node.op_type)} is left out", place=place, needed=f"all of {order}"
+                )
+        if node.op_type == "Momentum":
+            mode = strings(node, "mode")
+            if mode and mode[0] not in ("standard", "nesterov"):
+                findings.error(
+                    C307,
+                    f"Momentum has no mode {quote(mode[0])}",
+                    place=place,
+                    needed="standard or nesterov",
+                    hint=findings.near(mode[0], ["standard", "nesterov"]),
+                )
+        if any(d.code in (C301, C302) for d in findings.found[before:]):
+            model.mark_broken(view, position)
+
+
+def check_optimizer_types(model: Model, types: Types, findings: Findings) -> None:
+    """Report optimizer nodes whose tensors are of the wrong type or do not belong together."""
+    for view, position, node, form in _optimizers(model):
+        if model.is_broken(view, position) or view.root.is_function:
+            continue
+        before = len(findings.found)
+        known = [types.of(view, name, position) for name in node.input]
+        place = view.node_place(position)
+        for role, index, allowed in (("R", 0, _FLOATS), ("T", 1, (TensorProto.INT64,))):
+            _check_scalar(node, role, node.input[index], known[index], allowed, place, findings)
+        count = (len(node.input) - 2) // len(form.inputs)
+        for tensor in range(count):
+            indices = [2 + kind * count + tensor for kind in range(len(form.inputs))]
+            members = [(f"{form.inputs[k]}{tensor + 1}", node.input[i], known[i]) for k, i in enumerate(indices)]
+            _check_group(node, members, place, findings)
+        if len(findings.found) > before:
+            model.mark_broken(view, position)
+
+
+def _check_scalar(
+    node: Node, role: str, name: str, known: TensorType | None, allowed: tuple[int, ...], place: str, findings: Findings
+) -> None:
+    if known is None:
+        return
+    if known.elem_type not in allowed:
+        findings.error(
+            C304,
+            f"{role} of {quote(node.op_type)}, {quote(name)}, has the wrong element type",
+            place=place,
+            found=str(known),
+            needed="INT64" if role == "T" else "FLOAT or DOUBLE",
+        )
+    if known.shape is not None and any(isinstance(d, int) and d != 1 for d in known.shape):
+        findings.error(
+            C303,
+            f"{role} of {quote(node.op_type)}, {quote(name)}, is not one number",
+            place=place,
+            found=str(known),
+            needed="a scalar",
+        )
+
+
+def _check_group(node: Node, members: list[tuple[str, str, TensorType | None]], place: str, findings: Findings) -> None:
+    for role, name, known in members:
+        if known is not None and known.elem_type not in _FLOATS:
+            findings.error(
+                C304,
+                f"{role} of {quote(node.op_type)}, {quote(name)}, has the wrong element type",
+                place=place,
+                found=str(known),
+                needed="FLOAT or DOUBLE",
+            )
+            return
+    first_role, first_name, first = members[0]
+    if first is None:
+        return
+    different = [(r, n, k) for r, n, k in members[1:] if k is not None and not k.fits(first)]
+    if different:
+        findings.error(
+            C306,
+            f"{listing([n for _, n, _ in different])} of {quote(node.op_type)} must be like {quote(first_name)}",
+            place=place,
+            found="; ".join(f"{r} {quote(n)} is {k}" for r, n, k in different),
+            needed=f"{first}, as {first_role} {quote(first_name)} has",
+            hint="the inputs are grouped by kind (all X, then all G, then the states), not by tensor",
+        )
