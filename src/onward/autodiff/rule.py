@@ -58,9 +58,12 @@ class Rule:
             return None
         return self.node.outputs[index]
 
-    def needs(self, name: str) -> bool:
-        """Return whether somebody wants the gradient by input `name` (work for others may be skipped)."""
-        return self._index(name) in self._needed
+    def needs(self, name: str, offset: int = 0) -> bool:
+        """Return whether somebody wants the gradient by input `name` (work for others may be skipped).
+
+        For a variadic input, `offset` says which of its values is meant.
+        """
+        return self._index(name) + offset in self._needed
 
     def attr(self, name: str, default: Any = None) -> Any:
         """Return an attribute as a plain Python value, else the schema's default, else `default`."""
