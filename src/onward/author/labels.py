@@ -1,0 +1,98 @@
+"""The model outputs that a loss reads, and the label inputs it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.losses import LabelSpec
+from onward.model.builder import Names
+
+LabelArgument = str | Sequence[str] | Mapping[str, Any] | None
+
+
+def find_value(values: Mapping[str, ir.Value], name: str, graph: ir.Graph) -> ir.Value:
+    """Return the value called `name`; any value of the inference graph will do, not only an output."""
+    if name not in values:
+        error = unknown_name("value in the model", name, values)
+        outputs = ", ".join(f"`{v.name}`" for v in graph.outputs)
+        raise ArgumentError(
+            Diagnostic(
+                error.code,
+                error.diagnostics[0].message,
+                place="output=",
+                needed=f"an output ({outputs}) or another value of the inference graph",
+                hint=error.diagnostics[0].hint,
+            )
+        )
+    return values[name]
+
+
+def only_output(graph: ir.Graph, needed: int, loss_name: str) -> list[ir.Value]:
+    """Return the graph's outputs if there are as many as the loss reads."""
+    if len(graph.outputs) == needed:
+        return list(graph.outputs)
+    names = ", ".join(f"`{v.name}`" for v in graph.outputs)
+    raise ArgumentError(
+        Diagnostic(
+            A101,
+            f"which output does the loss read? `{loss_name}` reads {needed}, the model has {len(graph.outputs)}",
+            place="output=",
+            found=f"outputs {names}",
+            needed=f"output= with {'one name' if needed == 1 else f'{needed} names'}",
+        )
+    )
+
+
+def label_specs(label: LabelArgument, specs: Sequence[LabelSpec] | None, names: Names) -> dict[str, LabelSpec]:
+    """Return the label inputs by name, from what the caller said and from what the loss expects (None: unknown)."""
+    if isinstance(label, Mapping):
+        return {name: _spec(name, given) for name, given in label.items()}
+    given_names = [] if label is None else [label] if isinstance(label, str) else list(label)
+    if specs is None:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the type and shape of the labels are not known for a loss of your own",
+                place="label=",
+                needed='label={"labels": ("int64", ["N"])}, or label=None if the loss reads no labels',
+            )
+        )
+    if len(given_names) == 1 and len(specs) > 1:
+        given_names = [f"{given_names[0]}/{i}" for i in range(len(specs))]
+    if not specs:
+        return {}
+    if len(given_names) != len(specs):
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the number of label names does not fit the loss",
+                place="label=",
+                found=f"{len(given_names)}: {given_names}",
+                needed=f"{len(specs)}",
+            )
+        )
+    return dict(zip(given_names, specs, strict=True))
+
+
+def _spec(name: str, given: Any) -> LabelSpec:
+    if isinstance(given, LabelSpec):
+        return given
+    try:
+        dtype, shape = given
+        kind = dtype if isinstance(dtype, ir.DataType) else ir.DataType.from_numpy(np.dtype(dtype))
+        return LabelSpec(kind, tuple(shape))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                f"the description of label `{name}` cannot be read",
+                place="label=",
+                found=repr(given),
+                needed='a pair of element type and shape, such as ("int64", ["N"])',
+            )
+        ) from error

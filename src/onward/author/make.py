@@ -1,0 +1,268 @@
+"""`make_trainable`: an inference model becomes a training model in one standard file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onward.author.initialize import Initialize, build_initialization
+from onward.author.labels import LabelArgument
+from onward.author.lift import lift_constants
+from onward.author.objective import Objective, build_loss, resolve_loss
+from onward.author.training_mode import TrainingForward, build_training_forward
+from onward.errors import A101, ArgumentError, Diagnostic, define, unknown_name
+from onward.losses import Loss
+from onward.model import serde
+from onward.model.builder import Builder, Names, Value
+from onward.model.graphs import all_names, ancestors, infer_shapes
+from onward.model.roles import as_patterns, choose
+from onward.model.schema import TRAINING_DOMAIN, WORKING_OPSET
+from onward.model.training_model import TrainingEntry, TrainingModel
+from onward.optimizers import Optimizer, by_name
+from onward.optimizers.base import DOMAIN, FunctionLibrary
+from onward.optimizers.emit import Update, emit_update
+
+A112 = define(
+    "A112",
+    "a name is already taken",
+    why="The training step needs an input or output of this name, and the model has a value of that name already.",
+    fix="Choose another name with the argument that the message gives.",
+)
+A113 = define(
+    "A113",
+    "the model already has training information",
+    why="make_trainable writes the training part of a file; this file has one already.",
+    fix="Train it as it is, or remove it first: `onward strip FILE -o OUT`, or `onward.to_inference(model)`.",
+)
+A114 = define(
+    "A114",
+    "a parameter's type cannot be differentiated",
+    why="The standard's Gradient operator takes float16, float32 and float64 only.",
+    fix="Freeze the weight, or convert the model to float32.",
+)
+
+BATCH_NORM = ("train", "freeze")
+
+
+def make_trainable(
+    model: serde.Source,
+    *,
+    loss: str | Loss | Any = "cross_entropy",
+    optimizer: str | Optimizer = "adam",
+    train: str | Sequence[str] = "*",
+    freeze: str | Sequence[str] = (),
+    output: str | Sequence[str] | None = None,
+    label: LabelArgument = "labels",
+    loss_name: str = "loss",
+    batch_norm: str = "train",
+    unbiased_variance: bool = False,
+    initialize: Initialize = "keep",
+    seed: int = 0,
+) -> TrainingModel:
+    """Return a `TrainingModel`: `model` with a loss, its gradient, an optimizer and their state, in one standard file.
+
+    The inference graph keeps its nodes, names and outputs; weights that were `Constant` nodes become initializers.
+    `model` itself stays as it was.
+
+    Args:
+        model: a path, bytes, a `ModelProto`, or a `TrainingModel` without training entries.
+        loss: a loss of `onward.losses` or its name; a mapping from output to loss or (loss, weight); an ONNX function
+            or model whose inputs are the outputs and the labels; or `lambda op, outputs, labels: value`.
+        optimizer: an optimizer of `onward.optimizers`, or its name.
+        train: glob or globs of the weights to train; the rest stays frozen.
+        freeze: glob or globs of weights to keep as they are, although `train` fits them.
+        output: which value the loss reads, if not the model's only output; several for a loss that reads several.
+        label: name of the label input; {name: (dtype, shape)} for a loss of your own, None if it reads no labels.
+        loss_name: name of the loss output.
+        batch_norm: "train" uses each batch's own statistics and updates the running ones; "freeze" uses the running
+            ones, as inference does, and leaves them alone.
+        unbiased_variance: update running variances with the unbiased variance, as PyTorch does; ONNX and Keras use
+            the biased one.
+        initialize: what the file's initialisation does to the weights: "keep", "he", "xavier", "normal", or a mapping
+            from glob to one of those, to a number, or to ("normal" | "uniform", scale). All but "keep" also replace
+            the stored weights, drawn with `seed`.
+
+    Raises:
+        ArgumentError: a name, glob or value that does not fit the model; all such problems at once where possible.
+        ModelError: the model cannot be read.
+
+    >>> from onward import samples
+    >>> model = make_trainable(samples.perceptron(), loss="mse", optimizer="sgd", train="W*")
+    >>> list(model.parameters), model.targets
+    (['W1', 'W2'], ['labels'])
+    """
+    if batch_norm not in BATCH_NORM:
+        raise unknown_name("treatment of batch normalisation", str(batch_norm), BATCH_NORM, place="batch_norm=")
+    if isinstance(optimizer, str):
+        optimizer = by_name(optimizer)
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "this is not an optimizer",
+                place="optimizer=",
+                found=repr(optimizer)[:200],
+                needed="a name or an object of onward.optimizers",
+            )
+        )
+    objective = resolve_loss(loss, output, label)
+    work = _copy(model)
+    names = Names(all_names(work.graph))
+    prepare_graph(work, names, [*as_patterns(train), *as_patterns(freeze)])
+    infer_shapes(work.ir)
+    terms = objective.bind(work.graph, names)
+    for name, argument in [*((n, "label=") for n in terms.labels), (loss_name, "loss_name=")]:
+        _claim(names, name, argument)
+
+    influential = ancestors(terms.outputs)
+    parameters = choose(list(work.graph.initializers.values()), influential, train, freeze)
+    _check_types(parameters)
+    _drop_default_inputs(work.graph, parameters)
+
+    forward = build_training_forward(
+        work, terms.outputs, names, batch_norm=batch_norm, unbiased=unbiased_variance, trained=parameters
+    )
+    label_inputs = terms.label_inputs()
+    loss_nodes, loss_value, loss_functions = build_loss(work, terms, forward, label_inputs, names, loss_name)
+    _add_functions(work, loss_functions)
+    op = Builder(work.opset, names)
+    gradients = _gradient(op, work, parameters, forward, label_inputs, loss_value)
+    library = FunctionLibrary(work.opset, {(f.domain, f.name) for f in work.ir.functions.values()})
+    update = emit_update(optimizer, op, gradients, library)
+    _add_functions(work, update.functions)
+
+    statistics = {old.name or "": new for old, new in forward.statistics.items()}
+    bindings = {**update.bindings, **statistics}
+    algorithm = ir.Graph(
+        [*label_inputs, *update.settings],
+        [loss_value, *bindings.values()],
+        nodes=[*forward.nodes, *loss_nodes, *op.nodes],
+        initializers=[*update.settings, *update.state],
+        name="train",
+    )
+    algorithm.metadata_props["onward.loss"] = objective.describe()
+    algorithm.metadata_props["onward.optimizer"] = json.dumps(optimizer.describe(), sort_keys=True)
+    entry = TrainingEntry(algorithm, update_binding={k: v.name or "" for k, v in bindings.items()})
+    build_initialization(entry, parameters, list(forward.statistics), update, initialize, work.opset, seed)
+    work.entries.append(entry)
+    work.ir.opset_imports[TRAINING_DOMAIN] = 1
+    work.ir.ir_version = max(work.ir.ir_version, 8)
+    return work
+
+
+def prepare_graph(work: TrainingModel, names: Names, patterns: Sequence[str]) -> None:
+    """Make weights and training-mode nodes visible in the main graph: inline what hides them, lift constants."""
+    lift_constants(work.graph, names, patterns)
+
+
+def _copy(source: serde.Source) -> TrainingModel:
+    """Return a model of our own, at the working opset."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(serde.read_proto(source))
+    if proto.training_info:
+        raise ArgumentError(
+            Diagnostic(
+                A113,
+                "the model already has training information",
+                found=f"{len(proto.training_info)} training entries",
+                hint="remove it first with onward.to_inference(model), or train the model as it is",
+            )
+        )
+    opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    if opset < WORKING_OPSET:
+        proto = _upgrade(proto, opset)
+    return serde.from_proto(proto)
+
+
+def _upgrade(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    try:
+        from onward.upgrade import to_working_opset  # type: ignore[import-not-found,unused-ignore]
+    except ModuleNotFoundError as error:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the model's operator set is too old to train",
+                found=f"opset {opset}",
+                needed=f"opset {WORKING_OPSET} or newer",
+                hint="convert it first with onnx.version_converter",
+            )
+        ) from error
+    upgraded = to_working_opset(proto)
+    return serde.read_proto(upgraded)
+
+
+def _claim(names: Names, name: str, argument: str) -> None:
+    if name in names.taken:
+        raise ArgumentError(
+            Diagnostic(
+                A112,
+                f"the model already has a value called `{name}`",
+                place=argument,
+                needed="a name that the model does not use",
+                hint=f'pass {argument.rstrip("=")}="target/{name}" or another free name',
+            )
+        )
+    names.taken.add(name)
+
+
+def _check_types(parameters: Sequence[Value]) -> None:
+    problems = [
+        Diagnostic(A114, f"`{p.name}` is bfloat16, which Gradient cannot differentiate", place="train=")
+        for p in parameters
+        if p.dtype == ir.DataType.BFLOAT16
+    ]
+    if problems:
+        raise ArgumentError(problems)
+
+
+def _drop_default_inputs(graph: ir.Graph, parameters: Sequence[Value]) -> None:
+    """Take parameters off the list of inputs, where models before IR version 4 had to list them."""
+    trained = set(parameters)
+    kept = [v for v in graph.inputs if v not in trained]
+    if len(kept) != len(graph.inputs):
+        graph.inputs.clear()
+        graph.inputs.extend(kept)
+
+
+def _gradient(
+    op: Builder,
+    work: TrainingModel,
+    parameters: Sequence[Value],
+    forward: TrainingForward,
+    labels: Sequence[Value],
+    loss: Value,
+) -> Mapping[Value, Value]:
+    """Emit the Gradient node: d loss / d parameter for each, at the parameters, data inputs and labels."""
+    needed = set()
+    for node in ancestors([loss]):
+        needed.update(v for v in node.inputs if v is not None)
+        needed.update(forward.captured(node))
+    zs = [v for v in [*work.graph.inputs, *labels] if v in needed]
+    outputs = op.call(
+        "Gradient",
+        [*parameters, *zs],
+        domain=TRAINING_DOMAIN,
+        outputs=len(parameters),
+        xs=[p.name or "" for p in parameters],
+        zs=[z.name or "" for z in zs] or None,
+        y=loss.name,
+    )
+    for parameter, gradient in zip(parameters, outputs, strict=True):
+        gradient.name = op.names.unique(f"grad/{parameter.name}")
+        gradient.type = parameter.type
+        gradient.shape = None if parameter.shape is None else parameter.shape.copy()
+    return dict(zip(parameters, outputs, strict=True))
+
+
+def _add_functions(work: TrainingModel, functions: Sequence[ir.Function]) -> None:
+    for function in functions:
+        work.ir.functions[function.identifier()] = function
+        if function.domain not in work.ir.opset_imports:
+            work.ir.opset_imports[function.domain] = 1
+
+
+__all__ = ["DOMAIN", "Objective", "Update", "make_trainable", "prepare_graph"]

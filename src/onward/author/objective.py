@@ -1,0 +1,240 @@
+"""What is minimised: which losses read which outputs and labels, with which weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onward.author.labels import LabelArgument, find_value, label_specs, only_output
+from onward.author.training_mode import TrainingForward
+from onward.errors import A101, ArgumentError, Diagnostic, define
+from onward.losses import LabelSpec, Loss, by_name
+from onward.model.builder import Builder, Names, Value
+from onward.model.convert import combined_proto
+from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
+from onward.schedules.base import check_number
+
+A115 = define(
+    "A115",
+    "the loss does not fit the model",
+    why="The loss's operators do not accept the outputs or labels they were given, or the result is not one number.",
+    fix="Choose another output, loss or reduction, as the message says.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """One loss with its weight, and the names of the outputs and labels it reads (None: not said)."""
+
+    weight: float
+    loss: Loss
+    outputs: tuple[str, ...] | None
+    label: LabelArgument
+
+
+@dataclasses.dataclass
+class BoundTerm:
+    weight: float
+    loss: Loss
+    outputs: list[Value]
+    labels: list[str]
+
+
+@dataclasses.dataclass
+class Terms:
+    """The losses with the values they read, and the label inputs of all of them."""
+
+    terms: list[BoundTerm]
+    labels: dict[str, LabelSpec]
+
+    @property
+    def outputs(self) -> list[Value]:
+        """Every value that a loss reads, each once."""
+        return list(dict.fromkeys(v for t in self.terms for v in t.outputs))
+
+    def label_inputs(self) -> list[Value]:
+        """Return the label inputs as values."""
+        return [ir.Value(name=n, type=ir.TensorType(s.dtype), shape=ir.Shape(s.shape)) for n, s in self.labels.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A weighted sum of losses, before it meets a model."""
+
+    terms: tuple[Term, ...]
+
+    def describe(self) -> str:
+        """Return the losses in words, for the file's metadata."""
+        return " + ".join(repr(t.loss) if t.weight == 1 else f"{t.weight:g} * {t.loss!r}" for t in self.terms)
+
+    def bind(self, graph: ir.Graph, names: Names) -> Terms:
+        """Return the losses with the graph's values; problems with names are errors."""
+        values = ir.convenience.create_value_mapping(graph)
+        bound: list[BoundTerm] = []
+        labels: dict[str, LabelSpec] = {}
+        for term in self.terms:
+            if term.outputs is None:
+                outputs = only_output(graph, term.loss.num_outputs, type(term.loss).__name__)
+            else:
+                outputs = [find_value(values, name, graph) for name in term.outputs]
+                if len(outputs) != term.loss.num_outputs:
+                    only_output(graph, term.loss.num_outputs, type(term.loss).__name__)
+            _check_activation(term.loss, outputs)
+            specs = label_specs(term.label, term.loss.labels(outputs), names)
+            for name, spec in specs.items():
+                if labels.setdefault(name, spec) != spec:
+                    raise ArgumentError(
+                        Diagnostic(
+                            A115,
+                            f"two losses read label `{name}` in different ways",
+                            place="label=",
+                            found=f"{labels[name]} and {spec}",
+                            hint="give each loss a label of its own: label={'output': 'label name'}",
+                        )
+                    )
+            bound.append(BoundTerm(term.weight, term.loss, outputs, list(specs)))
+        return Terms(bound, labels)
+
+
+def resolve_loss(loss: Any, output: str | Sequence[str] | None, label: LabelArgument) -> Objective:
+    """Return the objective that the arguments of `make_trainable` describe."""
+    if not isinstance(loss, Mapping):
+        chosen = None if output is None else (output,) if isinstance(output, str) else tuple(output)
+        return Objective((Term(1.0, as_loss(loss), chosen, label),))
+    if output is not None:
+        raise ArgumentError(
+            Diagnostic(A101, "`output` and a mapping of losses say the same thing twice", place="output=")
+        )
+    terms = []
+    for name, given in loss.items():
+        weight, single = 1.0, given
+        if isinstance(given, tuple):
+            single, weight = given
+            check_number("weight", weight, f"loss of output `{name}`")
+        terms.append(Term(float(weight), as_loss(single), (name,), _label_for(name, label, len(loss))))
+    if not terms:
+        raise ArgumentError(Diagnostic(A101, "the mapping of losses is empty", place="loss="))
+    return Objective(tuple(terms))
+
+
+def _label_for(output: str, label: LabelArgument, count: int) -> LabelArgument:
+    if isinstance(label, Mapping):
+        given = label.get(output, f"labels/{output}")
+        return given if isinstance(given, str) else {f"labels/{output}": given}
+    if isinstance(label, str):
+        return label if count == 1 else f"{label}/{output}"
+    return label
+
+
+def as_loss(given: Any) -> Loss:
+    """Return a `Loss` for whatever `make_trainable(loss=...)` accepts."""
+    if isinstance(given, Loss):
+        return given
+    if isinstance(given, str):
+        return by_name(given)
+    if isinstance(given, type) and issubclass(given, Loss):
+        return given()
+    raise ArgumentError(
+        Diagnostic(
+            A101,
+            "this is not a loss",
+            place="loss=",
+            found=repr(given)[:200],
+            needed="a name or object of onward.losses, an ONNX function or model, or lambda op, outputs, labels: value",
+        )
+    )
+
+
+def _check_activation(loss: Loss, outputs: Sequence[Value]) -> None:
+    """Refuse a loss of logits on an output that went through the activation already."""
+    expected = {"CrossEntropy": "Softmax", "BCEWithLogits": "Sigmoid"}.get(type(loss).__name__)
+    node = outputs[0].producer()
+    if expected is None or node is None or node.op_type != expected or node.domain not in ("", "ai.onnx"):
+        return
+    inner = node.inputs[0]
+    assert inner is not None
+    raise ArgumentError(
+        Diagnostic(
+            A115,
+            f"`{type(loss).__name__}` expects logits, and output `{outputs[0].name}` is already a {expected}",
+            place=f"node `{node.name}`",
+            found=f"{expected} would be applied twice",
+            hint=f'let the loss read what goes into it: output="{inner.name}"'
+            + (', or use loss="bce"' if expected == "Sigmoid" else ""),
+        )
+    )
+
+
+def build_loss(
+    work: TrainingModel, terms: Terms, forward: TrainingForward, labels: Sequence[Value], names: Names, loss_name: str
+) -> tuple[list[ir.Node], Value, list[ir.Function]]:
+    """Emit the losses over the training-mode forward; return the nodes, the loss and the functions they call."""
+    op = Builder(work.opset, names, prefix="loss/")
+    by_label = {v.name or "": v for v in labels}
+    total: Value | None = None
+    for term in terms.terms:
+        outputs = [forward.value(v) for v in term.outputs]
+        value = term.loss.emit(op, outputs, [by_label[n] for n in term.labels])
+        if term.weight != 1.0:
+            value = op.Mul(value, term.weight)
+        total = value if total is None else op.Add(total, value)
+    assert total is not None
+    functions = [f for t in terms.terms for f in t.loss.functions()]
+    if total.producer() is None or total.producer() not in set(op.nodes):
+        total = op.Identity(total)
+    total.name = loss_name
+    _check_scalar(work, op.nodes, forward, labels, total, functions)
+    return op.nodes, total, functions
+
+
+def _check_scalar(
+    work: TrainingModel,
+    nodes: Sequence[ir.Node],
+    forward: TrainingForward,
+    labels: Sequence[Value],
+    loss: Value,
+    functions: Sequence[ir.Function],
+) -> None:
+    """Find the type and shape of the loss with onnx's own inference; it must be one floating-point number."""
+    algorithm = ir.Graph(list(labels), [loss], nodes=[*forward.nodes, *nodes], name="loss")
+    probe = TrainingModel(work.ir, [TrainingEntry(algorithm)])
+    try:
+        proto = combined_proto(probe, probe.entries[0], functions=functions, weights=False)
+        inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ArgumentError(
+            Diagnostic(A115, "the loss does not fit the outputs and labels", place="loss=", found=str(error))
+        ) from error
+    finally:
+        algorithm.outputs.clear()
+        algorithm.inputs.clear()
+        algorithm.remove(list(algorithm))
+    info = next(o for o in inferred.graph.output if o.name == loss.name)
+    tensor = info.type.tensor_type
+    if tensor.elem_type:
+        loss.type = ir.TensorType(ir.DataType(tensor.elem_type))
+    if loss.dtype is not None and loss.dtype not in FLOAT_TYPES:
+        raise ArgumentError(
+            Diagnostic(A115, "the loss is not a floating-point number", place="loss=", found=loss.dtype.name.lower())
+        )
+    rank = len(tensor.shape.dim) if tensor.HasField("shape") else None
+    sizes = [d.dim_value if d.HasField("dim_value") else (d.dim_param or "?") for d in tensor.shape.dim]
+    if rank:
+        raise ArgumentError(
+            Diagnostic(
+                A115,
+                "the loss is not one number",
+                place="loss=",
+                found=f"shape {sizes}",
+                needed="a scalar",
+                hint='use reduction="mean" or "sum", or reduce your own loss with op.ReduceMean(value, keepdims=0)',
+            )
+        )
+    loss.shape = ir.Shape([])
+
+
+__all__ = ["A115", "Objective", "Term", "Terms", "as_loss", "build_loss", "resolve_loss"]

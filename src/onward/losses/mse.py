@@ -1,0 +1,17 @@
+"""Mean squared error."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onward.losses.base import ElementwiseLoss
+from onward.model.builder import Builder, Value
+
+
+@dataclasses.dataclass(frozen=True)
+class MSE(ElementwiseLoss):
+    """(output - label)², as `torch.nn.functional.mse_loss`."""
+
+    def elements(self, op: Builder, output: Value, label: Value) -> Value:
+        difference = op.Sub(output, label)
+        return op.Mul(difference, difference)

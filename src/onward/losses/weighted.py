@@ -1,0 +1,73 @@
+"""A weighted sum of losses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from onward.errors import A101, ArgumentError, Diagnostic
+from onward.losses.base import LabelSpec, Loss
+from onward.model.builder import Builder, Value
+from onward.schedules.base import check_number
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighted(Loss):
+    """Σ weight · loss, all over the same outputs and labels.
+
+    >>> from onward.losses import L1, MSE
+    >>> MSE() + 0.5 * L1()
+    Weighted(terms=((1.0, MSE(reduction='mean')), (0.5, L1(reduction='mean'))))
+    """
+
+    terms: tuple[tuple[float, Loss], ...]
+
+    def __post_init__(self) -> None:
+        for weight, _ in self.terms:
+            check_number("weight", weight, "Weighted")
+
+    @classmethod
+    def of(cls, loss: Loss) -> Weighted:
+        """Return `loss` as a sum of one term."""
+        return loss if isinstance(loss, Weighted) else cls(((1.0, loss),))
+
+    def __add__(self, other: Loss) -> Weighted:
+        return Weighted(self.terms + Weighted.of(other).terms)
+
+    def scaled(self, weight: float) -> Weighted:
+        """Return the sum with every weight multiplied by `weight`."""
+        check_number("weight", weight, "Weighted")
+        return Weighted(tuple((w * weight, loss) for w, loss in self.terms))
+
+    @property
+    def num_outputs(self) -> int:  # type: ignore[override]  # depends on the terms
+        return max(loss.num_outputs for _, loss in self.terms)
+
+    def labels(self, outputs: Sequence[Value]) -> list[LabelSpec]:
+        specs = [loss.labels(outputs) for _, loss in self.terms]
+        longest = max(specs, key=len)
+        for (_, loss), spec in zip(self.terms, specs, strict=True):
+            if spec != longest[: len(spec)]:
+                raise ArgumentError(
+                    Diagnostic(
+                        A101,
+                        "the losses of a sum do not read the same labels",
+                        found=f"`{type(loss).__name__}` needs {_words(spec)}, another term needs {_words(longest)}",
+                        hint="give each its own output and label: loss={'logits': ..., 'boxes': ...}",
+                    )
+                )
+        return longest
+
+    def emit(self, op: Builder, outputs: Sequence[Value], labels: Sequence[Value]) -> Value:
+        total: Value | None = None
+        for weight, loss in self.terms:
+            count = len(loss.labels(outputs))
+            term = loss.emit(op, outputs, labels[:count])
+            term = term if weight == 1.0 else op.Mul(term, weight)
+            total = term if total is None else op.Add(total, term)
+        assert total is not None
+        return total
+
+
+def _words(specs: Sequence[LabelSpec]) -> str:
+    return ", ".join(f"{s.dtype.name.lower()}{list(s.shape)}" for s in specs) or "no labels"

@@ -1,0 +1,32 @@
+"""Emitting ONNX's own optimizer operators (ai.onnx.preview.training version 1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onward.model.builder import Value
+from onward.model.schema import TRAINING_DOMAIN
+from onward.optimizers.base import Group, Updated
+
+
+def emit_operator(
+    group: Group, op_type: str, values: list[Value], gradients: list[Value], rate: Value, step: Value, **attributes: Any
+) -> list[Updated]:
+    """Emit one node for a whole group; its tensors are grouped by kind, as the standard has it.
+
+    `values` and `gradients` are what the operator gets as X and G, which may differ from the group's own.
+    """
+    names = list(group.parameters[0].slots)
+    count = len(group.parameters)
+    tensors = [*values, *gradients, *(p.slots[n] for n in names for p in group.parameters)]
+    outputs = group.op.call(
+        op_type, [rate, step, *tensors], domain=TRAINING_DOMAIN, outputs=count * (1 + len(names)), **attributes
+    )
+    results = []
+    for index, parameter in enumerate(group.parameters):
+        olds = [parameter.value, *(parameter.slots[n] for n in names)]
+        news = [outputs[index + kind * count] for kind in range(1 + len(names))]
+        for new, old in zip(news, olds, strict=True):
+            new.type, new.shape = old.type, None if old.shape is None else old.shape.copy()
+        results.append((news[0], dict(zip(names, news[1:], strict=True))))
+    return results

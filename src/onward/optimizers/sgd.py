@@ -1,0 +1,74 @@
+"""Stochastic gradient descent, plain and with momentum."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from onward.errors import A101, ArgumentError, Diagnostic
+from onward.model.builder import Builder, Value
+from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated, decay
+from onward.optimizers.operators import emit_operator
+from onward.schedules.base import check_number
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD(FormulaOptimizer):
+    """X - R·G, or with momentum ONNX's `Momentum` operator, which is `torch.optim.SGD` exactly.
+
+    V' = momentum·V + (1 - dampening)·G, at the first update V' = G; then X - R·V', or with `nesterov`
+    X - R·(G + momentum·V').
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    dampening: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owner = type(self).__name__
+        check_number("momentum", self.momentum, owner, low=0.0)
+        check_number("dampening", self.dampening, owner, low=0.0)
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "`nesterov` needs momentum above 0 and no dampening",
+                    place=f"optimizer `{owner}`",
+                    found=f"momentum={self.momentum}, dampening={self.dampening}",
+                )
+            )
+
+    def slots(self) -> dict[str, Slot]:
+        return {"v": Slot()} if self.momentum else {}
+
+    def update(self, group: Group) -> list[Updated]:
+        if not self.momentum:
+            return super().update(group)
+        values = [p.value for p in group.parameters]
+        if self.decoupled:
+            values = [decay(group.op, self, group.rate, p.value, p.gradient)[0] for p in group.parameters]
+        return emit_operator(
+            group,
+            "Momentum",
+            values,
+            [p.gradient for p in group.parameters],
+            group.rate,
+            group.step,
+            alpha=float(self.momentum),
+            beta=1.0 - self.dampening,
+            norm_coefficient=0.0 if self.decoupled else float(self.weight_decay),
+            mode="nesterov" if self.nesterov else "standard",
+        )
+
+    def formula(self, op: Builder, R: Value, T: Value, X: Value, G: Value, *state: Value) -> Sequence[Value]:
+        """X' = X - R·G."""
+        X, G = self.decayed(op, R, X, G)
+        return [op.Sub(X, op.Mul(R, G))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum(SGD):
+    """`SGD` with a momentum of 0.9 unless told otherwise: ONNX's `Momentum` operator."""
+
+    momentum: float = 0.9

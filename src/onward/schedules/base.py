@@ -1,0 +1,90 @@
+"""What a schedule is: a factor of the learning rate, as ONNX operators over the step counter and as a number."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any
+
+from onward.errors import A101, ArgumentError, Diagnostic
+from onward.model.builder import Builder, Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule(abc.ABC):
+    """The learning rate as a function of how many updates have been made.
+
+    The rate at a step is `learning_rate * factor(step)`. In the file, `learning_rate` is the algorithm's input of that
+    name (with this schedule's value as its default) and the factor is computed from the step counter, so a caller may
+    scale the whole schedule by feeding another `learning_rate`. Calling a schedule gives the same number in Python.
+
+    >>> from onward.schedules import Step
+    >>> [round(Step(0.1, every=2, gamma=0.5)(t), 3) for t in range(5)]
+    [0.1, 0.1, 0.05, 0.05, 0.025]
+    """
+
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        check_number("learning_rate", self.learning_rate, type(self).__name__, low=0.0)
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of update number `step`, counted from 0."""
+        return self.learning_rate * self.factor(step)
+
+    def describe(self) -> dict[str, Any]:
+        """Return name and settings as plain values."""
+        settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {"name": type(self).__name__} | {
+            k: v.describe() if isinstance(v, Schedule) else v for k, v in settings.items()
+        }
+
+    @abc.abstractmethod
+    def factor(self, step: int) -> float:
+        """Return what the base rate is multiplied by at `step`."""
+
+    @abc.abstractmethod
+    def emit(self, op: Builder, step: Value, like: Value) -> Value:
+        """Return the factor as a scalar of the type of `like`; `step` is an int64 scalar."""
+
+
+def ramp(op: Builder, step: Value, start: int, length: int, like: Value) -> Value:
+    """Return how far `step` is between `start` and `start + length`, from 0 to 1, as a scalar of `like`'s type."""
+    clipped = op.Clip(step, start, start + length)
+    if start:
+        clipped = op.Sub(clipped, start)
+    return op.Div(op.CastLike(clipped, like), op.CastLike(op.constant(length), like))
+
+
+def progress(step: int, start: int, length: int) -> float:
+    """Return how far `step` is between `start` and `start + length`, from 0 to 1."""
+    return min(max(step - start, 0), length) / length
+
+
+def check_number(
+    name: str, value: object, owner: str, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf
+) -> None:
+    """Raise `ArgumentError` if `value` is not a finite number with low ≤ value ≤ high and value > above."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if number and low <= value <= high and value > above:  # type: ignore[operator]  # it is a number
+        return
+    bounds = "a finite number"
+    if above > -math.inf:
+        bounds += f" above {above:g}"
+    elif low > -math.inf:
+        bounds += f" from {low:g}"
+    if high < math.inf:
+        bounds += f" to {high:g}"
+    raise ArgumentError(Diagnostic(A101, f"`{name}` of `{owner}` is out of range", found=repr(value), needed=bounds))
+
+
+def check_count(name: str, value: object, owner: str, low: int = 1) -> None:
+    """Raise `ArgumentError` if `value` is not a whole number of at least `low`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= low:
+        return
+    raise ArgumentError(
+        Diagnostic(
+            A101, f"`{name}` of `{owner}` is out of range", found=repr(value), needed=f"a whole number, at least {low}"
+        )
+    )
