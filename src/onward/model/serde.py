@@ -1,18 +1,29 @@
-"""Between protobuf and `TrainingModel`: the only user of protobuf messages.
+"""Between files and `TrainingModel`: load, save, and the two directions of protobuf.
 
-onnx-ir reads and writes everything but `training_info` and sparse initializers; those parts are ours.
+What is normalised, because it carries no meaning: the order of `value_info` and `quantization_annotation`; empty
+strings that are set explicitly; the domain name `ai.onnx`, which is ``""``; the type of an attribute that left it out.
+Fields that the installed onnx package does not know are not kept by a round trip through `TrainingModel`.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
+import stat
 from collections.abc import Iterable
+from typing import Any
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]  # has no stubs
 
 from onward.errors import Diagnostic, ModelError, define
+from onward.model import writer
+from onward.model.external_data import Folder, all_tensors
+from onward.model.limits import DEFAULT, M102, Limits, check_structure, check_tensor
+from onward.model.reader import M110, Reader, Scope, metadata
 from onward.model.training_model import TrainingEntry, TrainingModel
+from onward.model.writer import Put, Writer, put_inline
 
 M100 = define(
     "M100",
@@ -20,111 +31,380 @@ M100 = define(
     why="The bytes are not an ONNX ModelProto, or are damaged.",
     fix="Export the model again, or restore the file from a good copy.",
 )
+M101 = define(
+    "M101",
+    "the model file cannot be opened",
+    why="There is no such file, it is not a regular file, or reading it is not allowed.",
+    fix="Correct the path or its permissions.",
+)
+M109 = define(
+    "M109",
+    "text that is not UTF-8",
+    why="Every name in an ONNX file is UTF-8 text; other bytes mean that the file is damaged or made wrongly.",
+    fix="Export the model again with plain names, or restore the file from a good copy.",
+)
 
-Source = str | os.PathLike[str] | bytes | onnx.ModelProto | TrainingModel
-
-_SPARSE = "onward.sparse_initializer"
-_LINK = "onward.link"
+Path = str | os.PathLike[str]
+Source = Path | bytes | onnx.ModelProto | TrainingModel
 
 
-def load(source: Source) -> TrainingModel:
+def load(source: Source, *, base_dir: Path | None = None, limits: Limits = DEFAULT) -> TrainingModel:
     """Return the `TrainingModel` of a file, of bytes or of a `ModelProto`; an inference-only model has no entries.
+
+    External data is mapped into memory, not read; it must lie in the folder of the file (or in `base_dir`, for bytes
+    and messages).
+
+    Raises:
+        ModelError: the file is missing, is not a model, or is not safe to read; lists every problem found.
+    """
+    if isinstance(source, TrainingModel):
+        return source
+    if isinstance(source, onnx.ModelProto):
+        return from_proto(source, base_dir=base_dir, limits=limits)
+    proto, folder = _parse(source, base_dir, limits)
+    return _from_proto(proto, folder, True, limits)
+
+
+def read_proto(
+    source: Source, *, base_dir: Path | None = None, external_data: bool = True, limits: Limits = DEFAULT
+) -> onnx.ModelProto:
+    """Return the `ModelProto` of `source`, with its external data loaded (references are kept if not `external_data`).
+
+    What is read from a file or bytes is within the limits and all of its text is readable; whether it makes sense is
+    for `check` to say. A `ModelProto` is returned as it is.
 
     Raises:
         ModelError: the file is missing, is not a model, or is not safe to read.
     """
     if isinstance(source, TrainingModel):
-        return source
-    return from_proto(read_proto(source))
-
-
-def read_proto(source: Source) -> onnx.ModelProto:
-    """Return the `ModelProto` of `source`, external data loaded."""
-    if isinstance(source, TrainingModel):
         return to_proto(source)
     if isinstance(source, onnx.ModelProto):
         return source
+    proto, folder = _parse(source, base_dir, limits)
     try:
-        if isinstance(source, bytes):
-            return onnx.load_from_string(source)
-        return onnx.load(os.fspath(source))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError(Diagnostic(M100, f"cannot read the model: {error}", place=str(source)[:200])) from error
-    except Exception as error:
-        if type(error).__name__ != "DecodeError":
-            raise
-        raise ModelError(Diagnostic(M100, f"cannot read the model: {error}", place=str(source)[:200])) from error
-
-
-def from_proto(proto: onnx.ModelProto) -> TrainingModel:
-    """Return the `TrainingModel` of `proto`; `proto` is left as it was.
-
-    Each algorithm is read as a subgraph of the inference graph, so that what it references is the very value there.
-    """
-    first_link = len(proto.graph.node)
-    for info in proto.training_info:
-        if info.HasField("algorithm"):
-            link = proto.graph.node.add(op_type=_LINK, domain=_LINK)
-            attribute = link.attribute.add(name="algorithm", type=onnx.AttributeProto.GRAPH)
-            attribute.g.CopyFrom(info.algorithm)
-    try:
-        model = ir.serde.deserialize_model(proto)
-    finally:
-        del proto.graph.node[first_link:]
-    links = [n for n in model.graph if n.op_type == _LINK and n.domain == _LINK]
-    algorithms = [n.attributes["algorithm"].as_graph() for n in links]
-    model.graph.remove(links)
-    _read_sparse(model.graph, proto.graph)
-    entries = []
-    remaining = iter(algorithms)
-    for info in proto.training_info:
-        entry = TrainingEntry(
-            update_binding={b.key: b.value for b in info.update_binding},
-            initialization_binding={b.key: b.value for b in info.initialization_binding},
-        )
-        if info.HasField("algorithm"):
-            entry.algorithm = next(remaining)
-            _read_sparse(entry.algorithm, info.algorithm)
-        if info.HasField("initialization"):
-            entry.initialization = ir.serde.deserialize_graph(info.initialization)
-            _read_sparse(entry.initialization, info.initialization)
-        entries.append(entry)
-    return TrainingModel(model, entries)
-
-
-def to_proto(model: TrainingModel) -> onnx.ModelProto:
-    """Return `model` as a standard `ModelProto`."""
-    proto = ir.serde.serialize_model(model.ir)
-    _write_sparse(model.graph, proto.graph)
-    for entry in model.entries:
-        info = proto.training_info.add()
-        if entry.algorithm is not None:
-            ir.serde.serialize_graph_into(info.algorithm, entry.algorithm)
-            _write_sparse(entry.algorithm, info.algorithm)
-        if entry.initialization is not None:
-            ir.serde.serialize_graph_into(info.initialization, entry.initialization)
-            _write_sparse(entry.initialization, info.initialization)
-        _write_binding(info.update_binding, entry.update_binding.items())
-        _write_binding(info.initialization_binding, entry.initialization_binding.items())
+        problems = check_structure(proto, limits)
+        if not problems:
+            _touch_text(proto)
+    except UnicodeDecodeError as error:
+        raise _not_text(error, _place(source)) from error
+    if problems:
+        raise ModelError(problems)
+    if external_data:
+        _inline(proto, folder, limits)
     return proto
 
 
-def save(model: TrainingModel | onnx.ModelProto, path: str | os.PathLike[str]) -> None:
-    """Write the model to `path`."""
-    proto = model if isinstance(model, onnx.ModelProto) else to_proto(model)
-    onnx.save(proto, os.fspath(path))
+def from_proto(proto: onnx.ModelProto, *, base_dir: Path | None = None, limits: Limits = DEFAULT) -> TrainingModel:
+    """Return the `TrainingModel` of `proto`, which is left as it was; the data of its tensors is shared, not copied.
+
+    Raises:
+        ModelError: the message breaks a limit or has no one meaning; lists every problem found.
+    """
+    return _from_proto(proto, None if base_dir is None else os.fspath(base_dir), False, limits)
 
 
-def _read_sparse(graph: ir.Graph, proto: onnx.GraphProto) -> None:
-    if proto.sparse_initializer:
-        graph.meta[_SPARSE] = [t.SerializeToString() for t in proto.sparse_initializer]
+def to_proto(model: TrainingModel, *, keep_references: bool = False) -> onnx.ModelProto:
+    """Return `model` as a standard `ModelProto` with all data in it.
+
+    With `keep_references`, tensors that came from external data refer to it again.
+    """
+    return _to_proto(model, writer.put_reference if keep_references else put_inline)
 
 
-def _write_sparse(graph: ir.Graph, proto: onnx.GraphProto) -> None:
-    for data in graph.meta.get(_SPARSE, ()):
-        proto.sparse_initializer.add().ParseFromString(data)
+def save(
+    model: TrainingModel | onnx.ModelProto,
+    path: Path,
+    *,
+    external_data: bool | str | None = None,
+    size_threshold: int = 1024,
+) -> None:
+    """Write the model to `path`, or leave what was there as it was.
+
+    Tensors of at least `size_threshold` bytes go to a data file beside the model if `external_data` is True or the name
+    of the file; by default only when the model would not fit into the 2 GB of a protobuf file. Training graphs,
+    functions and subgraphs included.
+
+    Raises:
+        ModelError: the file cannot be written, or is too large without external data.
+    """
+    from onward.model import files
+
+    files.save(model, os.fspath(path), external_data, size_threshold)
 
 
-def _write_binding(field: object, pairs: Iterable[tuple[str, str]]) -> None:
-    for key, value in pairs:
-        field.add(key=key, value=value)  # type: ignore[attr-defined]  # a protobuf repeated field
+def _parse(source: Path | bytes, base_dir: Path | None, limits: Limits) -> tuple[onnx.ModelProto, str | None]:
+    """Return the parsed message and the folder of its external data."""
+    folder = None if base_dir is None else os.fspath(base_dir)
+    place = _place(source)
+    if isinstance(source, bytes | bytearray | memoryview):
+        data = bytes(source)
+        if len(data) > limits.file_bytes:
+            raise ModelError(_too_large(len(data), place, limits))
+    elif isinstance(source, str | os.PathLike):
+        data = _read(os.fspath(source), limits)
+        folder = folder if folder is not None else os.path.dirname(os.path.abspath(os.fspath(source)))
+    else:
+        raise ModelError(
+            Diagnostic(
+                M100,
+                "this is not a model",
+                found=f"an object of type `{type(source).__name__}`",
+                needed="a path, bytes, an onnx.ModelProto or a TrainingModel",
+            )
+        )
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except (DecodeError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            Diagnostic(
+                M100,
+                "this is not an ONNX model, or it is damaged",
+                place,
+                found=_looks_like(data),
+                hint="if the file was downloaded, compare its size with the original",
+            )
+        ) from error
+    if not data or (not proto.HasField("graph") and not proto.HasField("ir_version")):
+        raise ModelError(Diagnostic(M100, "this is not an ONNX model", place, found=_looks_like(data)))
+    return proto, folder
+
+
+def _read(path: str, limits: Limits) -> bytes:
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            models = sorted(n for n in os.listdir(path) if n.endswith(".onnx"))[:3]
+            raise ModelError(
+                Diagnostic(
+                    M101,
+                    f"`{path}` is a directory, not a model file",
+                    hint=f"it contains {', '.join(f'`{m}`' for m in models)}" if models else "",
+                )
+            )
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(Diagnostic(M101, f"`{path}` is not a regular file"))
+        if status.st_size > limits.file_bytes:
+            raise ModelError(_too_large(status.st_size, path, limits))
+        with open(path, "rb") as file:
+            return file.read(limits.file_bytes + 1)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(Diagnostic(M101, f"cannot open `{path}`: {reason}", hint=_near_names(path, error))) from error
+
+
+def _near_names(path: str, error: Exception) -> str:
+    if not isinstance(error, FileNotFoundError):
+        return ""
+    folder, name = os.path.split(path)
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return f"there is no folder `{folder}`"
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = near or sorted(n for n in names if n.endswith(".onnx"))[:3]
+    return "did you mean " + " or ".join(f"`{os.path.join(folder, n)}`" for n in near) + "?" if near else ""
+
+
+def _looks_like(data: bytes) -> str:
+    """Return what the file seems to be instead."""
+    if not data:
+        return "an empty file"
+    known = {
+        b"PK\x03\x04": "a ZIP archive (a PyTorch or Keras file?)", b"\x89HDF": "an HDF5 file (a Keras file?)",
+        b"\x80\x02": "a Python pickle", b"\x80\x04": "a Python pickle", b"TFL3": "a TensorFlow Lite file",
+        b"version https://git-lfs": "a Git LFS pointer; run `git lfs pull`", b"<": "HTML or XML", b"{": "JSON",
+        b"\x1f\x8b": "a gzip archive; unpack it first",
+    }  # fmt: skip
+    for start, what in known.items():
+        if data.startswith(start) or (start == b"TFL3" and data[4:8] == start):
+            return what
+    return f"{len(data):,} bytes that do not parse (damaged, truncated, or nested more than about 30 graphs deep)"
+
+
+def _too_large(size: int, place: str, limits: Limits) -> Diagnostic:
+    return Diagnostic(
+        M102,
+        "the file is too large",
+        place,
+        found=f"{size:,} bytes",
+        needed=f"at most {limits.file_bytes:,}",
+        hint="larger models keep their weights in external data",
+    )
+
+
+def _place(source: object) -> str:
+    return str(os.fspath(source)) if isinstance(source, str | os.PathLike) else ""
+
+
+def _not_text(error: UnicodeDecodeError, place: str = "") -> ModelError:
+    shown = error.object[:60].decode("utf-8", "backslashreplace")
+    return ModelError(Diagnostic(M109, "a text of the model is not UTF-8", place, found=f"`{shown}`"))
+
+
+def _from_proto(proto: onnx.ModelProto, folder: str | None, owned: bool, limits: Limits) -> TrainingModel:
+    try:
+        problems = check_structure(proto, limits)
+        if problems:
+            raise ModelError(problems)
+        with Folder(folder) as data:
+            return _build(proto, Reader(data, owned=owned, limits=limits))
+    except UnicodeDecodeError as error:
+        raise _not_text(error) from error
+
+
+def _build(proto: onnx.ModelProto, reader: Reader) -> TrainingModel:
+    scopes: list[Scope] = []
+    graph = reader.graph(proto.graph, scopes)
+    functions = []
+    seen: set[tuple[str, str, str]] = set()
+    for function in proto.functions:
+        key = (function.domain, function.name, function.overload)
+        if key in seen:
+            reader.report(M110, f"function `{function.name}` is given twice", found=f"domain `{function.domain}`")
+        seen.add(key)
+        functions.append(reader.function(function))
+    entries = []
+    for index, info in enumerate(proto.training_info):
+        place = f"training_info[{index}]"
+        entry = TrainingEntry(
+            update_binding=_binding(info.update_binding, f"{place}.update_binding", reader),
+            initialization_binding=_binding(info.initialization_binding, f"{place}.initialization_binding", reader),
+        )
+        if info.HasField("algorithm"):
+            entry.algorithm = reader.graph(info.algorithm, [*scopes], f"{place}.algorithm")
+        if info.HasField("initialization"):
+            entry.initialization = reader.graph(info.initialization, [], f"{place}.initialization")
+        entries.append(entry)
+    for opset in proto.opset_import:
+        if opset.domain in graph.opset_imports:
+            reader.report(M110, f"operator set `{opset.domain}` is imported twice")
+        graph.opset_imports[opset.domain] = opset.version
+    if reader.problems:
+        raise ModelError(reader.problems)
+    model = ir.Model(
+        graph,
+        ir_version=proto.ir_version,
+        producer_name=proto.producer_name or None,
+        producer_version=proto.producer_version or None,
+        domain=proto.domain or None,
+        model_version=proto.model_version or None,
+        doc_string=proto.doc_string or None,
+        functions=functions,
+        metadata_props=metadata(proto.metadata_props),
+        device_configurations=tuple(ir.serde.deserialize_model_configuration(c) for c in proto.configuration),
+    )
+    return TrainingModel(model, entries)
+
+
+def _binding(entries: Iterable[onnx.StringStringEntryProto], place: str, reader: Reader) -> dict[str, str]:
+    binding: dict[str, str] = {}
+    for entry in entries:
+        if entry.key in binding:
+            reader.problems.append(Diagnostic(M110, f"`{entry.key}` is bound twice", place))
+        binding[entry.key] = entry.value
+    return binding
+
+
+def _to_proto(model: TrainingModel, put: Put) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    out = Writer(put, ir_version=model.ir.ir_version)
+    out.model(proto, model.ir)
+    for entry in model.entries:
+        info = proto.training_info.add()
+        if entry.algorithm is not None:
+            info.algorithm.SetInParent()
+            out.graph(info.algorithm, entry.algorithm)
+        if entry.initialization is not None:
+            info.initialization.SetInParent()
+            out.graph(info.initialization, entry.initialization)
+        writer.metadata(info.update_binding, entry.update_binding)
+        writer.metadata(info.initialization_binding, entry.initialization_binding)
+    return proto
+
+
+def _inline(proto: onnx.ModelProto, folder: str | None, limits: Limits) -> None:
+    """Load the external data of every tensor into the message."""
+    problems: list[Diagnostic] = []
+    total = 0
+    with Folder(folder) as data:
+        for place, tensor in all_tensors(proto):
+            if tensor.data_location != onnx.TensorProto.EXTERNAL:
+                continue
+            found = list(check_tensor(tensor, place, limits))
+            problems += found
+            if found:
+                continue
+            try:
+                _, array = data.read(tensor, place)
+            except ModelError as error:
+                problems += error.diagnostics
+                continue
+            total += array.nbytes
+            if total > limits.file_bytes:
+                raise ModelError(
+                    Diagnostic(
+                        M102,
+                        "the model with its external data does not fit into one message",
+                        needed=f"at most {limits.file_bytes:,} bytes",
+                        hint="use `onward.load`, which maps the data, or `external_data=False`",
+                    )
+                )
+            tensor.raw_data = array.tobytes()
+            tensor.ClearField("data_location")
+            del tensor.external_data[:]
+    if problems:
+        raise ModelError(problems)
+
+
+_TEXT_PLAN: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {}
+
+
+def _touch_text(root: Any) -> None:
+    """Read every text field once; upb decodes lazily, so bad text would surface later, anywhere."""
+    stack = [root]
+    while stack:
+        message = stack.pop()
+        descriptor = message.DESCRIPTOR
+        plan = _TEXT_PLAN.get(descriptor.full_name)
+        if plan is None:
+            plan = _TEXT_PLAN[descriptor.full_name] = _text_plan(descriptor)
+        for name in plan[0]:
+            getattr(message, name)
+        for name in plan[1]:
+            tuple(getattr(message, name))
+        for name in plan[2]:
+            if message.HasField(name):
+                stack.append(getattr(message, name))
+        for name in plan[3]:
+            stack.extend(getattr(message, name))
+
+
+def _text_plan(descriptor: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    plan: tuple[list[str], list[str], list[str], list[str]] = ([], [], [], [])
+    for field in descriptor.fields:
+        repeated = field.is_repeated
+        if field.type == field.TYPE_STRING:
+            plan[1 if repeated else 0].append(field.name)
+        elif field.type == field.TYPE_MESSAGE:
+            plan[3 if repeated else 2].append(field.name)
+    return tuple(plan[0]), tuple(plan[1]), tuple(plan[2]), tuple(plan[3])
+
+
+def serialize(proto: onnx.ModelProto) -> bytes:
+    """Return the bytes of a message.
+
+    Raises:
+        ModelError: it is larger than a protobuf file can be.
+    """
+    try:
+        return bytes(proto.SerializeToString(deterministic=True))
+    except (ValueError, EncodeError) as error:
+        raise ModelError(
+            Diagnostic(
+                M102,
+                "the model does not fit into one file",
+                needed="at most 2 GB",
+                hint="save it with `external_data=True`",
+            )
+        ) from error

@@ -1,0 +1,284 @@
+"""Writing a model so that a crash, a full disk or an error leaves either the old file or the new one, whole.
+
+The model is written to a temporary file in the same folder, flushed to the disk, and renamed over the old one. Data
+files come first and under a name that no file has: the old model never points at new data. The data file that only the
+replaced model used is removed last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import IO, Any
+
+import onnx
+import onnx_ir as ir
+
+from onward.errors import A101, ArgumentError, Diagnostic, ModelError, define
+from onward.model import serde, writer
+from onward.model.external_data import Folder, all_tensors
+from onward.model.limits import DEFAULT, M102, tensor_nbytes
+from onward.model.training_model import TrainingModel
+
+M111 = define(
+    "M111",
+    "the file cannot be written",
+    why="The folder is missing or read-only, the disk is full, or the target is not a regular file.",
+    fix="Choose another place or make room; what was there before is untouched.",
+)
+
+_ALIGNMENT = 64  # of tensors in a data file, so that they can be used where they are mapped
+_INLINE_LIMIT = 1_800_000_000  # leaves room for the graphs in the 2 GB of a protobuf file
+
+
+def save(model: TrainingModel | onnx.ModelProto, path: str, external_data: bool | str | None, threshold: int) -> None:
+    """Write `model` to `path`; see `serde.save`."""
+    if not isinstance(model, TrainingModel | onnx.ModelProto):
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "this cannot be saved",
+                found=f"an object of type `{type(model).__name__}`",
+                needed="a TrainingModel or an onnx.ModelProto",
+            )
+        )
+    if isinstance(external_data, str):
+        refusal = Folder.why_not(external_data) or ("it is in another folder" if os.path.dirname(external_data) else "")
+        if refusal or external_data == os.path.basename(path):
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    f"the data file cannot be called `{external_data}`: {refusal or 'that is the model itself'}",
+                    needed="the plain name of a file beside the model",
+                )
+            )
+    if external_data is None:
+        external_data = _data_size(model) > _INLINE_LIMIT
+    try:
+        target = _target(path)
+        if external_data is False:
+            write_atomically(target, serde.serialize(_inline_proto(model)))
+        else:
+            _save_external(model, target, external_data, threshold)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(
+            Diagnostic(M111, f"cannot write `{path}`: {reason}", hint="nothing was changed; the old file is whole")
+        ) from error
+
+
+def _target(path: str) -> str:
+    """Return the file that will be replaced: behind a link, the file it points to."""
+    target = os.path.realpath(path)
+    if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):
+        kind = "a directory" if os.path.isdir(target) else "not a regular file"
+        raise ModelError(Diagnostic(M111, f"cannot write `{path}`: it is {kind}"))
+    return target
+
+
+@contextlib.contextmanager
+def atomic_file(target: str) -> Iterator[IO[bytes]]:
+    """Give a file to write to that replaces `target` when the block ends without an error, and vanishes otherwise."""
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_folder(folder)
+
+
+def write_atomically(target: str, data: bytes) -> None:
+    """Replace the contents of `target`, or leave it as it was."""
+    with atomic_file(target) as file:
+        file.write(data)
+
+
+def sync_folder(folder: str) -> None:
+    """Make renames in `folder` last through a power failure, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _DataFile:
+    """A data file that is being written."""
+
+    def __init__(self, file: IO[bytes], name: str, threshold: int) -> None:
+        self.file, self.name, self.threshold = file, name, threshold
+        self.size = 0
+
+    def put(self, proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
+        """Write a tensor of the model: large ones to the data file."""
+        if tensor.dtype == ir.DataType.STRING or tensor.nbytes < self.threshold or not tensor.nbytes:
+            writer.put_inline(proto, tensor)
+            return
+        writer.put_header(proto, tensor)
+        offset = self._align()
+        tensor.tofile(self.file) if hasattr(tensor, "tofile") else self.file.write(tensor.tobytes())
+        self._refer(proto, offset, tensor.nbytes)
+
+    def put_proto(self, proto: onnx.TensorProto, tensor: onnx.TensorProto) -> None:
+        """Write a tensor of a message: large ones to the data file."""
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ModelError(
+                Diagnostic(
+                    M111,
+                    f"tensor `{tensor.name}` refers to external data that is not loaded",
+                    hint="load the model with `onward.load(path)` and save that",
+                )
+            )
+        if tensor.data_type in (onnx.TensorProto.STRING, 0) or tensor_nbytes(tensor) < max(self.threshold, 1):
+            proto.CopyFrom(tensor)
+            return
+        self.put(proto, ir.serde.TensorProtoTensor(tensor))
+
+    def _align(self) -> int:
+        padding = -self.size % _ALIGNMENT
+        self.file.write(b"\0" * padding)
+        return self.size + padding
+
+    def _refer(self, proto: onnx.TensorProto, offset: int, length: int) -> None:
+        if self.file.tell() != offset + length:
+            raise AssertionError(f"tensor `{proto.name}` wrote {self.file.tell() - offset} of {length} bytes")
+        writer.external(proto, self.name, offset, length)
+        self.size = offset + length
+
+
+def _save_external(model: TrainingModel | onnx.ModelProto, target: str, wanted: bool | str, threshold: int) -> None:
+    folder, model_name = os.path.split(target)
+    wanted_name = wanted if isinstance(wanted, str) else f"{model_name}.data"
+    replaced = _data_files_of(target)
+    data_path = ""
+    try:
+        with _fresh(folder, wanted_name) as file:
+            data_path = file.name
+            data = _DataFile(file, os.path.basename(data_path), threshold)
+            if isinstance(model, TrainingModel):
+                proto = serde._to_proto(model, data.put)
+            else:
+                proto = onnx.ModelProto()
+                _copy(proto, model, data)
+            file.flush()
+            os.fsync(file.fileno())
+        write_atomically(target, serde.serialize(proto))
+    except BaseException:
+        if data_path:
+            os.unlink(data_path)
+        raise
+    if not data.size:
+        os.unlink(data_path)
+    for old in replaced - {data.name}:
+        if _is_ours(old, wanted_name):
+            with contextlib.suppress(OSError):  # it is only litter now
+                os.unlink(os.path.join(folder, old))
+
+
+def _fresh(folder: str, wanted: str) -> IO[bytes]:
+    """Return a new file under `wanted`, or under `wanted` with a number where that exists."""
+    stem, extension = os.path.splitext(wanted)
+    count = 0
+    while True:
+        name = f"{stem}.{count}{extension}" if count else wanted
+        try:
+            return open(os.path.join(folder, name), "xb")
+        except FileExistsError:
+            count += 1
+
+
+def _is_ours(name: str, wanted: str) -> bool:
+    """Return whether a data file has a name that saving under `wanted` gives."""
+    stem, extension = os.path.splitext(wanted)
+    return re.fullmatch(rf"{re.escape(stem)}(\.\d+)?{re.escape(extension)}", name) is not None
+
+
+def _data_files_of(path: str) -> set[str]:
+    """Return the data files that the model at `path` names, nothing if there is no readable model."""
+    if not os.path.exists(path):
+        return set()
+    try:
+        proto = serde.read_proto(path, external_data=False)
+        tensors = [t for _, t in all_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
+        return {e.value for t in tensors for e in t.external_data if e.key == "location"}
+    except ModelError:  # whatever it was, it is about to be replaced; its data is not ours to remove
+        return set()
+
+
+def _inline_proto(model: TrainingModel | onnx.ModelProto) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if _data_size(model) > DEFAULT.file_bytes:
+        raise ModelError(
+            Diagnostic(
+                M102,
+                "the model does not fit into one file",
+                found=f"{_data_size(model):,} bytes of tensors",
+                needed="at most 2 GB",
+                hint="save it with `external_data=True`",
+            )
+        )
+    return serde.to_proto(model)
+
+
+def _data_size(model: TrainingModel | onnx.ModelProto) -> int:
+    if isinstance(model, onnx.ModelProto):
+        return int(model.ByteSize())
+    total = 0
+
+    def count(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
+        nonlocal total
+        total += sum(map(len, tensor.string_data())) if isinstance(tensor, ir.StringTensor) else tensor.nbytes
+
+    serde._to_proto(model, count)
+    return total
+
+
+# The messages between a model and its tensors; everything else is copied whole.
+_CARRIERS: dict[type, tuple[str, ...]] = {
+    onnx.ModelProto: ("graph", "functions", "training_info"),
+    onnx.TrainingInfoProto: ("initialization", "algorithm"),
+    onnx.GraphProto: ("node", "initializer", "sparse_initializer"),
+    onnx.FunctionProto: ("node", "attribute_proto"),
+    onnx.NodeProto: ("attribute",),
+    onnx.AttributeProto: ("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors"),
+    onnx.SparseTensorProto: ("values", "indices"),
+}
+
+
+def _copy(target: Any, source: Any, data: _DataFile) -> None:
+    """Copy a message without copying its large tensors, which go to the data file; `source` is left as it was."""
+    if isinstance(source, onnx.TensorProto):
+        data.put_proto(target, source)
+        return
+    carriers = _CARRIERS[type(source)]
+    for field, value in source.ListFields():
+        if field.name in carriers and field.is_repeated:
+            for item in value:
+                _copy(getattr(target, field.name).add(), item, data)
+        elif field.name in carriers:
+            getattr(target, field.name).SetInParent()
+            _copy(getattr(target, field.name), value, data)
+        elif field.is_repeated:
+            getattr(target, field.name).MergeFrom(value)
+        elif field.message_type is not None:
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)
