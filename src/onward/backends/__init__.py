@@ -1,1 +1,26 @@
+"""Backends by name. A framework is imported only when its backend is opened."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from onward.backends.base import Session as Session
+from onward.backends.base import open_session as open_session
+from onward.backends.base import register_backend as register_backend
+from onward.program import Program
+
+
+def _reference(program: Program, **options: Any) -> Session:
+    from onward.backends.reference.session import ReferenceSession
+
+    return ReferenceSession(program, **options)
+
+
+def _onnxruntime(program: Program, **options: Any) -> Session:
+    from onward.backends.onnxruntime.session import OnnxRuntimeSession
+
+    return OnnxRuntimeSession(program, **options)
+
+
+register_backend("reference", _reference)
+register_backend("onnxruntime", _onnxruntime)

@@ -1,9 +1,9 @@
-"""Randomness as part of the program: `Dropout` and the Random operators become integer arithmetic over a key and a step.
+"""Randomness as part of the program: `Dropout` and the Random operators become arithmetic over a key and a step.
 
-Stock ONNX Runtime deletes training Dropout and repeats seeds; every runtime has a generator of its own. Here the numbers
-come from a hash of (key, step, node, element), in int64 arithmetic that no runtime can get wrong: two multiply-xorshift
-rounds over 32 bits (multipliers below 2^31, so that no product overflows). The mask is the same on every backend,
-and a resumed run continues it, because key and step are state.
+Stock ONNX Runtime deletes training Dropout and repeats seeds; every runtime has a generator of its own. Here the
+numbers come from a hash of (key, step, node, element), in int64 arithmetic that no runtime can get wrong: two
+multiply-xorshift rounds over 32 bits (multipliers below 2^31, so that no product overflows). The mask is the same on
+every backend, and a resumed run continues it, because key and step are state.
 """
 
 from __future__ import annotations

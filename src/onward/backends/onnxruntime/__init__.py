@@ -1,1 +1,3 @@
+"""The ONNX Runtime backend."""
 
+from __future__ import annotations

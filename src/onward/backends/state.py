@@ -1,0 +1,111 @@
+"""What every session does alike: choose entries, check state, start from the initialize graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import onnx
+
+from onward.errors import ArgumentError, BackendError, DataError, Diagnostic, define, unknown_name
+from onward.lower.random import KEY, STEP
+from onward.program import Program, StepGraph
+
+B100 = define(
+    "B100",
+    "the program has no such graph",
+    why="The model was compiled without a training entry, a loss or an initialisation.",
+    fix="Make the model trainable first: onward.make_trainable(model, loss=..., optimizer=...).",
+)
+B101 = define(
+    "B101",
+    "a state does not fit the program",
+    why="State is replaced by name; shapes and element types must be the program's.",
+    fix="Use the state of the same model, for example from trainer.state or a checkpoint.",
+)
+T100 = define(
+    "T100",
+    "an input is missing",
+    why="A graph needs a value for each of its inputs.",
+    fix="Feed every input that the message lists.",
+)
+
+
+def chosen_entries(program: Program, entry: str | None) -> list[tuple[str, StepGraph]]:
+    """Return the named entry, or all of them in order.
+
+    Raises:
+        ArgumentError: there is no such entry.
+        BackendError: the program has no training entry at all.
+    """
+    if not program.steps:
+        raise BackendError(
+            Diagnostic(B100, "the model has no training entry", hint="use onward.make_trainable(...) first")
+        )
+    if entry is None:
+        return list(program.steps.items())
+    if entry not in program.steps:
+        raise unknown_name("training entry", entry, program.steps)
+    return [(entry, program.steps[entry])]
+
+
+def evaluation_graph(program: Program) -> onnx.ModelProto:
+    """Return the evaluate graph, or raise BackendError."""
+    if program.evaluate is None:
+        raise BackendError(
+            Diagnostic(B100, "the model has no loss to evaluate", hint="use onward.make_trainable(...) first")
+        )
+    return program.evaluate
+
+
+def checked(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return copies of the arrays in `state`, each with the program's shape and type; all misfits in one error."""
+    problems: list[Diagnostic] = []
+    result: dict[str, np.ndarray] = {}
+    for name, value in state.items():
+        if name not in program.state:
+            problems.extend(unknown_name("state", name, program.state).diagnostics)
+            continue
+        expected, array = program.state[name], np.asarray(value)
+        if array.shape != expected.shape or array.dtype != expected.dtype:
+            problems.append(
+                Diagnostic(
+                    B101,
+                    f"state `{name}` does not fit",
+                    found=f"{array.dtype}{list(array.shape)}",
+                    needed=f"{expected.dtype}{list(expected.shape)}",
+                )
+            )
+        else:
+            result[name] = np.array(array)
+    if problems:
+        raise ArgumentError(problems)
+    return result
+
+
+def initial_state(
+    program: Program, seed: int, run: Callable[[onnx.ModelProto, dict[str, np.ndarray]], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Return the state after initialisation: stored values, then what the initialize graph gives for `seed`."""
+    state = {name: np.array(value) for name, value in program.state.items()}
+    random = {KEY: np.array(seed, np.int64), STEP: np.array(0, np.int64)}
+    state.update({k: v for k, v in random.items() if k in state})
+    if program.initialize is not None:
+        wanted = {i.name for i in program.initialize.graph.input}
+        results = run(program.initialize, {k: v for k, v in random.items() if k in wanted})
+        state.update({name.removeprefix("next/"): value for name, value in results.items()})
+    return state
+
+
+def require_feeds(wanted: Iterable[str], given: Mapping[str, np.ndarray], program: Program) -> None:
+    """Raise DataError naming every input of a graph that has no value."""
+    missing = sorted(set(wanted) - set(given))
+    if missing:
+        raise DataError(
+            Diagnostic(
+                T100,
+                f"no value for input {', '.join(f'`{m}`' for m in missing)}",
+                found=f"values for: {', '.join(sorted(set(given) - set(program.state))) or 'nothing'}",
+                needed=f"inputs: {', '.join(program.input_names)}",
+            )
+        )

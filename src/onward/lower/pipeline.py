@@ -1,0 +1,307 @@
+"""`compile_model`: a training model becomes a `Program` of plain ONNX graphs.
+
+    combine     inference graph and algorithm as one graph, state as pure inputs
+    inline      model-local functions
+    randomness  Dropout and Random operators as arithmetic over key and step
+    gradient    `Gradient` nodes
+    optimizers  Adagrad, Adam, Momentum
+    prune       what no output needs
+    label       the lowest opset and IR version the graph needs
+
+Each pass keeps names and is safe for training: none of them folds or merges initializers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onward.autodiff import rules as rules  # importing the package registers every rule
+from onward.autodiff.lowering import lower_model
+from onward.errors import A101, ArgumentError, Diagnostic, ModelError
+from onward.lower import combine as combining
+from onward.lower.combine import M301, Combined, combine, inline_functions, set_outputs, state_names, tensor_array
+from onward.lower.decompose.optimizers import decompose_optimizers
+from onward.lower.opset import ir_version_of, lower_opset, lowest_opset
+from onward.lower.random import KEY, STEP, drop_inactive_dropout, is_random, lower_random
+from onward.model import graphs, serde
+from onward.model.builder import Builder, Names, Value
+from onward.model.schema import WORKING_OPSET
+from onward.model.serde import Source
+from onward.model.training_model import TrainingEntry, TrainingModel
+from onward.program import Program, StepGraph, TensorSpec
+
+TRAINING_PREFIX = "train/"  # make_trainable names the training-mode copy of a value X `train/X`
+
+
+def compile_model(
+    model: Source, *, target_opset: int | None = None, target_ir: int | None = None, seed: int = 0
+) -> Program:
+    """Return `model` as a `Program`: step, initialize, infer and evaluate as plain ONNX graphs.
+
+    `target_opset` and `target_ir` default to the lowest that the graphs need, so that as many runtimes as possible
+    load them. `seed` is the initial random key.
+
+    Raises:
+        NotDifferentiable: listing every node that blocks a gradient.
+        ModelError: something has no plain form, or does not fit the target opset.
+    """
+    training = serde.load(model)
+    if training.opset < WORKING_OPSET:
+        from onward.upgrade import to_working_opset
+
+        training = to_working_opset(training)
+    _check_target(target_opset)
+    random = _Randomness(seed)
+    steps = {}
+    for index, entry in enumerate(training.entries):
+        if entry.algorithm is not None and entry.update_binding:
+            name = entry.name if entry.name not in steps else f"{entry.name}_{index}"
+            steps[name] = _step(training, entry, name, random)
+    evaluate = _evaluate(training)
+    infer = _infer(training)
+    initialize = _initialize(training)
+    finished = [s.combined for s in steps.values()] + [c for c in (evaluate, infer, initialize) if c is not None]
+    for combined in finished:
+        _label(combined, target_opset, target_ir)
+    state, settings = _state_values(training, random), _settings(training)
+    loss = next((s.outputs[0] for s in steps.values()), "")
+    return Program(
+        steps={
+            name: StepGraph(name, _proto(s.combined, f"{name} step"), s.replaces, s.outputs)
+            for name, s in steps.items()
+        },
+        initialize=None if initialize is None else _proto(initialize, "initialize"),
+        infer=_proto(infer, "infer"),
+        evaluate=None if evaluate is None else _proto(evaluate, "evaluate"),
+        inputs=tuple(_spec(v) for v in training.graph.inputs if v.name not in training.graph.initializers),
+        targets=tuple(_target_specs(training)),
+        settings=settings,
+        state=state,
+        parameters=tuple(training.parameters),
+        loss=loss,
+        metadata={"name": training.graph.name or "", "producer": "onward"},
+    )
+
+
+class _Randomness:
+    """The random key and step: state of the program if any graph draws random numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.used = False
+
+
+class _Step:
+    def __init__(self, combined: Combined, replaces: dict[str, str], outputs: tuple[str, ...]) -> None:
+        self.combined = combined
+        self.replaces = replaces
+        self.outputs = outputs
+
+
+def _step(model: TrainingModel, entry: TrainingEntry, name: str, random: _Randomness) -> _Step:
+    combined = combine(model, entry)
+    inline_functions(combined)
+    values = {v.name: v for v in combined.values.values() if v.name}
+    extra: list[tuple[str, Value]] = []
+    if any(is_random(n) for n in _all_nodes(combined.graph)):
+        graphs.infer_shapes(combined.model)
+        key, step = random_inputs(combined)
+        lower_random(combined.graph, key, step, combined.opset, combined.names)
+        random.used = True
+        op = Builder(combined.opset, combined.names, prefix="random/")
+        following = op.Add(step, 1)
+        following.shape = ir.Shape([])
+        combined.graph.extend(op.nodes)
+        extra.append((STEP, following))
+    lower_model(combined.model)
+    decompose_optimizers(combined.graph, combined.opset, combined.names)
+    values = {v.name: v for v in _defined(combined.graph) if v.name}
+    assert entry.algorithm is not None
+    bound = set(entry.update_binding.values())
+    visible = [v.name or "" for v in entry.algorithm.outputs if v.name not in bound]
+    new_state = [(key, values[value]) for key, value in entry.update_binding.items()] + extra
+    needed = graphs.ancestors([v for _, v in new_state] + [values[n] for n in visible])
+    # The model's own outputs come along where the step computes them anyway.
+    visible += [n for n in model.outputs if n not in visible and values[n].producer() in needed]
+    outputs = [(n, values[n]) for n in visible] + [(f"next/{key}", value) for key, value in new_state]
+    _finish(combined, outputs)
+    replaces = {f"next/{key}": key for key, _ in new_state}
+    return _Step(combined, replaces, tuple(visible))
+
+
+def _evaluate(model: TrainingModel) -> Combined | None:
+    """The loss and outputs in inference mode: training-mode copies of values give way to those of the inference graph."""
+    entry = next((e for e in model.entries if e.algorithm is not None and e.update_binding), None)
+    if entry is None or entry.algorithm is None:
+        return None
+    combined = combine(model, entry)
+    inline_functions(combined)
+    values = {v.name: v for v in _defined(combined.graph) if v.name}
+    bound = set(entry.update_binding.values())
+    visible = [v.name or "" for v in entry.algorithm.outputs if v.name not in bound and v.name not in model.outputs]
+    for name, value in values.items():
+        plain = values.get(name.removeprefix(TRAINING_PREFIX))
+        if name.startswith(TRAINING_PREFIX) and plain is not None and value.producer() is not None:
+            value.replace_all_uses_with(plain)
+    drop_inactive_dropout(combined.graph, combined.opset, combined.names)
+    values = {v.name: v for v in _defined(combined.graph) if v.name}
+    _finish(combined, [(n, values[n]) for n in [*visible, *model.outputs]])
+    return combined
+
+
+def _infer(model: TrainingModel) -> Combined:
+    combined = combine(model, None)
+    inline_functions(combined)
+    lower_model(combined.model)
+    values = {v.name: v for v in _defined(combined.graph) if v.name}
+    _finish(combined, [(n, values[n]) for n in model.outputs])
+    return combined
+
+
+def _initialize(model: TrainingModel) -> Combined | None:
+    """All entries' initialisations as one graph with the outputs `next/<state>`; inputs are the random key and step."""
+    outputs: dict[str, Value] = {}
+    nodes: list[ir.Node] = []
+    constants: list[Value] = []
+    names = Names()
+    for entry in model.entries:
+        if entry.initialization is None or not entry.initialization_binding:
+            continue
+        copied = graphs.copy_graph(entry.initialization, names=names)
+        produced = dict(zip([v.name for v in entry.initialization.outputs], copied.outputs, strict=True))
+        missing = [v for v in entry.initialization_binding.values() if v not in produced]
+        if missing:
+            raise ModelError(
+                Diagnostic(
+                    M301,
+                    f"the initialization has no output {', '.join(f'`{m}`' for m in missing)}",
+                    hint="run `onward check` on the file",
+                )
+            )
+        outputs.update({key: produced[value] for key, value in entry.initialization_binding.items()})
+        constants += list(copied.initializers.values())
+        moved = list(copied)
+        copied.outputs.clear()
+        copied.remove(moved)
+        for constant in list(copied.initializers.values()):
+            copied.initializers.pop(constant.name or "")
+        nodes += moved
+    if not outputs:
+        return None
+    graph = ir.Graph([], [], nodes=nodes, initializers=constants, name="initialize",
+                     opset_imports=dict(model.ir.opset_imports))  # fmt: skip
+    functions = [f.clone() for f in model.ir.functions.values()]
+    combined = Combined(ir.Model(graph, ir_version=model.ir.ir_version, functions=functions), {}, names, [], [], [])
+    inline_functions(combined)
+    if any(is_random(n) for n in _all_nodes(graph)):
+        graphs.infer_shapes(combined.model)
+        key, step = random_inputs(combined)
+        lower_random(graph, key, step, combined.opset, names)
+    named = {v.name: v for v in _defined(graph)}
+    final = [(f"next/{key}", named[value.name]) for key, value in outputs.items()]
+    _finish(combined, final)
+    return combined
+
+
+def random_inputs(combined: Combined) -> tuple[Value, Value]:
+    """Add the random key and step to the graph's inputs and return them."""
+    made = []
+    for name in (KEY, STEP):
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+        combined.names.taken.add(name)
+        combined.graph.inputs.append(value)
+        combined.state.append(value)
+        made.append(value)
+    return made[0], made[1]
+
+
+def _finish(combined: Combined, outputs: Sequence[tuple[str, Value]]) -> None:
+    """Set the outputs, remove what none of them needs, unused inputs of state and settings included."""
+    set_outputs(combined, list(outputs))
+    graph = combined.graph
+    graphs.remove_dead_nodes(graph)
+    for value in [*combined.settings, *combined.state]:
+        if not value.uses() and not value.is_graph_output():
+            graph.inputs.remove(value)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(name)
+    graphs.infer_shapes(combined.model)
+
+
+def _label(combined: Combined, target_opset: int | None, target_ir: int | None) -> None:
+    model = combined.model
+    opset = target_opset if target_opset is not None else lowest_opset(model, WORKING_OPSET)
+    lower_opset(model, opset)
+    model.ir_version = target_ir if target_ir is not None else max(8, ir_version_of(opset))
+
+
+def _proto(combined: Combined, title: str) -> onnx.ModelProto:
+    model = combined.model
+    model.producer_name = "onward"
+    model.graph.name = title.replace(" ", "_")
+    return serde.to_proto(TrainingModel(model))
+
+
+def _check_target(target: int | None) -> None:
+    if target is not None and not target >= WORKING_OPSET:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                f"target opset {target} is too low",
+                needed=f"{WORKING_OPSET} or higher (ONNX Runtime 1.14 and later read it)",
+            )
+        )
+
+
+def _defined(graph: ir.Graph) -> Iterable[Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def _all_nodes(graph: ir.Graph) -> Iterable[ir.Node]:
+    for node in graph:
+        yield node
+        for sub in graphs.subgraphs(node):
+            yield from _all_nodes(sub)
+
+
+def _state_values(model: TrainingModel, random: _Randomness) -> dict[str, np.ndarray]:
+    known = model.initializers()
+    state = {name: tensor_array(known[name]) for name in state_names(model)}
+    if random.used:
+        state[KEY] = np.array(random.seed, np.int64)
+        state[STEP] = np.array(0, np.int64)
+    return state
+
+
+def _settings(model: TrainingModel) -> dict[str, np.ndarray]:
+    bound = set(state_names(model))
+    return {
+        v.name or "": combining.tensor_array(e.algorithm.initializers[v.name or ""])
+        for e in model.entries
+        if e.algorithm is not None
+        for v in e.algorithm.inputs
+        if v.name in e.algorithm.initializers and v.name not in bound
+    }
+
+
+def _target_specs(model: TrainingModel) -> list[TensorSpec]:
+    found: dict[str, TensorSpec] = {}
+    for entry in model.entries:
+        if entry.algorithm is not None:
+            for value in entry.algorithm.inputs:
+                if value.name not in entry.algorithm.initializers:
+                    found.setdefault(value.name or "", _spec(value))
+    return list(found.values())
+
+
+def _spec(value: Value) -> TensorSpec:
+    dtype = "unknown" if value.dtype is None else str(value.dtype.numpy())
+    return TensorSpec(value.name or "", dtype, graphs.dims(value) or ())
