@@ -1,1 +1,33 @@
+"""Training: the loop, data, metrics, callbacks, checkpoints."""
 
+from __future__ import annotations
+
+from onward.train.callbacks import (
+    BestSoFar,
+    Callback,
+    EarlyStopping,
+    FunctionCallback,
+    LearningRateSchedule,
+    ReduceOnPlateau,
+)
+from onward.train.checkpoint import CheckpointWarning
+from onward.train.data import DataSource, Preparation
+from onward.train.history import History
+from onward.train.metrics import METRICS, Metric
+from onward.train.trainer import Trainer
+
+__all__ = [
+    "METRICS",
+    "BestSoFar",
+    "Callback",
+    "CheckpointWarning",
+    "DataSource",
+    "EarlyStopping",
+    "FunctionCallback",
+    "History",
+    "LearningRateSchedule",
+    "Metric",
+    "Preparation",
+    "ReduceOnPlateau",
+    "Trainer",
+]

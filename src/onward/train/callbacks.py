@@ -1,0 +1,262 @@
+"""Callbacks: what may look at a run and steer it between steps and epochs.
+
+A callback that remembers something returns it from `get_state` (JSON) and `get_arrays`, so that a resumed run goes on
+exactly as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+
+if TYPE_CHECKING:
+    from onward.train.loop import Run
+
+Logs = Mapping[str, Any]
+
+
+class Callback:
+    """Override what you need; every method does nothing here."""
+
+    def on_fit_begin(self, run: Run) -> None:
+        """Called once, after the data was matched and before the first step."""
+
+    def on_step_end(self, run: Run, logs: Logs) -> None:
+        """Called after every step; `logs` holds the loss of the step and other scalar outputs."""
+
+    def on_epoch_end(self, run: Run, logs: Logs) -> None:
+        """Called after validation; `logs` is the record of the epoch."""
+
+    def on_checkpoint(self, run: Run, path: str) -> None:
+        """Called after a checkpoint was written."""
+
+    def on_fit_end(self, run: Run) -> None:
+        """Called when `fit` returns, also after an error."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what must survive a restart, as JSON."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Put back what `get_state` returned."""
+
+    def get_arrays(self) -> dict[str, np.ndarray]:
+        """Return arrays that must survive a restart."""
+        return {}
+
+    def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Put back what `get_arrays` returned."""
+
+
+class _Watcher(Callback):
+    """Follows one column of the epoch's record and knows which way is better."""
+
+    def __init__(self, monitor: str | None = None, *, mode: str = "auto", min_delta: float = 0.0) -> None:
+        if mode not in ("auto", "min", "max"):
+            raise unknown_name("mode", mode, ("auto", "min", "max"))
+        self.monitor = monitor
+        self.mode = mode
+        self.min_delta = abs(min_delta)
+        self.best = math.nan
+
+    def _column(self, run: Run, logs: Logs) -> str:
+        """Return the column: the one asked for, else `val_loss` when there is validation data, else `loss`."""
+        name = self.monitor or ("val_loss" if "val_loss" in logs else "loss")
+        if name not in logs:
+            numbers = [k for k, v in logs.items() if isinstance(v, (int, float))]
+            raise unknown_name("column to monitor", name, numbers, place=type(self).__name__)
+        return name
+
+    def _improved(self, run: Run, logs: Logs) -> bool:
+        name = self._column(run, logs)
+        value = float(logs[name])
+        larger = self.mode == "max" or (self.mode == "auto" and run.larger_is_better(name))
+        if math.isnan(value):
+            return False
+        better = value > self.best + self.min_delta if larger else value < self.best - self.min_delta
+        if better or math.isnan(self.best):
+            self.best = value
+            return True
+        return False
+
+
+class EarlyStopping(_Watcher):
+    """Stops when the monitored column has not improved for `patience` epochs; puts the best state back if asked."""
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        *,
+        patience: int = 3,
+        min_delta: float = 0.0,
+        mode: str = "auto",
+        restore_best: bool = False,
+    ) -> None:
+        if patience < 1:
+            raise ArgumentError(Diagnostic(A101, f"patience is {patience}", needed="at least 1 epoch"))
+        super().__init__(monitor, mode=mode, min_delta=min_delta)
+        self.patience = patience
+        self.waited = 0
+        self._keeper = _BestState() if restore_best else None
+
+    def on_epoch_end(self, run: Run, logs: Logs) -> None:
+        if self._improved(run, logs):
+            self.waited = 0
+            if self._keeper:
+                self._keeper.take(run)
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            run.stop(f"{self._column(run, logs)} has not improved for {self.waited} epochs (best {self.best:.6g})")
+
+    def on_fit_end(self, run: Run) -> None:
+        if self._keeper and run.finished:
+            self._keeper.restore(run)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.best, self.waited = float(state["best"]), int(state["waited"])
+
+    def get_arrays(self) -> dict[str, np.ndarray]:
+        return self._keeper.state if self._keeper else {}
+
+    def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        if self._keeper:
+            self._keeper.state = dict(arrays)
+
+
+class BestSoFar(_Watcher):
+    """Keeps the state of the best epoch and puts it back when the run has finished.
+
+    The state of the best epoch is in `best_state` at any time; `epoch` says which one it was.
+    """
+
+    def __init__(self, monitor: str | None = None, *, mode: str = "auto", restore: bool = True) -> None:
+        super().__init__(monitor, mode=mode)
+        self.restore = restore
+        self.epoch = 0
+        self._keeper = _BestState()
+
+    @property
+    def best_state(self) -> dict[str, np.ndarray]:
+        """The whole state after the best epoch; empty before the first one has ended."""
+        return self._keeper.state
+
+    def on_epoch_end(self, run: Run, logs: Logs) -> None:
+        if self._improved(run, logs):
+            self.epoch = int(logs["epoch"])
+            self._keeper.take(run)
+
+    def on_fit_end(self, run: Run) -> None:
+        if self.restore and run.finished:
+            self._keeper.restore(run)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"best": self.best, "epoch": self.epoch}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.best, self.epoch = float(state["best"]), int(state["epoch"])
+
+    def get_arrays(self) -> dict[str, np.ndarray]:
+        return self._keeper.state
+
+    def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._keeper.state = dict(arrays)
+
+
+class _BestState:
+    def __init__(self) -> None:
+        self.state: dict[str, np.ndarray] = {}
+
+    def take(self, run: Run) -> None:
+        self.state = run.trainer.state
+
+    def restore(self, run: Run) -> None:
+        if self.state:
+            run.trainer.set_state(self.state)
+
+
+class ReduceOnPlateau(_Watcher):
+    """Multiplies the learning rate by `factor` when the monitored column has not improved for `patience` epochs."""
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        *,
+        factor: float = 0.1,
+        patience: int = 5,
+        cooldown: int = 0,
+        min_rate: float = 0.0,
+        min_delta: float = 0.0,
+        mode: str = "auto",
+    ) -> None:
+        if not 0.0 < factor < 1.0:
+            raise ArgumentError(Diagnostic(A101, f"the factor is {factor}", needed="a number between 0 and 1"))
+        super().__init__(monitor, mode=mode, min_delta=min_delta)
+        self.factor, self.patience, self.cooldown, self.min_rate = factor, patience, cooldown, min_rate
+        self.waited = 0
+        self.cooling = 0
+
+    def on_fit_begin(self, run: Run) -> None:
+        run.require_learning_rate("ReduceOnPlateau")
+
+    def on_epoch_end(self, run: Run, logs: Logs) -> None:
+        improved = self._improved(run, logs)
+        if self.cooling > 0:
+            self.cooling -= 1
+            self.waited = 0
+        if improved:
+            self.waited = 0
+            return
+        self.waited += 1
+        if self.waited > self.patience - 1 and self.cooling == 0:
+            rate = run.learning_rate
+            reduced = max(rate * self.factor, self.min_rate)
+            if reduced < rate:
+                run.rate_factor *= reduced / rate
+            self.waited = 0
+            self.cooling = self.cooldown
+
+    def get_state(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited, "cooling": self.cooling}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.best, self.waited = float(state["best"]), int(state["waited"])
+        self.cooling = int(state["cooling"])
+
+
+class LearningRateSchedule(Callback):
+    """Sets the learning rate from a function of the number of steps done."""
+
+    def __init__(self, rate: Callable[[int], float]) -> None:
+        self.rate = rate
+
+    def on_fit_begin(self, run: Run) -> None:
+        run.require_learning_rate("LearningRateSchedule")
+        run.schedule = self.rate
+
+
+class FunctionCallback(Callback):
+    """Calls plain functions: `FunctionCallback(on_epoch_end=lambda run, logs: …)`."""
+
+    def __init__(
+        self,
+        on_step_end: Callable[[Run, Logs], None] | None = None,
+        on_epoch_end: Callable[[Run, Logs], None] | None = None,
+    ) -> None:
+        self._step, self._epoch = on_step_end, on_epoch_end
+
+    def on_step_end(self, run: Run, logs: Logs) -> None:
+        if self._step:
+            self._step(run, logs)
+
+    def on_epoch_end(self, run: Run, logs: Logs) -> None:
+        if self._epoch:
+            self._epoch(run, logs)

@@ -1,0 +1,394 @@
+"""Checkpoints on disk: a directory in which the newest whole one can always be found.
+
+::
+
+    run/
+      step-00000400.safetensors   tensors of the state, and everything else a run needs, in a file that proves itself
+      step-00000500.safetensors
+      model.onnx                  the model (or program.safetensors), so that resuming needs nothing else
+      manifest.json               what is there, for people and tools; written last
+      .lock                       held by the one writer
+
+Each file is written by temp file, fsync, rename, fsync of the directory, in the order model, step file, manifest; only
+then are older step files removed. A reader takes the newest step file that verifies. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import hashlib
+import json
+import platform
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import onward
+from onward.errors import CheckpointError, Diagnostic, define
+from onward.train import fsio
+from onward.train.origin import Origin
+from onward.train.tensorfile import Damaged, can_store, read_tensor_file, tensor_file_chunks
+
+K100 = define(
+    "K100",
+    "there is no usable checkpoint",
+    why="The directory holds no step file, or none that is whole.",
+    fix="Check the path; start the run again without resuming.",
+)
+K101 = define(
+    "K101",
+    "a checkpoint could not be written",
+    why="The file system refused a write. Earlier checkpoints are untouched.",
+    fix="Free space or choose a directory that can be written, then resume.",
+)
+K102 = define(
+    "K102",
+    "a checkpoint is damaged",
+    why="A checksum does not match what was written, so the file cannot be trusted.",
+    fix="The previous checkpoint is used; look at the disk.",
+)
+K103 = define(
+    "K103",
+    "the model stored with the checkpoint is missing or damaged",
+    why="The run cannot be taken up without the very model it was trained with.",
+    fix="Pass the model: Trainer.resume(directory, model='model.onnx').",
+)
+K104 = define(
+    "K104",
+    "another trainer writes to this directory",
+    why="Two writers would destroy each other's checkpoints.",
+    fix="Wait for the other one, stop it, or use another directory.",
+)
+K105 = define(
+    "K105",
+    "the directory belongs to another run",
+    why="Continuing would mix the checkpoints of two runs.",
+    fix="Resume that run (Trainer.resume, --resume) or use another directory.",
+)
+K107 = define(
+    "K107",
+    "a checkpoint could not be read",
+    why="The file system refused a read.",
+    fix="Check the path and the permissions.",
+)
+
+FORMAT = "onward-checkpoint"
+VERSION = 1
+MANIFEST = "manifest.json"
+_STEP_FILE = re.compile(r"step-(\d{8,})\.safetensors")
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was damaged and an older one is used instead."""
+
+
+class Checkpoint:
+    """One checkpoint as read from disk: `tensors` by name and JSON `data`; `path` is its step file."""
+
+    def __init__(self, path: Path, tensors: dict[str, np.ndarray], data: dict[str, Any]) -> None:
+        self.path, self.tensors, self.data = path, tensors, data
+
+    @property
+    def step(self) -> int:
+        """The number of training steps behind it."""
+        return int(self.data["step"])
+
+
+class CheckpointDirectory:
+    """Reads and writes the checkpoints of one run."""
+
+    def __init__(self, directory: str | Path, keep: int = 3) -> None:
+        self.path = Path(directory)
+        self.keep = max(keep, 1)
+        self._lock = fsio.DirectoryLock(self.path)
+
+    # ------------------------------------------------------------------ reading
+
+    def step_files(self) -> list[Path]:
+        """Return the step files, newest first."""
+        if not self.path.is_dir():
+            return []
+        found = [(int(m[1]), p) for p in self.path.iterdir() if (m := _STEP_FILE.fullmatch(p.name))]
+        return [p for _, p in sorted(found, reverse=True)]
+
+    def load(self) -> Checkpoint:
+        """Return the newest checkpoint that is whole; a damaged one gives a `CheckpointWarning` and is passed over.
+
+        Raises:
+            CheckpointError: there is none; the message says what is wrong with each file.
+        """
+        problems: list[Diagnostic] = []
+        with _reading(self.path):
+            files = self.step_files()
+            self._read_manifest()
+        for path in files:
+            try:
+                with _reading(path):
+                    tensors, data = read_tensor_file(path)
+            except FileNotFoundError:  # pruned by the writer in the meantime
+                continue
+            except Damaged as damage:
+                problems.append(
+                    Diagnostic(K102, f"checkpoint `{path.name}` is damaged: {damage}", place=str(self.path))
+                )
+                continue
+            if data.get("format") != FORMAT or data.get("version") != VERSION:
+                problems.append(
+                    Diagnostic(
+                        K102,
+                        f"`{path.name}` is not a checkpoint this version reads",
+                        place=str(self.path),
+                        found=f"{data.get('format')} version {data.get('version')}",
+                        needed=f"{FORMAT} version {VERSION}",
+                    )
+                )
+                continue
+            for problem in problems:
+                warnings.warn(f"{problem.message}; `{path.name}` is used instead", CheckpointWarning, stacklevel=3)
+            return Checkpoint(path, tensors, data)
+        raise CheckpointError(
+            [
+                Diagnostic(
+                    K100,
+                    f"no usable checkpoint in `{self.path}`",
+                    found=f"{len(files)} step files, {len(problems)} damaged"
+                    if self.path.is_dir()
+                    else "no such directory",
+                    needed="at least one whole step-….safetensors",
+                ),
+                *problems,
+            ]
+        )
+
+    def load_origin(self, checkpoint: Checkpoint) -> Origin:
+        """Return the model the run was started with, verified."""
+        described = checkpoint.data["model"]
+        path = self.path / Path(described["file"]).name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+        else:
+            if hashlib.sha256(content).hexdigest() == described["sha256"]:
+                return Origin.from_bytes(path.name, content)
+            problem = "is damaged: the checksum does not match"
+        raise CheckpointError(
+            Diagnostic(
+                K103,
+                f"the model of the run, `{path.name}`, {problem}",
+                place=str(self.path),
+                hint="pass the model the run was started with: Trainer.resume(directory, model=…)",
+            )
+        )
+
+    def _read_manifest(self) -> dict[str, Any] | None:
+        """Return the manifest; None when there is none. A damaged one gives a warning: the step files do without it."""
+        try:
+            text = (self.path / MANIFEST).read_text("utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            warnings.warn(f"`{MANIFEST}` cannot be read ({error}); the step files are used", CheckpointWarning, 3)
+            return None
+        try:
+            manifest = json.loads(text)
+            if text == _manifest_text(manifest):
+                return dict(manifest)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            pass  # not JSON, or not ours: the same finding as a wrong checksum
+        warnings.warn(f"`{MANIFEST}` is damaged; the step files are used", CheckpointWarning, stacklevel=3)
+        return None
+
+    # ------------------------------------------------------------------ writing
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the directory for one writer, and remove what killed writers left behind; may be nested."""
+        if self._lock.held:
+            yield
+            return
+        with self._reporting("the directory cannot be made ready"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            try:
+                fsio.remove_stale(self.path)
+            except BaseException:
+                self._lock.release()
+                raise
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def check_owner(self, run: str) -> None:
+        """Raise if the directory holds checkpoints of another run than `run`."""
+        files = self.step_files()
+        if not files:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CheckpointWarning)
+            manifest = self._read_manifest()
+            if manifest is not None:
+                owner, step = manifest.get("run"), manifest.get("latest")
+            else:
+                try:
+                    found = self.load()
+                except CheckpointError:
+                    return  # nothing usable to protect
+                owner, step = found.data["run"], found.step
+        if owner != run:
+            raise CheckpointError(
+                Diagnostic(
+                    K105,
+                    f"`{self.path}` already holds a run, at step {step}",
+                    hint="take it up with Trainer.resume (--resume), or choose another directory",
+                )
+            )
+
+    def save(self, step: int, tensors: Mapping[str, np.ndarray], data: Mapping[str, Any], origin: Origin) -> Path:
+        """Write one checkpoint and return its path; when this returns it will survive a power loss.
+
+        Raises:
+            CheckpointError: it could not be written; the earlier ones are untouched and no temporary file is left.
+        """
+        unstorable = [f"`{n}` ({a.dtype})" for n, a in tensors.items() if not can_store(np.asarray(a))]
+        if unstorable:
+            raise CheckpointError(
+                Diagnostic(K101, "safetensors has no element type for " + ", ".join(unstorable), place=str(self.path))
+            )
+        path = self.path / f"step-{step:08d}.safetensors"
+        with self.writing(), self._reporting("the checkpoint could not be written"):
+            self.check_owner(str(data["run"]))
+            stored = self._store_origin(origin)
+            content = {**data, "format": FORMAT, "version": VERSION, "step": step, "model": stored}
+            digest = _Digest(tensor_file_chunks(tensors, content))
+            fsio.write_atomic(path, digest)
+            self._write_manifest(path, digest, content)
+            self._prune(step)
+        return path
+
+    def _store_origin(self, origin: Origin) -> dict[str, str]:
+        path = self.path / origin.file_name
+        stored = {"file": origin.file_name, "sha256": origin.sha256}
+        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != origin.sha256:
+            fsio.write_atomic(path, [origin.content])
+        return stored
+
+    def _write_manifest(self, path: Path, digest: _Digest, content: Mapping[str, Any]) -> None:
+        step = int(content["step"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CheckpointWarning)
+            before = self._read_manifest() or {"checkpoints": []}
+        entry = {"step": step, "file": path.name, "bytes": digest.size, "sha256": digest.hexdigest()}
+        listed = [entry, *(c for c in before["checkpoints"] if c["step"] < step)][: self.keep]
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "run": content["run"],
+            "latest": step,
+            "checkpoints": listed,
+            "model": content["model"],
+            "backend": content.get("backend", {}),
+            "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "onward": onward.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        }
+        fsio.write_atomic(self.path / MANIFEST, [_manifest_text(manifest).encode("utf-8")])
+
+    def _prune(self, step: int) -> None:
+        """Keep the newest `keep` up to `step`; later ones are damaged or of a future that was given up."""
+        removed = False
+        kept = 0
+        for path in self.step_files():
+            match = _STEP_FILE.fullmatch(path.name)
+            assert match is not None
+            if int(match[1]) <= step and kept < self.keep:
+                kept += 1
+            else:
+                fsio.remove(path)
+                removed = True
+        if removed:
+            fsio.sync_directory(self.path)
+
+    @contextlib.contextmanager
+    def _reporting(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except fsio.LockHeld as error:
+            raise CheckpointError(
+                Diagnostic(
+                    K104, f"`{self.path}` is in use by {error.strerror}", hint="one trainer per directory at a time"
+                )
+            ) from error
+        except OSError as error:
+            raise CheckpointError(
+                Diagnostic(
+                    K101,
+                    f"{what}: {error.strerror or error}",
+                    place=str(error.filename or self.path),
+                    needed="earlier checkpoints are untouched",
+                    hint=_HINTS.get(error.errno or 0, ""),
+                )
+            ) from error
+
+
+_HINTS = {
+    errno.ENOSPC: "free space on the disk, then resume",
+    errno.EDQUOT: "the quota of this user is used up",
+    errno.EFBIG: "the file would be larger than the system allows",
+    errno.EROFS: "the file system is mounted read-only",
+    errno.EACCES: "this user may not write here",
+    errno.EPERM: "this user may not write here",
+    errno.EIO: "the disk reports a fault: copy what is there to another one",
+    errno.EEXIST: "there is a file of that name where the directory should be",
+    errno.ENOTDIR: "a part of the path is a file, not a directory",
+}
+
+
+class _Digest:
+    """Passes chunks on and keeps their sha256 and size."""
+
+    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
+        self._chunks = chunks
+        self._sha256 = hashlib.sha256()
+        self.size = 0
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        for chunk in self._chunks:
+            self._sha256.update(chunk)
+            self.size += len(chunk)
+            yield chunk
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def _manifest_text(manifest: Mapping[str, Any]) -> str:
+    """Return the exact text of the manifest, its own checksum included."""
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    body["sha256"] = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return json.dumps(body, indent=2) + "\n"
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CheckpointError(
+            Diagnostic(
+                K107,
+                f"cannot read `{path}`: {error.strerror or error}",
+                hint=_HINTS.get(error.errno or 0, "").replace("write here", "read here"),
+            )
+        ) from error

@@ -1,0 +1,106 @@
+"""Training data from anywhere: arrays, files, folders, iterables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onward.errors import A101, ArgumentError, Diagnostic
+from onward.program import TensorSpec
+from onward.train.data.matching import Matching, Preparation, match
+from onward.train.data.source import (
+    ArrayColumn,
+    BatchRequest,
+    ColumnSource,
+    DataSource,
+    IterableSource,
+    epoch_order,
+)
+
+Data: TypeAlias = (
+    np.ndarray | Mapping[str, Any] | Iterable[Any] | Callable[..., Iterable[Any]] | DataSource | str | Path
+)
+__all__ = [
+    "BatchRequest",
+    "ColumnSource",
+    "Data",
+    "DataSource",
+    "IterableSource",
+    "Matching",
+    "Preparation",
+    "as_source",
+    "epoch_order",
+    "match",
+]
+
+
+def as_source(
+    x: Data,
+    y: Any,
+    inputs: Sequence[TensorSpec],
+    targets: Sequence[TensorSpec],
+    preparation: Preparation,
+    steps_per_epoch: int | None = None,
+    part: str = "train",
+) -> DataSource:
+    """Return the source for what was given to `fit`, `evaluate` or `predict`.
+
+    An array, or a tuple or list of arrays, is data in memory (`y` likewise); a dict is data in memory by name; a path
+    is opened; any other iterable, and a function that returns one, gives batches.
+    """
+    if isinstance(x, DataSource):
+        _no_target(y, "a DataSource")
+        return x
+    if isinstance(x, (str, Path)):
+        _no_target(y, "a path")
+        from onward.train.data.files import open_data
+
+        return open_data(x, inputs, targets, part=part, preparation=preparation)
+    if isinstance(x, Mapping):
+        columns = {str(k): ArrayColumn(_array(v)) for k, v in x.items()}
+        if y is not None:
+            columns |= _named(y, targets)
+        return ColumnSource(columns, place="the arrays given to the trainer")
+    if _is_array(x) or y is not None or (isinstance(x, tuple) and all(_is_array(v) for v in x)):
+        columns = _named(x, inputs if y is not None else [*inputs, *targets])
+        if y is not None:
+            columns |= _named(y, targets)
+        return ColumnSource(columns, positional=True, place="the arrays given to the trainer")
+    if isinstance(x, Iterable) or callable(x):
+        return IterableSource(x, steps_per_epoch=steps_per_epoch)
+    raise ArgumentError(
+        Diagnostic(
+            A101,
+            f"a {type(x).__name__} is no training data",
+            needed="arrays, a dict of arrays, a path, a DataSource, or an iterable of batches",
+        )
+    )
+
+
+def _no_target(y: Any, what: str) -> None:
+    if y is not None:
+        raise ArgumentError(Diagnostic(A101, f"y was given, and {what} already holds the targets", needed="y=None"))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or (hasattr(value, "__array__") and hasattr(value, "shape"))
+
+
+def _array(value: Any) -> np.ndarray:
+    """Return the array itself where it is one (a memory map stays one), else its numbers."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    return np.asanyarray(value)
+
+
+def _named(values: Any, specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """Return columns named after the model's inputs in order; what is too many keeps a number."""
+    if isinstance(values, Mapping):
+        return {str(k): ArrayColumn(_array(v)) for k, v in values.items()}
+    several = isinstance(values, (tuple, list)) and len(values) > 0 and all(_is_array(v) for v in values)
+    parts = list(values) if several else [values]
+    names = [s.name for s in specs] + [f"array[{i}]" for i in range(len(specs), len(parts))]
+    return {name: ArrayColumn(_array(part)) for name, part in zip(names, parts, strict=False)}

@@ -1,0 +1,398 @@
+"""Match the columns of the data to the inputs and targets of a model, before the first step.
+
+What is done without asking, and nothing else:
+
+- integers and booleans are cast to the model's float type (uint8 images), floats to another float width, integers to
+  another integer width (an overflow is an error);
+- one axis of size 1 is added or removed: (N, H, W) becomes (N, 1, H, W) or (N, H, W, 1), labels (N, 1) become (N,);
+- trailing axes are flattened when the model takes (N, K) and the data has K numbers per sample.
+
+Scaling, mean and standard deviation and one-hot coding are done when asked for. Everything else is an error that
+shows both sides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onward.errors import DataError, Diagnostic, define
+from onward.program import TensorSpec
+from onward.train.data.source import Batch, DataSource
+
+T110 = define(
+    "T110",
+    "the data has no column for an input or target of the model",
+    why="Every input and target of the model must be fed.",
+    fix="Rename the column, or say which one to use: columns={'input': 'column'}, or --column input=column.",
+)
+T111 = define(
+    "T111",
+    "the shape of a column does not fit the model",
+    why="The shape of each sample must be the one the model declares.",
+    fix="Reshape the data, or make the model for this shape.",
+)
+T112 = define(
+    "T112",
+    "the element type of a column does not fit the model",
+    why="A cast that could lose what the numbers mean is not done in silence.",
+    fix="Convert the column; for class numbers where the model wants probabilities use one-hot coding.",
+)
+T113 = define(
+    "T113",
+    "a value of the data does not fit the type of the model",
+    why="The number is too large for the integer type the model declares.",
+    fix="Correct the data, or make the model with a wider type.",
+)
+T114 = define(
+    "T114",
+    "the batch size does not fit the model",
+    why="The model was made for one fixed batch size.",
+    fix="Use that batch size, or make the model with a free batch dimension.",
+)
+
+Numbers = float | Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """What is done to the data on its way to the model; kept in checkpoints.
+
+    Each float input x becomes (x * scale - mean) / std; `mean` and `std` hold one number or one per channel (axis 1).
+    `one_hot` codes integer targets as rows of 0 and 1 with the width the model declares. `columns` maps a name of the
+    model to a column of the data.
+    """
+
+    scale: float = 1.0
+    mean: Numbers = 0.0
+    std: Numbers = 1.0
+    one_hot: bool = False
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def normalises(self) -> bool:
+        """True when the numbers of an input change."""
+        changes = (self.scale != 1.0, np.any(np.asarray(self.mean) != 0.0), np.any(np.asarray(self.std) != 1.0))
+        return any(bool(c) for c in changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        data = dataclasses.asdict(self)
+        for key in ("mean", "std"):
+            data[key] = np.asarray(data[key], dtype=np.float64).tolist()
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Preparation:
+        """Return the preparation that `as_dict` described."""
+        return cls(**data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """How one input or target of the model is made from one column."""
+
+    spec: TensorSpec
+    column: str
+    is_target: bool
+    preparation: Preparation
+    dtype: np.dtype[Any]
+    classes: int = 0  # width of the one-hot coding; 0: none
+
+    def make(self, array: np.ndarray) -> np.ndarray:
+        """Return the array the model takes."""
+        if self.classes:
+            array = _one_hot(array, self.classes, self.spec.name, self.dtype)
+        plan = _plan_shape(array.shape, self.spec.shape)
+        if plan is None:
+            raise DataError(_shape_problem(self.spec, self.column, array.shape))
+        array = array.reshape(plan)
+        if not self.is_target and self.dtype.kind not in "iub" and self.preparation.normalises:
+            return self._normalise(array)
+        return _cast(array, self.dtype, self.spec.name, self.column)
+
+    def _normalise(self, array: np.ndarray) -> np.ndarray:
+        p = self.preparation
+        work = np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+        out: np.ndarray = array.astype(work)
+        if p.scale != 1.0:
+            out = out * np.asarray(p.scale, dtype=work)
+        mean, std = (self._per_channel(np.asarray(v, dtype=work), out) for v in (p.mean, p.std))
+        return np.asarray((out - mean) / std, dtype=self.dtype)
+
+    def _per_channel(self, values: np.ndarray, like: np.ndarray) -> np.ndarray:
+        if values.ndim == 0:
+            return values
+        if like.ndim < 2 or values.shape != (like.shape[1],):
+            raise DataError(
+                Diagnostic(
+                    T111,
+                    f"mean or std has {values.size} numbers for input `{self.spec.name}`",
+                    found=f"input of shape {like.shape}",
+                    needed="one number, or one per channel (axis 1)",
+                )
+            )
+        return values.reshape((-1,) + (1,) * (like.ndim - 2))
+
+
+class Matching:
+    """The agreed way from batches of a source to feeds of a model."""
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self.feeds = tuple(feeds)
+
+    def make(self, batch: Batch) -> Batch:
+        """Return the feeds for one batch of the source."""
+        missing = [f for f in self.feeds if f.column not in batch]
+        if missing:
+            raise DataError(
+                [
+                    Diagnostic(
+                        T110,
+                        f"a later batch has no `{f.column}` for `{f.spec.name}`",
+                        found=", ".join(f"`{n}`" for n in batch),
+                        needed="the same columns in every batch",
+                    )
+                    for f in missing
+                ]
+            )
+        return {f.spec.name: f.make(batch[f.column]) for f in self.feeds}
+
+
+def match(
+    source: DataSource,
+    inputs: Sequence[TensorSpec],
+    targets: Sequence[TensorSpec],
+    preparation: Preparation,
+    *,
+    batch_size: int | None = None,
+) -> Matching:
+    """Return how the source feeds the model.
+
+    Raises:
+        DataError: listing every column that is missing or does not fit, with both sides.
+    """
+    columns = {spec.name: spec for spec in source.specs()}
+    wanted = [(spec, False) for spec in inputs] + [(spec, True) for spec in targets]
+    chosen, problems = _choose_columns(columns, [spec for spec, _ in wanted], source.positional, preparation)
+    feeds = []
+    for spec, is_target in wanted:
+        if spec.name not in chosen:
+            continue
+        feed, problem = _plan_feed(spec, columns[chosen[spec.name]], is_target, preparation)
+        if problem:
+            problems.append(problem)
+        feeds.append(feed)
+        problems += _check_batch(spec, batch_size)
+    if problems:
+        raise DataError(problems)
+    return Matching(feeds)
+
+
+def _choose_columns(
+    columns: Mapping[str, TensorSpec], wanted: Sequence[TensorSpec], positional: bool, preparation: Preparation
+) -> tuple[dict[str, str], list[Diagnostic]]:
+    """Return model name -> column name and the problems; by name first, by position where the data has no names."""
+    problems: list[Diagnostic] = []
+    found = "data: " + (", ".join(_show(s) for s in columns.values()) or "no columns")
+    unknown = [name for name in preparation.columns if name not in {s.name for s in wanted}]
+    for name in unknown:
+        problems.append(
+            Diagnostic(
+                T110,
+                f"columns names `{name}`, which the model does not have",
+                needed="one of: " + ", ".join(s.name for s in wanted),
+            )
+        )
+    chosen: dict[str, str] = {}
+    by_position = positional and not any(s.name in columns for s in wanted)
+    if by_position and len(columns) < len(wanted):
+        problems.append(
+            Diagnostic(
+                T110,
+                f"the data has {len(columns)} columns and the model needs {len(wanted)}",
+                found=found,
+                needed="model: " + ", ".join(_show(s) for s in wanted) + " in this order",
+            )
+        )
+        return chosen, problems
+    names = list(columns)
+    for i, spec in enumerate(wanted):
+        name = preparation.columns.get(spec.name, names[i] if by_position else spec.name)
+        if name in columns:
+            chosen[spec.name] = name
+        else:
+            problems.append(
+                Diagnostic(
+                    T110,
+                    f"no column `{name}` in the data",
+                    found=found,
+                    needed=f"model: {_show(spec)}",
+                    hint=f"say which column to use: columns={{'{spec.name}': '…'}}, or --column {spec.name}=…",
+                )
+            )
+    return chosen, problems
+
+
+def _plan_feed(
+    spec: TensorSpec, column: TensorSpec, is_target: bool, preparation: Preparation
+) -> tuple[Feed, Diagnostic | None]:
+    dtype = numpy_dtype(spec.dtype)
+    have = numpy_dtype(column.dtype)
+    feed = Feed(spec, column.name, is_target, preparation, dtype)
+    shape = tuple(column.shape)
+    width = spec.shape[-1] if spec.shape else None
+    codable = is_target and have.kind in "iu" and len(spec.shape) >= 2 and _plan_shape(shape, spec.shape) is None
+    if preparation.one_hot and is_target and have.kind in "iu":
+        if not isinstance(width, int):
+            return feed, Diagnostic(
+                T112,
+                f"one-hot coding of `{spec.name}` needs the number of classes",
+                found=f"model: {_show(spec)}",
+                needed="a target whose last dimension is a number",
+            )
+        shape = (*(shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape), width)
+        feed = dataclasses.replace(feed, classes=width)
+        have = dtype
+    hint = "integer classes become rows of 0 and 1 with one_hot=True (--one-hot)" if codable else ""
+    if _plan_shape(shape, spec.shape) is None:
+        return feed, _shape_problem(spec, column.name, column.shape, column.dtype, hint)
+    if not _may_cast(have, dtype):
+        return feed, Diagnostic(
+            T112,
+            f"column `{column.name}` has the wrong element type for `{spec.name}`",
+            found=f"data: {_show(column)}",
+            needed=f"model: {_show(spec)}",
+            hint=hint or f"convert the column to {spec.dtype} first",
+        )
+    return feed, None
+
+
+def _check_batch(spec: TensorSpec, batch_size: int | None) -> list[Diagnostic]:
+    fixed = fixed_batch([spec])
+    if batch_size is None or fixed is None or fixed == batch_size:
+        return []
+    return [
+        Diagnostic(
+            T114,
+            f"`{spec.name}` takes batches of exactly {fixed}",
+            found=f"batch_size={batch_size}",
+            needed=f"batch_size={fixed}",
+        )
+    ]
+
+
+def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
+    """Return the batch size the model was made for; None when it is free."""
+    for spec in specs:
+        if spec.shape and isinstance(spec.shape[0], int):
+            return spec.shape[0]
+    return None
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the numpy dtype of a `TensorSpec`; the small float types come from ml_dtypes."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return small
+
+
+def _may_cast(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    if have == want:
+        return True
+    if _is_float(want):
+        return _is_float(have) or have.kind in "iub"
+    if want.kind in "iu":
+        return have.kind in "iub"
+    return want.kind == have.kind
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
+
+
+def _cast(array: np.ndarray, dtype: np.dtype[Any], name: str, column: str) -> np.ndarray:
+    if array.dtype == dtype:
+        return np.asarray(array, order="C")
+    if not _may_cast(array.dtype, dtype):
+        raise DataError(
+            Diagnostic(
+                T112,
+                f"a batch of column `{column}` has the wrong element type for `{name}`",
+                found=str(array.dtype),
+                needed=str(dtype),
+            )
+        )
+    out = array.astype(dtype)
+    if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and not np.array_equal(out, array):
+        bad = array[out != array].ravel()[0]
+        raise DataError(
+            Diagnostic(T113, f"column `{column}` holds {bad}, which `{name}` ({dtype}) cannot hold", found=str(bad))
+        )
+    return np.asarray(out, order="C")
+
+
+def _one_hot(array: np.ndarray, classes: int, name: str, dtype: np.dtype[Any]) -> np.ndarray:
+    if array.ndim > 1 and array.shape[-1] == 1:
+        array = array[..., 0]
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= classes:
+        raise DataError(
+            Diagnostic(
+                T113,
+                f"a label for `{name}` is out of range",
+                found=f"labels from {low} to {high}",
+                needed=f"0 to {classes - 1}",
+            )
+        )
+    return np.asarray(array[..., None] == np.arange(classes), dtype=dtype)
+
+
+def _fits(shape: Sequence[Any], model: Sequence[int | str | None]) -> bool:
+    return len(shape) == len(model) and all(
+        not isinstance(want, int) or have is None or have == want for have, want in zip(shape, model, strict=True)
+    )
+
+
+def _plan_shape(shape: Sequence[Any], model: Sequence[int | str | None]) -> tuple[int, ...] | None:
+    """Return the shape to reshape to (the batch as given, or -1 when unknown), or None when the column does not fit."""
+    shape = tuple(shape)
+    as_target = tuple(-1 if d is None else d for d in shape)
+    rest = model[1:]  # the first dimension of a batch is checked by the batch size
+    if not model or not shape:
+        return as_target if _fits(shape, model) else None
+    if _fits(shape[1:], rest):
+        return as_target
+    for axis in range(1, len(model)):  # one axis of size 1 more
+        if model[axis] == 1 and _fits((*shape[1:axis], 1, *shape[axis:]), rest):
+            return (*as_target[:axis], 1, *as_target[axis:])
+    for axis in range(1, len(shape)):  # one axis of size 1 less
+        if shape[axis] == 1 and _fits((*shape[1:axis], *shape[axis + 1 :]), rest):
+            return (*as_target[:axis], *as_target[axis + 1 :])
+    if len(model) == 2 and len(shape) > 2 and None not in shape[1:] and model[1] == math.prod(shape[1:]):
+        return (as_target[0], math.prod(shape[1:]))
+    return None
+
+
+def _shape_problem(spec: TensorSpec, column: str, shape: Sequence[Any], dtype: str = "", hint: str = "") -> Diagnostic:
+    return Diagnostic(
+        T111,
+        f"column `{column}` does not have the shape of `{spec.name}`",
+        found=f"data: {_show(TensorSpec(column, dtype, tuple(shape)))}",
+        needed=f"model: {_show(spec)}",
+        hint=hint,
+    )
+
+
+def _show(spec: TensorSpec) -> str:
+    """Return `name float32 (N, 1, 28, 28)`."""
+    dims = ["N" if i == 0 and d is None else "?" if d is None else str(d) for i, d in enumerate(spec.shape)]
+    return f"`{spec.name}` {spec.dtype} ({', '.join(dims)}{',' if len(dims) == 1 else ''})".replace("  ", " ")

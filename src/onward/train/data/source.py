@@ -1,0 +1,362 @@
+"""Sources of batches: what `fit` iterates over, whatever the data came from.
+
+The order of an epoch depends on (seed, epoch) and nothing else, so that a run can be taken up again in the middle of
+an epoch. It is the order of raw Philox numbers, whose stream numpy keeps stable across versions.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
+from onward.program import TensorSpec
+
+Batch = dict[str, np.ndarray]
+
+T100 = define(
+    "T100",
+    "the columns of the data have different lengths",
+    why="Every input and target needs one entry per sample.",
+    fix="Cut or fill the columns so that all have the same number of samples.",
+)
+T101 = define(
+    "T101",
+    "there is no data",
+    why="A training run needs at least one batch.",
+    fix="Check the path, the filters and the batch size; a generator can be read only once.",
+)
+T102 = define(
+    "T102",
+    "an item of the iterable is not a batch",
+    why="Each item must be a dict of arrays, or a tuple or list of arrays in the order inputs, then targets.",
+    fix="Yield dicts or tuples of arrays.",
+)
+
+_SPLIT_KEY = 0x6F6E77617264  # keeps the validation split independent of the order of any epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRequest:
+    """Which batches of which epoch to deliver; `start` skips those already seen."""
+
+    batch_size: int
+    shuffle: bool = False
+    seed: int = 0
+    epoch: int = 0
+    start: int = 0
+    drop_last: bool = False
+
+
+def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
+    """Return a permutation of `range(size)` that depends on (seed, epoch) only.
+
+    >>> epoch_order(5, seed=0, epoch=1).tolist() == epoch_order(5, seed=0, epoch=1).tolist()
+    True
+    """
+    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, epoch & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
+    return np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
+
+
+def batch_length(batch: Mapping[str, np.ndarray]) -> int:
+    """Return the number of samples of a batch: the first axis of its first array that has one."""
+    return next((int(a.shape[0]) for a in batch.values() if np.ndim(a)), 1)
+
+
+class Column(Protocol):
+    """One value per sample; `take` reads some of them."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def take(self, indices: np.ndarray | slice) -> np.ndarray: ...
+
+
+class ArrayColumn:
+    """A column held by an array, in memory or memory-mapped."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def take(self, indices: np.ndarray | slice) -> np.ndarray:
+        """Return the samples at `indices`: a view for a slice, a copy otherwise."""
+        return np.asarray(self.array[indices])
+
+
+class SubsetColumn:
+    """Some samples of another column."""
+
+    def __init__(self, base: Column, indices: np.ndarray) -> None:
+        self.base, self.indices = base, indices
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.base.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.indices), *self.base.shape[1:])
+
+    def take(self, indices: np.ndarray | slice) -> np.ndarray:
+        """Return the samples at `indices` of the subset."""
+        return self.base.take(self.indices[indices])
+
+
+class DataSource(abc.ABC):
+    """Where batches come from. Subclass it for data of your own: `specs` and `batches` are enough."""
+
+    positional = False
+    """True when the columns are to be matched by position: the inputs of the model first, then its targets."""
+
+    @property
+    def size(self) -> int | None:
+        """How many samples there are; None when that is not known."""
+        return None
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes behind integer labels, where the data has names."""
+        return ()
+
+    @abc.abstractmethod
+    def specs(self) -> list[TensorSpec]:
+        """Return name, dtype and shape of each column; the first dimension is the batch (None)."""
+
+    @abc.abstractmethod
+    def batches(self, request: BatchRequest) -> Iterator[Batch]:
+        """Yield the batches of one epoch by column name, beginning with number `request.start`."""
+
+    def count_batches(self, batch_size: int, drop_last: bool = False) -> int | None:
+        """Return the number of batches per epoch; None when the size is not known."""
+        if self.size is None:
+            return None
+        return self.size // batch_size if drop_last else -(-self.size // batch_size)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what must be equal for a run to be taken up again: size, names, dtypes and shapes."""
+        return {"size": self.size, "columns": [[s.name, s.dtype, [str(d) for d in s.shape]] for s in self.specs()]}
+
+
+class ColumnSource(DataSource):
+    """Samples that can be read in any order, column by column."""
+
+    def __init__(
+        self, columns: Mapping[str, Column], *, positional: bool = False, classes: Sequence[str] = (), place: str = ""
+    ) -> None:
+        self.columns = dict(columns)
+        self.positional = positional
+        self._classes = tuple(classes)
+        self._place = place
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        scalars = [name for name, column in self.columns.items() if not column.shape]
+        if scalars:
+            raise DataError(
+                Diagnostic(
+                    T100,
+                    "a column without a sample axis: " + ", ".join(f"`{n}`" for n in scalars),
+                    place=self._place,
+                    needed="arrays whose first axis counts the samples",
+                )
+            )
+        lengths = {name: column.shape[0] for name, column in self.columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                Diagnostic(
+                    T100,
+                    "the columns have different numbers of samples",
+                    place=self._place,
+                    found=", ".join(f"`{n}`: {k}" for n, k in lengths.items()),
+                    needed="the same number in each",
+                )
+            )
+        if not lengths or next(iter(lengths.values())) == 0:
+            raise DataError(
+                Diagnostic(
+                    T101,
+                    "the data holds no samples",
+                    place=self._place,
+                    found=", ".join(f"`{n}` {c.shape}" for n, c in self.columns.items()) or "no columns",
+                    needed="at least one sample",
+                )
+            )
+
+    @property
+    def size(self) -> int:
+        return next(iter(self.columns.values())).shape[0]
+
+    @property
+    def classes(self) -> Sequence[str]:
+        return self._classes
+
+    def specs(self) -> list[TensorSpec]:
+        return [TensorSpec(name, str(c.dtype), (None, *c.shape[1:])) for name, c in self.columns.items()]
+
+    def batches(self, request: BatchRequest) -> Iterator[Batch]:
+        size = self.size
+        order = epoch_order(size, request.seed, request.epoch) if request.shuffle else None
+        end = size - size % request.batch_size if request.drop_last else size
+        for first in range(request.start * request.batch_size, end, request.batch_size):
+            last = min(first + request.batch_size, size)
+            where = slice(first, last) if order is None else order[first:last]
+            yield {name: column.take(where) for name, column in self.columns.items()}
+
+    def split(self, fraction: float, seed: int = 0) -> tuple[ColumnSource, ColumnSource]:
+        """Return (the rest, a random `fraction` of the samples); the choice depends on `seed` only."""
+        if not 0.0 < fraction < 1.0:
+            raise ArgumentError(
+                Diagnostic(A101, f"the validation fraction is {fraction}", needed="a number between 0 and 1")
+            )
+        order = epoch_order(self.size, seed, _SPLIT_KEY)
+        held = round(self.size * fraction)
+        if held in (0, self.size):
+            raise DataError(
+                Diagnostic(
+                    T101,
+                    f"a fraction of {fraction} of {self.size} samples leaves one side empty",
+                    place=self._place,
+                    needed="at least one sample on each side",
+                )
+            )
+        parts = np.sort(order[held:]), np.sort(order[:held])
+        rest, validation = (
+            ColumnSource(
+                {name: SubsetColumn(column, part) for name, column in self.columns.items()},
+                positional=self.positional,
+                classes=self._classes,
+                place=self._place,
+            )
+            for part in parts
+        )
+        return rest, validation
+
+
+class IterableSource(DataSource):
+    """Batches from any iterable (a torch DataLoader, tf.data, a list, a generator) or from a function.
+
+    Each item is one batch: a dict of arrays by name, or a tuple of arrays (inputs, then targets). A function is called
+    once per epoch, with the number of the epoch if it takes an argument, and returns an iterable. `request.batch_size`,
+    shuffling and the seed have no effect: the iterable decides.
+    """
+
+    def __init__(self, items: Iterable[Any] | Callable[..., Iterable[Any]], *, steps_per_epoch: int | None = None):
+        self._items = items
+        self._steps = steps_per_epoch
+        self._one_shot: Iterator[Any] | None = items if isinstance(items, Iterator) else None
+        self._first: Batch | None = None
+        self._peeked: list[Batch] = []
+        self._delivered = 0  # of a one-shot iterator, over all epochs
+        self.positional = False
+
+    def count_batches(self, batch_size: int, drop_last: bool = False) -> int | None:
+        if self._steps is not None:
+            return self._steps
+        length = getattr(self._items, "__len__", None)
+        if length is None:
+            return None
+        try:
+            return int(length())
+        except TypeError:  # a torch DataLoader over an IterableDataset, a tf.data set of unknown size
+            return None
+
+    def _open(self, epoch: int) -> Iterator[Any]:
+        if self._one_shot is not None:
+            return self._one_shot
+        if callable(self._items):
+            takes_epoch = bool(inspect.signature(self._items).parameters)
+            return iter(self._items(epoch) if takes_epoch else self._items())
+        return iter(self._items)
+
+    def _as_batch(self, item: Any, number: int) -> Batch:
+        if isinstance(item, Mapping):
+            return {str(name): _as_array(value) for name, value in item.items()}
+        self.positional = True
+        if isinstance(item, (tuple, list)):
+            return {f"item[{i}]": _as_array(value) for i, value in enumerate(_flat(item))}
+        if hasattr(item, "__array__"):
+            return {"item[0]": _as_array(item)}
+        raise DataError(
+            Diagnostic(
+                T102,
+                f"batch {number} of the iterable is a {type(item).__name__}",
+                needed="a dict of arrays by name, or a tuple of arrays (inputs, then targets)",
+            )
+        )
+
+    def specs(self) -> list[TensorSpec]:
+        if self._first is None:
+            iterator = self._open(0)
+            item = next(iterator, None)
+            if item is None:
+                raise DataError(Diagnostic(T101, "the iterable gives no batch", needed="at least one batch"))
+            self._first = self._as_batch(item, 0)
+            if self._one_shot is not None:
+                self._peeked.append(self._first)
+        return [TensorSpec(n, str(a.dtype), (None, *a.shape[1:]) if a.ndim else ()) for n, a in self._first.items()]
+
+    def _next(self, iterator: Iterator[Any], number: int) -> Batch | None:
+        self._delivered += 1
+        if self._peeked:
+            return self._peeked.pop(0)
+        item = next(iterator, None)
+        return None if item is None else self._as_batch(item, number)
+
+    def batches(self, request: BatchRequest) -> Iterator[Batch]:
+        iterator = self._open(request.epoch)
+        end = self._steps
+        if self._one_shot is not None and end is not None:
+            for number in range(self._delivered, request.epoch * end):  # a resumed run with a fresh generator
+                if self._next(iterator, number) is None:
+                    break
+        number = 0
+        while end is None or number < end:
+            batch = self._next(iterator, number)
+            if batch is None:
+                break
+            if number >= request.start:
+                yield batch
+            number += 1
+        if number == 0:
+            raise DataError(
+                Diagnostic(
+                    T101,
+                    f"the iterable gave no batch in epoch {request.epoch + 1}",
+                    needed="at least one batch per epoch",
+                    hint="a generator can be read only once; pass a function that returns a new one, or a list"
+                    if self._one_shot is not None
+                    else "",
+                )
+            )
+
+
+def _flat(item: Sequence[Any]) -> Iterator[Any]:
+    """Yield the arrays of a possibly nested tuple, as ((x1, x2), y) from tf.data."""
+    for part in item:
+        if isinstance(part, tuple):
+            yield from _flat(part)
+        else:
+            yield part
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """Return a copy as a numpy array; torch and TensorFlow tensors are accepted without importing either."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    return np.array(value)

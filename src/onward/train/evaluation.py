@@ -1,0 +1,118 @@
+"""Evaluation and prediction over any number of batches, exact also for a last batch that is smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onward.backends.base import Outputs, Session
+from onward.program import Program
+from onward.train.data.matching import Matching, fixed_batch
+from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length
+from onward.train.metrics import ConfusionMatrix, Metric, label
+
+_PROBABILITIES = {"Softmax", "Sigmoid", "HardSigmoid"}
+_TRANSPARENT = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Transpose"}
+
+
+def output_names(program: Program) -> list[str]:
+    """Return the outputs of the inference graph in order."""
+    return [o.name for o in program.infer.graph.output]
+
+
+def gives_logits(program: Program, output: str) -> bool:
+    """Return False when the output comes out of a Softmax or Sigmoid, so that its numbers are probabilities."""
+    producers = {name: node for node in program.infer.graph.node for name in node.output}
+    while output in producers:
+        node = producers[output]
+        if node.op_type in _PROBABILITIES:
+            return False
+        if node.op_type not in _TRANSPARENT:
+            break
+        output = node.input[0]
+    return True
+
+
+def update_metrics(program: Program, metrics: Sequence[Metric], outputs: Outputs, feeds: Mapping[str, Any]) -> None:
+    """Give outputs and targets of one batch to the metrics; one whose output or target is not there is left out."""
+    if not metrics:
+        return
+    names = output_names(program)
+    for metric in metrics:
+        output = metric.output or (names[0] if names else "")
+        target = metric.target or (program.targets[0].name if program.targets else "")
+        if output in outputs and target in feeds:
+            metric.update(np.asarray(outputs[output]), np.asarray(feeds[target]))
+
+
+def run_evaluation(
+    session: Session,
+    source: DataSource,
+    matching: Matching,
+    batch_size: int,
+    metrics: Sequence[Metric],
+    poll: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Return the loss, other scalar outputs (means over the samples) and the metrics over the whole source.
+
+    For a model with a fixed batch size a last, smaller batch is filled up for the metrics and left out of the means.
+    """
+    program = session.program
+    for metric in metrics:
+        metric.reset()
+    fixed = fixed_batch([f.spec for f in matching.feeds])
+    sums: dict[str, list[float]] = {}
+    for batch in source.batches(BatchRequest(batch_size)):
+        poll()
+        feeds = matching.make(batch)
+        samples = batch_length(feeds)
+        padded = fixed is not None and samples < fixed
+        outputs = session.evaluate(_fill(feeds, fixed or 0))
+        if padded:
+            outputs = {k: v[:samples] if np.ndim(v) and len(v) == fixed else v for k, v in outputs.items()}
+        else:
+            for name, value in outputs.items():
+                if np.ndim(value) == 0 or (name == program.loss and np.size(value) == 1):
+                    entry = sums.setdefault("loss" if name == program.loss else name, [0.0, 0.0])
+                    entry[0] += float(np.asarray(value).ravel()[0]) * samples
+                    entry[1] += samples
+        update_metrics(program, metrics, outputs, feeds)
+    result: dict[str, Any] = {name: total / weight for name, (total, weight) in sums.items()}
+    for metric in metrics:
+        result[label(metric)] = metric.matrix.tolist() if type(metric) is ConfusionMatrix else metric.compute()
+    return result
+
+
+def run_prediction(session: Session, source: DataSource, matching: Matching, batch_size: int) -> dict[str, np.ndarray]:
+    """Return every output of the inference graph over the whole source, in the order of the data."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for outputs in _predict_batches(session, source, matching, batch_size):
+        for name, value in outputs.items():
+            parts.setdefault(name, []).append(np.atleast_1d(value))
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def _predict_batches(
+    session: Session, source: DataSource, matching: Matching, batch_size: int
+) -> Iterator[dict[str, np.ndarray]]:
+    fixed = fixed_batch([f.spec for f in matching.feeds])
+    for batch in source.batches(BatchRequest(batch_size)):
+        feeds = matching.make(batch)
+        samples = batch_length(feeds)
+        if fixed is not None and samples < fixed:
+            outputs = session.infer(_fill(feeds, fixed))
+            yield {k: v[:samples] if np.ndim(v) and len(v) == fixed else v for k, v in outputs.items()}
+        else:
+            yield session.infer(feeds)
+
+
+def _fill(feeds: Batch, size: int) -> Batch:
+    """Return the batch with its last sample repeated up to `size`; as it is when that is not larger."""
+    if size <= batch_length(feeds):
+        return feeds
+    return {
+        name: np.concatenate([a, np.repeat(a[-1:], size - len(a), axis=0)]) if np.ndim(a) else a
+        for name, a in feeds.items()
+    }

@@ -1,0 +1,382 @@
+"""The training loop, the only one: epochs, steps, validation, checkpoints, callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onward.errors import A100, A101, ArgumentError, Diagnostic
+from onward.train.callbacks import Callback
+from onward.train.checkpoint import CheckpointDirectory
+from onward.train.data.matching import Matching
+from onward.train.data.prefetch import Prefetcher
+from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length
+from onward.train.history import History
+from onward.train.metrics import ConfusionMatrix, Metric, label
+from onward.train.signals import StopRequested, StopSignals
+
+if TYPE_CHECKING:
+    from onward.train.trainer import Trainer
+
+Schedule = Callable[[int], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class FitSettings:
+    """What decides the course of a run; kept in checkpoints."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+    entry: str | None = None
+    steps_per_epoch: int | None = None
+    learning_rate: float | str | None = None  # "function" when it was given as one
+
+    def check(self, entries: Sequence[str]) -> None:
+        """Raise for values that cannot be; all at once."""
+        problems = [
+            Diagnostic(A101, f"{name} is {value}", needed="a whole number of at least 1")
+            for name, value in (
+                ("epochs", self.epochs),
+                ("batch_size", self.batch_size),
+                ("steps_per_epoch", 1 if self.steps_per_epoch is None else self.steps_per_epoch),
+            )
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1
+        ]
+        if not isinstance(self.seed, int) or self.seed < 0:
+            problems.append(Diagnostic(A101, f"seed is {self.seed}", needed="a whole number of at least 0"))
+        if self.entry is not None and self.entry not in entries:
+            problems.append(
+                Diagnostic(A100, f"no such training entry `{self.entry}`", needed="one of: " + ", ".join(entries))
+            )
+        if isinstance(self.learning_rate, (int, float)) and not 0.0 <= self.learning_rate < float("inf"):
+            problems.append(Diagnostic(A101, f"learning_rate is {self.learning_rate}", needed="a finite number ≥ 0"))
+        if problems:
+            raise ArgumentError(problems)
+
+
+@dataclasses.dataclass
+class Position:
+    """How far a run has come: `batch` of `epoch` is the next one to be trained on."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    samples: int = 0
+    sums: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # name -> [weighted sum, weight]
+    rate_factor: float = 1.0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    finished: bool = False
+
+    def add(self, name: str, value: float, weight: int) -> None:
+        """Take the mean of one batch of `weight` samples into the mean of the epoch."""
+        entry = self.sums.setdefault(name, [0.0, 0.0])
+        entry[0] += value * weight
+        entry[1] += weight
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Move to the beginning of `epoch`."""
+        self.epoch, self.batch, self.seconds, self.samples = epoch, 0, 0.0, 0
+        self.sums = {}
+
+
+@dataclasses.dataclass
+class Validation:
+    """The data to validate on after each epoch."""
+
+    source: DataSource
+    matching: Matching
+    batch_size: int
+
+
+class Run:
+    """One call of `fit`; what callbacks see."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        settings: FitSettings,
+        source: DataSource,
+        matching: Matching,
+        *,
+        validation: Validation | None = None,
+        metrics: Sequence[Metric] = (),
+        callbacks: Sequence[Callback] = (),
+        schedule: Schedule | None = None,
+        checkpoints: CheckpointDirectory | None = None,
+        checkpoint_every: int | None = None,
+        prefetch: int = 2,
+    ) -> None:
+        self.trainer = trainer
+        self.settings = settings
+        self.source = source
+        self.metrics = list(metrics)
+        self.confusion: ConfusionMatrix | None = next((m for m in metrics if type(m) is ConfusionMatrix), None)
+        self.position = Position()
+        self.history = History()
+        self.validation = validation
+        self.schedule = schedule
+        self.started = 0.0
+        """When `fit` began, in seconds of `time.perf_counter`."""
+        self.steps_before = 0
+        """How many steps had been done when `fit` began."""
+        self._matching = matching
+        self._callbacks = list(callbacks)
+        self._checkpoints = checkpoints
+        self._checkpoint_every = checkpoint_every
+        self._prefetch = prefetch
+        self._saved_at: tuple[int, int] | None = None
+        self._signals = StopSignals(enabled=checkpoints is not None)
+
+    # ------------------------------------------------------------------ for callbacks
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The number of steps of an epoch; None when the data does not say."""
+        known = self.source.count_batches(self.settings.batch_size, self.settings.drop_last)
+        limit = self.settings.steps_per_epoch
+        return known if limit is None else limit if known is None else min(limit, known)
+
+    @property
+    def finished(self) -> bool:
+        """True when the run came to its end, by the number of epochs or by `stop`."""
+        return self.position.finished
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step; NaN when the model has none that can be set."""
+        if self.schedule is not None:
+            base = float(self.schedule(self.position.step))
+        elif isinstance(self.settings.learning_rate, (int, float)):
+            base = float(self.settings.learning_rate)
+        else:
+            names = self.trainer.learning_rate_names
+            base = float(np.asarray(self.trainer.program.settings[names[0]])) if names else float("nan")
+        return base * self.position.rate_factor
+
+    @property
+    def rate_factor(self) -> float:
+        """The learning rate is multiplied by this; kept in checkpoints."""
+        return self.position.rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self.position.rate_factor = factor
+
+    def require_learning_rate(self, wanted_by: str) -> None:
+        """Raise if the model has no learning rate that can be set."""
+        if not self.trainer.learning_rate_names:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    f"{wanted_by} cannot set the learning rate: this model has none that can be fed",
+                    found="settings: " + (", ".join(self.trainer.program.settings) or "none"),
+                    needed="a setting called learning_rate",
+                )
+            )
+
+    def larger_is_better(self, column: str) -> bool:
+        """Return whether a larger value of the column is an improvement."""
+        name = column.removeprefix("val_")
+        return any(label(m) == name and m.larger_is_better for m in self.metrics)
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step or epoch."""
+        self.history.stopped = reason
+
+    # ------------------------------------------------------------------ the loop
+
+    def fit(self) -> History:
+        """Train until the last epoch, until a callback stops the run, or until a signal comes."""
+        self.started = time.perf_counter()
+        self.steps_before = self.position.step
+        try:
+            with contextlib.ExitStack() as stack:
+                if self._checkpoints is not None:
+                    stack.enter_context(self._checkpoints.writing())
+                    self._checkpoints.check_owner(self.trainer.run_id)
+                stack.enter_context(self._signals)
+                for callback in self._callbacks:
+                    callback.on_fit_begin(self)
+                self._loop()
+        except StopRequested as request:
+            if request.number == signal.SIGTERM:
+                raise SystemExit(0) from None
+            raise KeyboardInterrupt from None
+        finally:
+            for callback in self._callbacks:
+                callback.on_fit_end(self)
+        return self.history
+
+    def _loop(self) -> None:
+        try:
+            while self.position.epoch < self.settings.epochs and not self.history.stopped:
+                self.position.finished = False
+                self._train_epoch()
+                self._end_epoch()
+                if self._checkpoint_every is None:
+                    self._save()
+            if not self.position.finished:
+                self.position.finished = True
+                self._save(again=True)
+        except StopRequested:
+            self._save()
+            raise
+
+    def _train_epoch(self) -> None:
+        settings, position = self.settings, self.position
+        request = BatchRequest(
+            settings.batch_size, settings.shuffle, settings.seed, position.epoch, position.batch, settings.drop_last
+        )
+        left = None if settings.steps_per_epoch is None else max(settings.steps_per_epoch - position.batch, 0)
+        feeds = itertools.islice(map(self._matching.make, self.source.batches(request)), left)
+        began, before = time.perf_counter(), position.seconds
+        with Prefetcher(feeds, self._prefetch, self._signals.poll) as ready:
+            for batch in ready:
+                self._step(batch)
+                position.seconds = before + time.perf_counter() - began
+                if self._checkpoint_every and position.step % self._checkpoint_every == 0:
+                    self._save()
+                self._signals.poll()
+                if self.history.stopped:
+                    break
+
+    def _step(self, batch: Batch) -> None:
+        position = self.position
+        feeds: dict[str, np.ndarray] = dict(batch)
+        if self.schedule is not None or self.settings.learning_rate is not None or position.rate_factor != 1.0:
+            feeds |= self.trainer.rate_feeds(self.learning_rate)
+        outputs = self.trainer.guarded_step(feeds, position.step + 1, self.settings.entry)
+        samples = batch_length(batch)
+        position.step += 1
+        position.batch += 1
+        position.samples += samples
+        if outputs is None:
+            return
+        logs: dict[str, Any] = {"epoch": position.epoch + 1, "step": position.step}
+        for name, value in outputs.items():
+            if np.ndim(value) == 0 or (name == self.trainer.program.loss and np.size(value) == 1):
+                logs[name] = float(np.asarray(value).ravel()[0])
+                position.add(name, logs[name], samples)
+        self.trainer.update_metrics(self.metrics, outputs, batch)
+        if "loss" in logs:
+            self.history.add_step(position.step, logs["loss"])
+        for callback in self._callbacks:
+            callback.on_step_end(self, logs)
+
+    def _end_epoch(self) -> None:
+        position = self.position
+        logs: dict[str, Any] = {"epoch": position.epoch + 1, "step": position.step}
+        logs |= {name: total / weight for name, (total, weight) in position.sums.items()}
+        logs.setdefault("loss", float("nan"))
+        seen = [m for m in self.metrics if type(m) is not ConfusionMatrix and self.trainer.has_output(m)]
+        logs |= {label(m): m.compute() for m in seen}
+        everything = list(self.metrics)
+        if self.confusion is not None and self.confusion not in everything:
+            everything.append(self.confusion)
+        if self.validation is not None:
+            found = self.trainer.run_evaluation(
+                self.validation.source,
+                self.validation.matching,
+                self.validation.batch_size,
+                everything,
+                self._signals.poll,
+            )
+            self.history.confusion = found.pop("confusion", self.history.confusion)
+            logs |= {f"val_{name}": value for name, value in found.items()}
+        for metric in everything:
+            metric.reset()
+        if self.trainer.learning_rate_names:
+            logs["learning_rate"] = self.learning_rate
+        logs["seconds"] = position.seconds
+        logs["samples_per_second"] = position.samples / position.seconds if position.seconds > 0 else 0.0
+        position.begin_epoch(position.epoch + 1)
+        self.history.add_epoch(logs)
+        for callback in self._callbacks:
+            callback.on_epoch_end(self, logs)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _save(self, again: bool = False) -> None:
+        here = (self.position.epoch, self.position.step)
+        if self._checkpoints is None or (self._saved_at == here and not again):
+            return
+        path = self.trainer.write_checkpoint(self._checkpoints, self)
+        self._saved_at = here
+        for callback in self._callbacks:
+            callback.on_checkpoint(self, str(path))
+
+    def get_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return (JSON, arrays): all that `set_state` needs to go on as if nothing had happened."""
+        data = {
+            "settings": dataclasses.asdict(self.settings),
+            "position": dataclasses.asdict(self.position),
+            "history": self.history.as_dict(),
+            "data": self.source.fingerprint(),
+            "metrics": [label(m) for m in self.metrics],
+            "callbacks": [[type(c).__name__, c.get_state()] for c in self._callbacks if _remembers(c)],
+        }
+        arrays: dict[str, np.ndarray] = {}
+        for i, metric in enumerate(self.metrics):
+            arrays |= {f"metric/{i}/{key}": value for key, value in metric.get_state().items()}
+        for i, callback in enumerate(c for c in self._callbacks if _remembers(c)):
+            arrays |= {f"callback/{i}/{key}": value for key, value in callback.get_arrays().items()}
+        return data, arrays
+
+    def set_state(self, data: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Take up the run described by `get_state`.
+
+        Raises:
+            ArgumentError: the data, the metrics or the callbacks are not those of the run.
+        """
+        self._check_same(data)
+        self.position = Position(**data["position"])
+        self.history = History.from_dict(data["history"])
+        if self.position.epoch < self.settings.epochs and not self.position.batch:
+            self.position.finished = False
+        for i, metric in enumerate(self.metrics):
+            metric.set_state(_under(arrays, f"metric/{i}/"))
+        remembering = [c for c in self._callbacks if _remembers(c)]
+        for i, (callback, (_, state)) in enumerate(zip(remembering, data["callbacks"], strict=True)):
+            callback.set_state(state)
+            callback.set_arrays(_under(arrays, f"callback/{i}/"))
+
+    def _check_same(self, data: Mapping[str, Any]) -> None:
+        mine = {
+            "data": self.source.fingerprint(),
+            "metrics": [label(m) for m in self.metrics],
+            "callbacks": [type(c).__name__ for c in self._callbacks if _remembers(c)],
+        }
+        stored = {"data": data["data"], "metrics": data["metrics"], "callbacks": [n for n, _ in data["callbacks"]]}
+        problems = [
+            Diagnostic(
+                A101,
+                f"the run was started with other {key}",
+                found=f"now: {mine[key]}",
+                needed=f"as before: {stored[key]}",
+                hint="a resumed run goes on exactly as it was; to change it, start a new run from this state",
+            )
+            for key in mine
+            if mine[key] != stored[key]
+        ]
+        if problems:
+            raise ArgumentError(problems)
+
+
+def _remembers(callback: Callback) -> bool:
+    return type(callback).get_state is not Callback.get_state
+
+
+def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}

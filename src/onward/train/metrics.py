@@ -1,0 +1,469 @@
+"""Metrics that are exact over batches of any size: `update` with each batch, `compute` at the end.
+
+A metric keeps sums or counts (or, for the area under the curve, the scores), never a mean of means. All of them take
+`(output, target)`:
+
+- classes: output (N, K, …) with the classes on axis 1 as in ONNX, or on the last axis; target integer classes, or the
+  same shape as the output holding one row per sample (one-hot). A negative class is left out.
+- two classes: output and target of the same shape, (N,) or (N, 1); the output is a probability, or a logit when
+  `from_logits` is set.
+- regression: output and target of the same shape.
+"""
+
+from __future__ import annotations
+
+import abc
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onward.errors import A101, ArgumentError, DataError, Diagnostic, define, unknown_name
+
+T120 = define(
+    "T120",
+    "a metric cannot compare this output with this target",
+    why="The shapes of output and target do not belong together for this metric.",
+    fix="Choose another metric, or name the output and the target it is for: metric=name:output.",
+)
+
+
+class Metric(abc.ABC):
+    """A number over all samples seen since `reset`."""
+
+    name = ""
+    larger_is_better = True
+
+    def __init__(self, *, from_logits: bool = False) -> None:
+        self.from_logits = from_logits
+        self.output: str | None = None
+        """The output of the model it looks at; None: the first."""
+        self.target: str | None = None
+        """The target it compares with; None: the first."""
+        self.reset()
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Forget all samples."""
+
+    @abc.abstractmethod
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        """Take one batch into account."""
+
+    @abc.abstractmethod
+    def compute(self) -> float:
+        """Return the value over all samples so far; NaN when there is none or it is not defined."""
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Return what `update` has gathered, for a checkpoint."""
+        return {k: np.asarray(v) for k, v in vars(self).items() if k.startswith("_") and not callable(v)}
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Put back what `get_state` returned."""
+        for key, value in state.items():
+            setattr_known(self, key, value)
+
+
+def setattr_known(metric: Metric, key: str, value: np.ndarray) -> None:
+    """Set a field that the metric already has; a name from a file never makes a new one."""
+    if key not in vars(metric) or not key.startswith("_"):
+        raise ArgumentError(Diagnostic(A101, f"metric `{metric.name}` has no field `{key}`"))
+    vars(metric)[key] = np.array(value)
+
+
+def _mismatch(metric: str, output: np.ndarray, target: np.ndarray, needed: str) -> DataError:
+    return DataError(
+        Diagnostic(
+            T120,
+            f"metric `{metric}` cannot compare the output with the target",
+            found=f"output {output.shape} {output.dtype}, target {target.shape} {target.dtype}",
+            needed=needed,
+        )
+    )
+
+
+def class_scores(metric: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (scores (M, K), classes (M,)); K is 1 when one number decides between two classes."""
+    output, target = np.asarray(output), np.asarray(target)
+    if output.shape == target.shape and output.ndim >= 2 and output.shape[1] > 1 and target.dtype.kind not in "iub":
+        target = target.argmax(axis=1)
+    if output.ndim == target.ndim + 1 and output.shape[0:1] + output.shape[2:] == target.shape and output.ndim > 1:
+        scores = np.moveaxis(output, 1, -1)
+    elif output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape:
+        scores = output
+    elif output.size == target.size and output.shape[:1] == target.shape[:1]:
+        scores = output[..., None]
+    else:
+        raise _mismatch(metric, output, target, "output (N, K, …) and target (N, …), or both of the same shape")
+    width = scores.shape[-1]
+    scores = scores.reshape(-1, width).astype(np.float64)
+    classes = target.reshape(-1)
+    if classes.dtype.kind not in "iub":
+        classes = np.rint(classes)
+    classes = classes.astype(np.int64)
+    keep = classes >= 0
+    return (scores, classes) if keep.all() else (scores[keep], classes[keep])
+
+
+class _ClassMetric(Metric):
+    def _decide(self, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return (predicted classes, true classes, number of classes)."""
+        scores, classes = class_scores(self.name, output, target)
+        if scores.shape[1] == 1:
+            return (scores[:, 0] > (0.0 if self.from_logits else 0.5)).astype(np.int64), classes, 2
+        return scores.argmax(axis=1), classes, scores.shape[1]
+
+
+class Accuracy(_ClassMetric):
+    """The share of samples whose class is right.
+
+    >>> metric = Accuracy()
+    >>> metric.update(np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), np.array([1, 0, 0]))
+    >>> round(metric.compute(), 4)
+    0.6667
+    """
+
+    name = "accuracy"
+
+    def reset(self) -> None:
+        self._right, self._count = np.int64(0), np.int64(0)
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        predicted, classes, _ = self._decide(output, target)
+        self._right += np.count_nonzero(predicted == classes)
+        self._count += classes.size
+
+    def compute(self) -> float:
+        return float(self._right / self._count) if self._count else float("nan")
+
+
+class TopK(Metric):
+    """The share of samples whose class is among the k highest scores; of equal scores the lower class goes first."""
+
+    def __init__(self, k: int = 5, *, from_logits: bool = False) -> None:
+        if k < 1:
+            raise ArgumentError(Diagnostic(A101, f"top-{k} accuracy", needed="k of at least 1"))
+        self.k = k
+        self.name = f"top{k}"
+        super().__init__(from_logits=from_logits)
+
+    def reset(self) -> None:
+        self._right, self._count = np.int64(0), np.int64(0)
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        scores, classes = class_scores(self.name, output, target)
+        if scores.shape[1] < 2:
+            raise _mismatch(self.name, np.asarray(output), np.asarray(target), "an output with one score per class")
+        own = np.take_along_axis(scores, classes[:, None], axis=1)
+        before = (scores == own) & (np.arange(scores.shape[1]) < classes[:, None])
+        rank = (scores > own).sum(axis=1) + before.sum(axis=1)
+        self._right += np.count_nonzero(rank < self.k)
+        self._count += classes.size
+
+    def compute(self) -> float:
+        return float(self._right / self._count) if self._count else float("nan")
+
+
+class ConfusionMatrix(_ClassMetric):
+    """Counts with the true class as the row and the predicted class as the column; `compute` gives the accuracy."""
+
+    name = "confusion"
+
+    def reset(self) -> None:
+        self._counts = np.zeros((0, 0), dtype=np.int64)
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        predicted, classes, width = self._decide(output, target)
+        width = max(width, len(self._counts), int(classes.max(initial=-1)) + 1)
+        if width > len(self._counts):
+            grow = width - len(self._counts)
+            self._counts = np.pad(self._counts, ((0, grow), (0, grow)))
+        np.add.at(self._counts, (classes, predicted), 1)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """The counts, (classes, classes)."""
+        return self._counts.copy()
+
+    def compute(self) -> float:
+        total = self._counts.sum()
+        return float(np.trace(self._counts) / total) if total else float("nan")
+
+
+class _FromConfusion(ConfusionMatrix):
+    """Precision, recall, F1: of class 1 for two classes, else averaged over the classes that occur."""
+
+    def __init__(self, average: str = "macro", *, from_logits: bool = False) -> None:
+        if average not in ("macro", "micro", "weighted"):
+            raise unknown_name("average", average, ("macro", "micro", "weighted"))
+        self.average = average
+        super().__init__(from_logits=from_logits)
+
+    @abc.abstractmethod
+    def _value(self, hit: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray: ...
+
+    def compute(self) -> float:
+        counts = self._counts.astype(np.float64)
+        hit, predicted, true = np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)
+        if not counts.sum():
+            return float("nan")
+        if len(counts) == 2 and self.average == "macro":
+            return float(self._value(hit, predicted, true)[1])
+        if self.average == "micro":
+            return float(self._value(hit.sum(), predicted.sum(), true.sum()))
+        values = self._value(hit, predicted, true)
+        if self.average == "weighted":
+            return float((values * true).sum() / true.sum())
+        return float(values[(predicted + true) > 0].mean())
+
+
+def _ratio(over: np.ndarray, under: np.ndarray) -> np.ndarray:
+    """Return over / under, and 0 where under is 0, as scikit-learn does."""
+    return np.asarray(np.divide(over, under, out=np.zeros_like(over, dtype=np.float64), where=np.asarray(under) > 0))
+
+
+class Precision(_FromConfusion):
+    """Of the samples said to be of a class, the share that is."""
+
+    name = "precision"
+
+    def _value(self, hit: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
+        return _ratio(hit, predicted)
+
+
+class Recall(_FromConfusion):
+    """Of the samples of a class, the share that was found."""
+
+    name = "recall"
+
+    def _value(self, hit: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
+        return _ratio(hit, true)
+
+
+class F1(_FromConfusion):
+    """The harmonic mean of precision and recall."""
+
+    name = "f1"
+
+    def _value(self, hit: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
+        return _ratio(2 * hit, predicted + true)
+
+
+class AUC(Metric):
+    """The area under the receiver operating curve, exact (ties count half); over several classes the mean of each
+    class against the rest. It has to keep one number per sample and class.
+    """
+
+    name = "auc"
+
+    def reset(self) -> None:
+        self._scores, self._classes = np.zeros((0, 0)), np.zeros(0, dtype=np.int64)
+        self._pending: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        scores, classes = class_scores(self.name, output, target)
+        if self.from_logits and scores.shape[1] > 1:
+            scores = np.exp(_log_softmax(scores))
+        self._pending.append((scores, classes))
+
+    def _gather(self) -> None:
+        if self._pending:
+            parts = [(self._scores, self._classes)] * bool(len(self._classes)) + self._pending
+            self._scores = np.concatenate([s for s, _ in parts])
+            self._classes = np.concatenate([c for _, c in parts])
+            self._pending = []
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        self._gather()
+        return {"_scores": self._scores, "_classes": self._classes}
+
+    def compute(self) -> float:
+        self._gather()
+        if not len(self._classes):
+            return float("nan")
+        if self._scores.shape[1] == 1:
+            return _auc(self._scores[:, 0], self._classes == 1)
+        if self._scores.shape[1] == 2:
+            return _auc(self._scores[:, 1], self._classes == 1)
+        return float(np.mean([_auc(self._scores[:, k], self._classes == k) for k in range(self._scores.shape[1])]))
+
+
+def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Return the chance that a positive has a higher score than a negative: the rank sum of Mann and Whitney."""
+    positives = int(positive.sum())
+    negatives = positive.size - positives
+    if not positives or not negatives:
+        return float("nan")
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]
+    return float((ranks[positive].sum() - positives * (positives + 1) / 2.0) / (positives * negatives))
+
+
+def _log_softmax(scores: np.ndarray) -> np.ndarray:
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+class Perplexity(Metric):
+    """exp of the mean negative log-likelihood of the true class."""
+
+    name = "perplexity"
+    larger_is_better = False
+
+    def reset(self) -> None:
+        self._sum, self._count = np.float64(0.0), np.int64(0)
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        scores, classes = class_scores(self.name, output, target)
+        if scores.shape[1] < 2:
+            raise _mismatch(self.name, np.asarray(output), np.asarray(target), "an output with one score per class")
+        if self.from_logits:
+            log_p = _log_softmax(scores)
+        else:
+            log_p = np.log(np.maximum(scores, np.finfo(np.float64).tiny))
+        self._sum -= np.take_along_axis(log_p, classes[:, None], axis=1).sum()
+        self._count += classes.size
+
+    def compute(self) -> float:
+        return float(np.exp(min(self._sum / self._count, 700.0))) if self._count else float("nan")
+
+
+class _Regression(Metric):
+    larger_is_better = False
+
+    def _pair(self, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        output, target = np.asarray(output), np.asarray(target)
+        if output.size != target.size or output.shape[:1] != target.shape[:1]:
+            raise _mismatch(self.name, output, target, "output and target of the same shape")
+        rows = len(output) if output.ndim else 1
+        return (
+            output.astype(np.float64).reshape(rows, -1),
+            target.astype(np.float64).reshape(rows, -1),
+        )
+
+
+class MAE(_Regression):
+    """The mean absolute error over all numbers."""
+
+    name = "mae"
+
+    def reset(self) -> None:
+        self._sum, self._count = np.float64(0.0), np.int64(0)
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        a, b = self._pair(output, target)
+        self._sum += np.abs(a - b).sum()
+        self._count += a.size
+
+    def compute(self) -> float:
+        return float(self._sum / self._count) if self._count else float("nan")
+
+
+class RMSE(_Regression):
+    """The square root of the mean squared error over all numbers."""
+
+    name = "rmse"
+
+    def reset(self) -> None:
+        self._sum, self._count = np.float64(0.0), np.int64(0)
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        a, b = self._pair(output, target)
+        self._sum += np.square(a - b).sum()
+        self._count += a.size
+
+    def compute(self) -> float:
+        return float(np.sqrt(self._sum / self._count)) if self._count else float("nan")
+
+
+class R2(_Regression):
+    """The share of the target's variance that is explained, per output number, averaged over them."""
+
+    name = "r2"
+    larger_is_better = True
+
+    def reset(self) -> None:
+        self._error, self._mean, self._spread = np.zeros(0), np.zeros(0), np.zeros(0)
+        self._count = np.int64(0)
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        a, b = self._pair(output, target)
+        n = len(b)
+        if not n:
+            return
+        mean, spread, error = b.mean(axis=0), np.square(b - b.mean(axis=0)).sum(axis=0), np.square(a - b).sum(axis=0)
+        if not self._count:
+            self._error, self._mean, self._spread, self._count = error, mean, spread, np.int64(n)
+            return
+        total = self._count + n  # Chan's way of joining two variances
+        delta = mean - self._mean
+        self._spread = self._spread + spread + delta**2 * (self._count * n / total)
+        self._mean = self._mean + delta * (n / total)
+        self._error = self._error + error
+        self._count = np.int64(total)
+
+    def compute(self) -> float:
+        if self._count < 2:
+            return float("nan")
+        flat = self._spread == 0
+        value = 1.0 - self._error / np.where(flat, 1.0, self._spread)
+        return float(np.where(flat, np.where(self._error == 0, 1.0, 0.0), value).mean())
+
+
+METRICS: dict[str, Callable[[], Metric]] = {
+    "accuracy": Accuracy,
+    "top5": TopK,
+    "precision": Precision,
+    "recall": Recall,
+    "f1": F1,
+    "auc": AUC,
+    "mae": MAE,
+    "rmse": RMSE,
+    "r2": R2,
+    "perplexity": Perplexity,
+    "confusion": ConfusionMatrix,
+}
+
+
+def get_metric(name: str | Metric) -> Metric:
+    """Return a metric by name: one of `METRICS` or `topK`; `name:output` chooses the output of the model.
+
+    >>> get_metric("top3").name, get_metric("accuracy:logits").output
+    ('top3', 'logits')
+    """
+    if isinstance(name, Metric):
+        return name
+    kind, _, output = name.partition(":")
+    top = re.fullmatch(r"top-?(\d+)", kind)
+    if top:
+        metric: Metric = TopK(int(top[1]))
+    elif kind in METRICS:
+        metric = METRICS[kind]()
+    else:
+        raise unknown_name("metric", kind, [*METRICS, "topK"])
+    metric.output = output or None
+    return metric
+
+
+def get_metrics(names: Sequence[str | Metric]) -> list[Metric]:
+    """Return the metrics; two with the same name are an error, since one would hide the other."""
+    metrics = [get_metric(n) for n in names]
+    labels = [label(m) for m in metrics]
+    if len(set(labels)) < len(labels):
+        raise ArgumentError(Diagnostic(A101, "the same metric twice", found=", ".join(labels)))
+    return metrics
+
+
+def label(metric: Metric) -> str:
+    """Return the name of the column in the logs."""
+    return f"{metric.name}:{metric.output}" if metric.output else metric.name
+
+
+def as_json(value: Any) -> Any:
+    """Return numpy scalars and arrays as plain numbers and lists."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    return value

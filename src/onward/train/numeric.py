@@ -1,0 +1,236 @@
+"""No NaN or Inf is ever kept: the guard between the training loop and the session.
+
+The loss of every step is looked at. The state is looked at every few steps, when a copy of it is taken, and before
+every checkpoint. When something is not finite, the guard goes back to the last good copy and repeats the steps since
+then, which is exact because a step is a pure function of (batch, state, settings); it finds the first update that is
+bad and the first tensor that is bad, and the state stays as it was before that update. So a backend needs no way to
+undo a step, and a bad gradient behind a finite loss is caught as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from onward.backends.base import Outputs, Session
+from onward.errors import Diagnostic, NumericError, define, unknown_name
+from onward.train.first_bad import FirstBad, find_first_bad, is_finite
+
+N100 = define(
+    "N100",
+    "NaN or Inf appeared in a training step",
+    why="The update would have destroyed the parameters, so it was not kept.",
+    fix="Lower the learning rate, clip the gradients, look at the named tensor and at the batch; or skip bad batches "
+    "with on_nan='skip' (--on-nan skip).",
+)
+N101 = define(
+    "N101",
+    "too many bad batches one after another",
+    why="Skipping helps against a rare bad batch; several in a row mean that the run itself is broken.",
+    fix="Lower the learning rate or look at the data.",
+)
+N102 = define(
+    "N102",
+    "the state holds NaN or Inf before training starts",
+    why="Training from such a state cannot give a usable model.",
+    fix="Initialise the model again, or load a good state.",
+)
+
+MODES = ("stop", "skip", "off")
+_MIN_STEPS, _MAX_STEPS, _MAX_BYTES, _MAX_SHARE = 16, 256, 64 << 20, 0.02
+
+
+def bad_names(values: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the names of the arrays that hold NaN or Inf, in order."""
+    return [name for name, array in values.items() if not is_finite(array)]
+
+
+class NumericGuard:
+    """Runs the steps of a session and keeps its state finite.
+
+    `mode`: "stop" raises before the bad update is kept, "skip" leaves the batch out (at most `max_skips` in a row),
+    "off" looks at nothing and needs no copy of the state.
+    """
+
+    def __init__(self, session: Session, mode: str = "stop", max_skips: int = 5) -> None:
+        self.mode = "stop"
+        self.max_skips = max_skips
+        self.skipped = 0
+        self.skipped_in_a_row = 0
+        self._session = session
+        self._snapshot: dict[str, np.ndarray] | None = None
+        self._held: list[tuple[int, dict[str, np.ndarray], str | None]] = []
+        self._held_bytes = 0
+        self._every = _MIN_STEPS
+        self._exempt: frozenset[str] = frozenset()
+        self._step_seconds = 0.0
+        self.set_mode(mode)
+
+    def set_mode(self, mode: str) -> None:
+        """Choose what happens when something is not finite: "stop", "skip" or "off"."""
+        if mode not in MODES:
+            raise unknown_name("on_nan mode", mode, MODES)
+        if "off" in (mode, self.mode) and mode != self.mode:
+            self.reset()
+        self.mode = mode
+
+    def reset(self) -> None:
+        """Forget the copy of the state; to be called when the state was replaced from outside."""
+        self._snapshot = None
+        self._held.clear()
+        self._held_bytes = 0
+
+    def step(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None = None) -> Outputs | None:
+        """Run one step and return its outputs, or None when the batch was skipped.
+
+        `number` is for messages. The arrays in `feeds` must not change for the next few steps.
+        """
+        if self.mode == "off":
+            return self._session.step(feeds, entry=entry)
+        if self._snapshot is None:
+            self._start()
+        self._hold(number, feeds, entry)
+        began = time.perf_counter()
+        outputs = self._session.step(feeds, entry=entry)
+        self._step_seconds = time.perf_counter() - began
+        if self._loss_is_finite(outputs):
+            if len(self._held) >= self._every or self._held_bytes >= _MAX_BYTES:
+                skipped = self.skipped
+                self.verify()
+                if self.skipped > skipped and self.skipped_in_a_row:
+                    return None
+            else:
+                self.skipped_in_a_row = 0
+            return outputs
+        self._repeat()
+        return None
+
+    def verify(self) -> dict[str, np.ndarray]:
+        """Return a copy of the state, known to be finite (unless the mode is "off"); repairs or raises otherwise."""
+        began = time.perf_counter()
+        state = self._session.get_state()
+        if self.mode == "off":
+            return state
+        if self._snapshot is None:
+            self._exempt = self._check_start(state)
+        elif self._bad_state(state):
+            self._repeat()
+            return dict(self._snapshot)
+        if self._held:
+            self.skipped_in_a_row = 0
+        self._keep(state)
+        seconds = time.perf_counter() - began
+        if self._step_seconds > 0.0:
+            wanted = seconds / (_MAX_SHARE * self._step_seconds)
+            self._every = int(min(max(wanted, _MIN_STEPS), _MAX_STEPS))
+        return dict(state)
+
+    def _start(self) -> None:
+        state = self._session.get_state()
+        self._exempt = self._check_start(state)
+        self._keep(state)
+
+    def _check_start(self, state: Mapping[str, np.ndarray]) -> frozenset[str]:
+        """Return the names that hold Inf on purpose ("best so far" counters); NaN or a bad parameter is an error."""
+        bad = bad_names(state)
+        parameters = set(self._session.program.parameters)
+        broken = [n for n in bad if n in parameters or np.isnan(state[n]).any()]
+        if broken:
+            raise NumericError(
+                [Diagnostic(N102, f"`{name}` holds {_count(state[name])} before the first step") for name in broken]
+            )
+        return frozenset(bad)
+
+    def _hold(self, number: int, feeds: Mapping[str, np.ndarray], entry: str | None) -> None:
+        self._held.append((number, dict(feeds), entry))
+        self._held_bytes += sum(a.nbytes for a in feeds.values())
+
+    def _keep(self, state: dict[str, np.ndarray]) -> None:
+        self._snapshot = state
+        self._held.clear()
+        self._held_bytes = 0
+
+    def _loss_is_finite(self, outputs: Mapping[str, np.ndarray]) -> bool:
+        loss = self._session.program.loss
+        return all(is_finite(np.asarray(v)) for name, v in outputs.items() if name == loss or np.ndim(v) == 0)
+
+    def _bad_state(self, state: Mapping[str, np.ndarray]) -> list[str]:
+        return [
+            name
+            for name in bad_names(state)
+            if name not in self._exempt or bool(np.isnan(state[name].astype(np.float64)).any())
+        ]
+
+    def _repeat(self) -> None:
+        """Repeat the steps since the last good copy; leave out (or stop at) every update that is bad."""
+        assert self._snapshot is not None
+        good = self._snapshot
+        self._session.set_state(good)
+        for number, feeds, entry in list(self._held):
+            outputs = self._session.step(feeds, entry=entry)
+            state = self._session.get_state()
+            if self._loss_is_finite(outputs) and not self._bad_state(state):
+                good = state
+                self.skipped_in_a_row = 0
+                continue
+            self._session.set_state(good)
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+            give_up = self.mode == "skip" and self.skipped_in_a_row > self.max_skips
+            if self.mode == "stop" or give_up:
+                if self.mode == "stop":
+                    self.skipped = self.skipped_in_a_row = 0
+                self._keep(good)
+                raise NumericError(self._explain(number, feeds, entry, outputs, good, state, give_up))
+        self._keep(good)
+
+    def _explain(
+        self,
+        number: int,
+        feeds: Mapping[str, np.ndarray],
+        entry: str | None,
+        outputs: Mapping[str, np.ndarray],
+        before: Mapping[str, np.ndarray],
+        after: Mapping[str, np.ndarray],
+        give_up: bool,
+    ) -> list[Diagnostic]:
+        first = find_first_bad(self._session.program, feeds, before, entry)
+        if first is None:
+            named = [FirstBad(n, "", _count(np.asarray(v))) for n, v in _bad_items(outputs, after)]
+            first = named[0] if named else FirstBad(self._session.program.loss, "", "a non-finite value")
+        loss = self._session.program.loss
+        value = np.asarray(outputs[loss]).ravel()[0] if loss in outputs else "unknown"
+        bad_state = self._bad_state(after)
+        code, message = N100, f"{first.what} in `{first.name}` at step {number}; the update was not kept"
+        if give_up:
+            code = N101
+            message = f"{self.skipped_in_a_row} bad batches one after another, the last at step {number}: "
+            message += f"{first.what} in `{first.name}`"
+        found = f"loss {value}"
+        if bad_state:
+            found += f"; the update would have spoiled {len(bad_state)} tensors, first `{bad_state[0]}`"
+        return [
+            Diagnostic(
+                code,
+                message,
+                place=first.place,
+                found=found,
+                needed="finite numbers; the state is the one before this step",
+                hint=first.hint or "lower the learning rate or clip the gradients",
+            )
+        ]
+
+
+def _bad_items(*groups: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Any]]:
+    for group in groups:
+        for name in bad_names({n: np.asarray(v) for n, v in group.items()}):
+            yield name, group[name]
+
+
+def _count(array: np.ndarray) -> str:
+    nans, infs = int(np.isnan(array).sum()), int(np.isinf(array).sum())
+    parts = [f"{nans} NaN"] * bool(nans) + [f"{infs} Inf"] * bool(infs)
+    return f"{' and '.join(parts)} of {array.size} numbers"

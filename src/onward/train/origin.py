@@ -1,0 +1,193 @@
+"""What a run was started from: the model or program as bytes, so that a checkpoint directory can carry it.
+
+A training model is stored as a standard ONNX file. A `Program` is stored as one safetensors file: every graph as bytes,
+the state and the settings as tensors, the rest as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from onward.errors import A101, ArgumentError, Diagnostic
+from onward.program import Program, StepGraph, TensorSpec
+from onward.train.tensorfile import read_tensor_bytes, tensor_file_chunks
+
+if TYPE_CHECKING:
+    from onward.model.training_model import TrainingModel
+
+MODEL_FILE = "model.onnx"
+PROGRAM_FILE = "program.safetensors"
+
+
+@dataclasses.dataclass
+class Origin:
+    """A training model and its program, or a program alone. Made by `Origin.of`."""
+
+    program: Program
+    model: TrainingModel | None = None
+    _content: bytes | None = None
+
+    @classmethod
+    def of(cls, source: Any) -> Origin:
+        """Return the origin for a model, a Program, a ModelProto, or the path of an ONNX file."""
+        if isinstance(source, Program):
+            return cls(source)
+        from onward.model.serde import from_proto, load
+        from onward.model.training_model import TrainingModel
+
+        if isinstance(source, (str, Path)):
+            path = Path(source)
+            if path.is_dir():
+                raise ArgumentError(
+                    Diagnostic(
+                        A101,
+                        f"`{path}` is a directory",
+                        needed="an ONNX file, a training model or a Program",
+                        hint="to take up a run use Trainer.resume(directory)",
+                    )
+                )
+            if path.name == PROGRAM_FILE:
+                return cls.from_bytes(path.name, path.read_bytes())
+            model = load(path)
+        elif isinstance(source, onnx.ModelProto):
+            model = from_proto(source)
+        elif isinstance(source, TrainingModel):
+            model = source
+        else:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    f"a {type(source).__name__} cannot be trained",
+                    needed="a training model, a Program, a ModelProto or the path of an ONNX file",
+                )
+            )
+        return cls(_compile(model), model)
+
+    @classmethod
+    def from_bytes(cls, file_name: str, content: bytes) -> Origin:
+        """Return the origin stored under `file_name`."""
+        if file_name == PROGRAM_FILE:
+            return cls(_unpack(content), None, content)
+        from onward.model.serde import from_proto
+
+        proto = onnx.ModelProto()
+        proto.ParseFromString(content)
+        model = from_proto(proto)
+        return cls(_compile(model), model, content)
+
+    @property
+    def file_name(self) -> str:
+        """The name it has in a checkpoint directory."""
+        return PROGRAM_FILE if self.model is None else MODEL_FILE
+
+    @property
+    def content(self) -> bytes:
+        """The bytes to store."""
+        if self._content is None:
+            if self.model is None:
+                self._content = _pack(self.program)
+            else:
+                from onward.model.serde import to_proto
+
+                self._content = to_proto(self.model).SerializeToString(deterministic=True)
+        return self._content
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The digest of `content`."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def _compile(model: TrainingModel) -> Program:
+    from onward.lower.pipeline import compile_model
+
+    program: Program = compile_model(model)
+    return program
+
+
+def with_state(model: TrainingModel, state: Mapping[str, np.ndarray]) -> TrainingModel:
+    """Return a copy of the training model that holds `state`; what the model has no place for is left out."""
+    import onnx_ir as ir
+
+    from onward.model.serde import from_proto, to_proto
+
+    copy = from_proto(to_proto(model))
+    for name, value in copy.initializers().items():
+        if name in state:
+            value.const_value = ir.tensor(np.asarray(state[name]), name=name)
+    return copy
+
+
+def _pack(program: Program) -> bytes:
+    graphs: dict[str, onnx.ModelProto | None] = {
+        "infer": program.infer,
+        "initialize": program.initialize,
+        "evaluate": program.evaluate,
+        **{f"step/{name}": step.model for name, step in program.steps.items()},
+    }
+    tensors: dict[str, np.ndarray] = {
+        f"graph/{name}": np.frombuffer(graph.SerializeToString(deterministic=True), dtype=np.uint8)
+        for name, graph in graphs.items()
+        if graph is not None
+    }
+    tensors |= {f"state/{name}": np.asarray(value) for name, value in program.state.items()}
+    tensors |= {f"settings/{name}": np.asarray(value) for name, value in program.settings.items()}
+    data = {
+        "steps": [
+            {"name": s.name, "replaces": dict(s.replaces), "outputs": list(s.outputs)} for s in program.steps.values()
+        ],
+        "inputs": [dataclasses.asdict(s) for s in program.inputs],
+        "targets": [dataclasses.asdict(s) for s in program.targets],
+        "parameters": list(program.parameters),
+        "loss": program.loss,
+        "metadata": json.loads(json.dumps(dict(program.metadata), default=str)),
+    }
+    return b"".join(tensor_file_chunks(tensors, data))
+
+
+def _unpack(content: bytes) -> Program:
+    tensors, data = read_tensor_bytes(content)
+
+    def graph(name: str) -> onnx.ModelProto | None:
+        if f"graph/{name}" not in tensors:
+            return None
+        proto = onnx.ModelProto()
+        proto.ParseFromString(tensors[f"graph/{name}"].tobytes())
+        return proto
+
+    def required(name: str) -> onnx.ModelProto:
+        proto = graph(name)
+        assert proto is not None
+        return proto
+
+    def group(prefix: str) -> dict[str, np.ndarray]:
+        return {name[len(prefix) :]: array for name, array in tensors.items() if name.startswith(prefix)}
+
+    def specs(items: list[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in items)
+
+    return Program(
+        steps={
+            s["name"]: StepGraph(s["name"], required(f"step/{s['name']}"), s["replaces"], tuple(s["outputs"]))
+            for s in data["steps"]
+        },
+        initialize=graph("initialize"),
+        infer=required("infer"),
+        evaluate=graph("evaluate"),
+        inputs=specs(data["inputs"]),
+        targets=specs(data["targets"]),
+        settings=group("settings/"),
+        state=group("state/"),
+        parameters=tuple(data["parameters"]),
+        loss=data["loss"],
+        metadata=data["metadata"],
+    )

@@ -1,0 +1,561 @@
+"""`Trainer`: train, evaluate, save and take up again any training model on any backend."""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onward.backends.base import Outputs, Session, open_session
+from onward.errors import A101, ArgumentError, CheckpointError, DataError, Diagnostic, define
+from onward.model.training_model import TrainingModel
+from onward.program import Program, TensorSpec
+from onward.train import evaluation
+from onward.train.callbacks import Callback
+from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning
+from onward.train.data import Data, as_source
+from onward.train.data.matching import T110, Feed, Matching, Preparation, fixed_batch, match, numpy_dtype
+from onward.train.data.source import ColumnSource, DataSource
+from onward.train.history import History
+from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
+from onward.train.metrics import Metric, get_metrics
+from onward.train.numeric import NumericGuard, bad_names
+from onward.train.origin import Origin, with_state
+from onward.train.progress import progress_callback
+
+K106 = define(
+    "K106",
+    "the run would go on with another backend, other threads or other versions",
+    why="The bits of the results depend on them, so the run would not be the one that was interrupted.",
+    fix="Use the same ones, or accept the change: allow_changes=True, or --allow-changes.",
+)
+
+_EXTRA = "onward/"  # tensors of a checkpoint that belong to the run and not to the state of the model
+
+
+class Trainer:
+    """Trains a model.
+
+    `model` is a training model, a `Program`, a ModelProto, or the path of an ONNX file with training information.
+    `backend` names what runs it; further arguments go to the backend (`threads=2`, `providers=[…]`).
+    """
+
+    def __init__(self, model: Any, backend: str = "onnxruntime", **backend_options: Any) -> None:
+        self._origin = model if isinstance(model, Origin) else Origin.of(model)
+        self._backend = backend
+        self._options = backend_options
+        self.program: Program = self._origin.program
+        self.session: Session = open_session(self.program, backend, **backend_options)
+        """The running program. Replace its state through the trainer, which must know about it."""
+        self.run_id = uuid.uuid4().hex
+        self.steps = 0
+        """The number of training steps done."""
+        self.preparation = Preparation()
+        """What the last `fit` did to its data; `evaluate` and `predict` do the same."""
+        self.history = History()
+        self._guard = NumericGuard(self.session)
+        self._resumed: Checkpoint | None = None
+        self._directory: CheckpointDirectory | None = None
+        self._feeds = {
+            spec.name: Feed(spec, spec.name, False, Preparation(), numpy_dtype(spec.dtype)) for spec in self._specs
+        }
+
+    def __repr__(self) -> str:
+        return f"<Trainer {self._backend}: {', '.join(self.input_names)}; step {self.steps}>"
+
+    # ------------------------------------------------------------------ names and state
+
+    @property
+    def _specs(self) -> tuple[TensorSpec, ...]:
+        return (*self.program.inputs, *self.program.targets)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What a step takes: the inputs of the model, then its targets."""
+        return self.program.input_names
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The outputs of the inference graph."""
+        return tuple(evaluation.output_names(self.program))
+
+    @property
+    def learning_rate_names(self) -> tuple[str, ...]:
+        """The settings of the program that are learning rates."""
+        return tuple(n for n in self.program.settings if n.rsplit("/", 1)[-1] == "learning_rate")
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """A copy of the whole state: parameters, moments, counters, random key."""
+        return self.session.get_state()
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """A copy of the trained parameters."""
+        state = self.session.get_state()
+        return {name: state[name] for name in self.program.parameters}
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace the named parts of the state."""
+        self.session.set_state({name: np.asarray(value) for name, value in state.items()})
+        self._guard.reset()
+
+    def initialize(self, seed: int = 0) -> None:
+        """Set the state as the model's initialisation says; `seed` chooses the random numbers."""
+        self.session.initialize(seed)
+        self._guard.reset()
+
+    # ------------------------------------------------------------------ one step
+
+    def step(self, feeds: Mapping[str, Any], *, entry: str | None = None) -> Outputs:
+        """Run one training step and return its outputs, `loss` among them.
+
+        `feeds` holds one batch by name (see `input_names`) and may hold settings such as `learning_rate`.
+
+        Raises:
+            DataError: names, shapes or dtypes that do not fit, all at once.
+            NumericError: NaN or Inf appeared; the state is the one before this step.
+        """
+        outputs = self.guarded_step(self._check_feeds(feeds), self.steps + 1, entry)
+        assert outputs is not None  # only "skip" leaves a batch out, and only `fit` uses it
+        self.steps += 1
+        return outputs
+
+    def _check_feeds(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        known = {**{s.name: None for s in self._specs}, **dict.fromkeys(self.program.settings)}
+        problems = [
+            Diagnostic(
+                T110,
+                f"the step has no input `{name}`",
+                needed="inputs and targets: "
+                + ", ".join(self.input_names)
+                + ("; settings: " + ", ".join(self.program.settings) if self.program.settings else ""),
+            )
+            for name in feeds
+            if name not in known
+        ]
+        missing = [name for name in self.input_names if name not in feeds]
+        if missing:
+            problems.append(
+                Diagnostic(
+                    T110,
+                    "the step lacks " + ", ".join(f"`{n}`" for n in missing),
+                    found=", ".join(feeds) or "nothing",
+                    needed=", ".join(self.input_names),
+                )
+            )
+        made: dict[str, np.ndarray] = {}
+        for name, value in feeds.items():
+            if name in self._feeds:
+                try:
+                    made[name] = np.array(self._feeds[name].make(np.asarray(value)))
+                except DataError as error:
+                    problems += error.diagnostics
+            elif name in self.program.settings:
+                made[name] = np.asarray(value, dtype=np.asarray(self.program.settings[name]).dtype)
+        if problems:
+            raise DataError(problems)
+        return made
+
+    def guarded_step(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None) -> Outputs | None:
+        """Run one step whose feeds are known to fit; None when the batch was skipped. For the loop."""
+        outputs = self._guard.step(feeds, number, entry)
+        if outputs is not None and "loss" not in outputs and self.program.loss in outputs:
+            outputs = {"loss": outputs[self.program.loss], **outputs}
+        return outputs
+
+    def rate_feeds(self, rate: float) -> dict[str, np.ndarray]:
+        """Return the feeds that set every learning rate of the program to `rate`."""
+        return {name: np.full_like(np.asarray(self.program.settings[name]), rate) for name in self.learning_rate_names}
+
+    # ------------------------------------------------------------------ fit
+
+    def fit(
+        self,
+        x: Data,
+        y: Any = None,
+        *,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        validation_data: Data | float | None = None,
+        metrics: Sequence[str | Metric] = (),
+        callbacks: Iterable[Callback] = (),
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        learning_rate: float | Schedule | None = None,
+        entry: str | None = None,
+        drop_last: bool | None = None,
+        steps_per_epoch: int | None = None,
+        preparation: Preparation | None = None,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int | None = None,
+        keep: int = 3,
+        on_nan: str = "stop",
+        prefetch: int = 2,
+        progress: str | bool = "auto",
+    ) -> History:
+        """Train on the data and return the history of the epochs.
+
+        Data: `x` and `y` are arrays (or tuples of arrays) in the order of `input_names`; or `x` is a dict of arrays, a
+        path, a `DataSource`, or an iterable of batches. `validation_data` is the same, as (x, y), or a number: that
+        share of the samples is held back.
+
+        After `Trainer.resume` the run goes on where it was, with its own settings: pass the same data, metrics and
+        callbacks; `epochs` is the total number then and may be raised.
+
+        Checkpoints go to the directory `checkpoint`, after each epoch or every `checkpoint_every` steps; the last
+        `keep` of them stay; SIGTERM saves and exits with 0.
+
+        Raises:
+            DataError: the data does not fit the model; every problem is listed, before the first step.
+            NumericError: NaN or Inf appeared (`on_nan="stop"`), or more than five times in a row (`"skip"`).
+            CheckpointError: a checkpoint could not be written; the earlier ones are untouched.
+        """
+        source = as_source(
+            x, y, self.program.inputs, self.program.targets, preparation or self.preparation, steps_per_epoch
+        )
+        given = {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "seed": seed,
+            "drop_last": drop_last,
+            "entry": entry,
+            "steps_per_epoch": steps_per_epoch,
+            "learning_rate": "function" if callable(learning_rate) else learning_rate,
+        }
+        settings = self._settings({k: v for k, v in given.items() if v is not None}, callable(learning_rate))
+        if preparation is not None:
+            self.preparation = preparation
+        validation = None
+        if isinstance(validation_data, (int, float)) and not isinstance(validation_data, bool):
+            source, held = self._split(source, float(validation_data), settings.seed)
+            validation = self._validation(held, settings)
+        elif validation_data is not None and not isinstance(validation_data, bool):
+            vx, vy = (
+                validation_data
+                if isinstance(validation_data, tuple) and len(validation_data) == 2
+                else (validation_data, None)
+            )
+            validation = self._validation(
+                as_source(vx, vy, self.program.inputs, self.program.targets, self.preparation, part="evaluate"),
+                settings,
+            )
+        matching = match(
+            source,
+            self.program.inputs,
+            self.program.targets,
+            self.preparation,
+            batch_size=settings.batch_size if isinstance(source, ColumnSource) else None,
+        )
+        run = Run(
+            self,
+            settings,
+            source,
+            matching,
+            validation=validation,
+            metrics=self.make_metrics(metrics),
+            callbacks=[*callbacks, *progress_callback(progress)],
+            schedule=learning_rate if callable(learning_rate) else None,
+            checkpoints=self._checkpoints_for(checkpoint, keep),
+            checkpoint_every=checkpoint_every,
+            prefetch=prefetch,
+        )
+        if settings.learning_rate is not None:
+            run.require_learning_rate("learning_rate=")
+        run.position.step = self.steps
+        self._guard.set_mode(on_nan)
+        if self._resumed is not None and "run_state" in self._resumed.data:
+            run.set_state(self._resumed.data["run_state"], _extras(self._resumed.tensors))
+            self._guard.skipped, self._guard.skipped_in_a_row = run.position.skipped, run.position.skipped_in_a_row
+        self._resumed = None
+        self.history = run.history
+        try:
+            return run.fit()
+        finally:
+            self.steps = run.position.step
+            self._guard.set_mode("stop")
+
+    def _settings(self, given: Mapping[str, Any], has_function: bool) -> FitSettings:
+        """Return the settings of the run; those of a resumed run may not change, except for the number of epochs."""
+        fixed = fixed_batch(self._specs)
+        defaults: dict[str, Any] = {"batch_size": fixed, "drop_last": True} if fixed else {}
+        if self._resumed is None or "run_state" not in self._resumed.data:
+            settings = FitSettings(**{**defaults, **given})
+        else:
+            stored = self._resumed.data["run_state"]["settings"]
+            problems = [
+                Diagnostic(
+                    A101,
+                    f"{key} differs from the run that is taken up",
+                    found=f"{key}={value}",
+                    needed=f"{key}={stored[key]}",
+                    hint="leave it out, or start a new run from this state with a new Trainer and set_state",
+                )
+                for key, value in given.items()
+                if key != "epochs" and stored[key] != value
+            ]
+            if stored["learning_rate"] == "function" and not has_function:
+                problems.append(
+                    Diagnostic(
+                        A101,
+                        "the run was started with a function for the learning rate",
+                        needed="the same function as learning_rate=; a checkpoint cannot hold code",
+                    )
+                )
+            if problems:
+                raise ArgumentError(problems)
+            settings = FitSettings(**{**stored, **given})
+        settings.check(list(self.program.steps))
+        return settings
+
+    def _split(self, source: DataSource, fraction: float, seed: int) -> tuple[DataSource, DataSource]:
+        if not isinstance(source, ColumnSource):
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "a share of the data can be held back only where every sample can be reached",
+                    found=type(source).__name__,
+                    needed="arrays, files or folders; for an iterable pass validation_data=(x, y)",
+                )
+            )
+        return source.split(fraction, seed)
+
+    def _validation(self, source: DataSource, settings: FitSettings) -> Validation:
+        matching = match(source, self.program.inputs, self.program.targets, self.preparation)
+        return Validation(source, matching, fixed_batch(self._specs) or max(settings.batch_size, 64))
+
+    # ------------------------------------------------------------------ evaluate, predict
+
+    def make_metrics(self, metrics: Sequence[str | Metric]) -> list[Metric]:
+        """Return metric objects that know whether the output they look at is logits or probabilities."""
+        made = get_metrics(metrics)
+        names = self.output_names
+        problems = [
+            Diagnostic(
+                A101, f"metric `{m.name}` is for output `{m.output}`", needed="one of the outputs: " + ", ".join(names)
+            )
+            for m in made
+            if m.output is not None and m.output not in names
+        ]
+        if problems:
+            raise ArgumentError(problems)
+        for metric, asked in zip(made, metrics, strict=True):
+            if isinstance(asked, str) and names:
+                metric.from_logits = evaluation.gives_logits(self.program, metric.output or names[0])
+        return made
+
+    def has_output(self, metric: Metric) -> bool:
+        """Return whether a training step gives the output that the metric looks at. For the loop."""
+        name = metric.output or next(iter(self.output_names), "")
+        return any(name in step.outputs for step in self.program.steps.values())
+
+    def update_metrics(self, metrics: Sequence[Metric], outputs: Outputs, feeds: Mapping[str, Any]) -> None:
+        """Give one batch to the metrics. For the loop."""
+        evaluation.update_metrics(self.program, metrics, outputs, feeds)
+
+    def run_evaluation(
+        self,
+        source: DataSource,
+        matching: Matching,
+        batch_size: int,
+        metrics: Sequence[Metric],
+        poll: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Return loss and metrics over a matched source. For the loop."""
+        return evaluation.run_evaluation(self.session, source, matching, batch_size, metrics, poll)
+
+    def evaluate(
+        self,
+        x: Data,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        metrics: Sequence[str | Metric] = (),
+        preparation: Preparation | None = None,
+    ) -> dict[str, Any]:
+        """Return the loss and the metrics over the data, in inference mode; the state stays as it is."""
+        preparation = preparation or self.preparation
+        source = as_source(x, y, self.program.inputs, self.program.targets, preparation, part="evaluate")
+        matching = match(source, self.program.inputs, self.program.targets, preparation)
+        size = fixed_batch(self._specs) or batch_size or 256
+        return self.run_evaluation(source, matching, size, self.make_metrics(metrics))
+
+    def predict(
+        self, x: Data, *, batch_size: int | None = None, preparation: Preparation | None = None
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """Return the output of the inference graph for every sample; a dict by name when there are several."""
+        preparation = preparation or self.preparation
+        source = as_source(x, None, self.program.inputs, (), preparation, part="evaluate")
+        kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in self.program.inputs}}
+        matching = match(source, self.program.inputs, (), Preparation(**{**preparation.as_dict(), "columns": kept}))
+        size = fixed_batch(self.program.inputs) or batch_size or 256
+        outputs = evaluation.run_prediction(self.session, source, matching, size)
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(self, directory: str | Path, *, keep: int = 3) -> Path:
+        """Write a checkpoint into `directory` and return its file; `Trainer.resume` takes it up."""
+        return self.write_checkpoint(CheckpointDirectory(directory, keep), None)
+
+    def write_checkpoint(self, directory: CheckpointDirectory, run: Run | None) -> Path:
+        """Write a checkpoint of the state, and of the run if there is one. For the loop.
+
+        Raises:
+            CheckpointError: it could not be written.
+            NumericError: the state is not finite; nothing is written.
+        """
+        tensors = dict(self._guard.verify())
+        bad = bad_names({n: tensors[n] for n in self.program.parameters if n in tensors})
+        data: dict[str, Any] = {
+            "run": self.run_id,
+            "backend": {"name": self._backend, "options": _json_options(self._options), **_described(self.session)},
+            "preparation": self.preparation.as_dict(),
+            "steps": self.steps if run is None else run.position.step,
+            "not_finite": bad,
+        }
+        if bad:  # only with on_nan="off"
+            warnings.warn(f"the checkpoint holds NaN or Inf, first in `{bad[0]}`", CheckpointWarning, stacklevel=3)
+        if run is not None:
+            run.position.skipped, run.position.skipped_in_a_row = self._guard.skipped, self._guard.skipped_in_a_row
+            data["run_state"], extra = run.get_state()
+            tensors |= {_EXTRA + name: array for name, array in extra.items()}
+        return directory.save(int(data["steps"]), tensors, data, self._origin)
+
+    @classmethod
+    def resume(
+        cls, directory: str | Path, *, model: Any = None, allow_changes: bool = False, **backend_options: Any
+    ) -> Trainer:
+        """Return a trainer with the newest whole checkpoint of `directory`; `fit` then goes on exactly where it was.
+
+        The model, the backend and its options come from the checkpoint; `backend_options` replace single options, and
+        `model` replaces a stored model that is lost.
+
+        Raises:
+            CheckpointError: there is no usable checkpoint, or the backend is not what it was (see `allow_changes`).
+        """
+        store = CheckpointDirectory(directory)
+        checkpoint = store.load()
+        stored = checkpoint.data["backend"]
+        origin = store.load_origin(checkpoint) if model is None else Origin.of(model)
+        backend = backend_options.pop("backend", stored["name"])
+        options = {**(stored["options"] if backend == stored["name"] else {}), **backend_options}
+        trainer = cls(origin, backend, **options)
+        if not allow_changes:
+            _check_backend(stored, {"name": backend, **_described(trainer.session)})
+        trainer.set_state({n: a for n, a in checkpoint.tensors.items() if not n.startswith(_EXTRA)})
+        trainer.run_id = checkpoint.data["run"]
+        trainer.steps = int(checkpoint.data["steps"])
+        trainer.preparation = Preparation.from_dict(checkpoint.data["preparation"])
+        if "run_state" in checkpoint.data:
+            trainer.history = History.from_dict(checkpoint.data["run_state"]["history"])
+        trainer._resumed = checkpoint
+        trainer._directory = store
+        return trainer
+
+    @property
+    def resumed_position(self) -> Position | None:
+        """Where the run that was taken up stands; None when this is no resumed run, or `fit` has gone on."""
+        if self._resumed is None or "run_state" not in self._resumed.data:
+            return None
+        return Position(**self._resumed.data["run_state"]["position"])
+
+    def _checkpoints_for(self, directory: str | Path | None, keep: int) -> CheckpointDirectory | None:
+        if directory is None:
+            if self._resumed is None or self._directory is None:
+                return None
+            directory = self._directory.path
+        return CheckpointDirectory(directory, keep)
+
+    # ------------------------------------------------------------------ results
+
+    def to_inference(self) -> onnx.ModelProto:
+        """Return the inference model with the current weights."""
+        state = self.session.get_state()
+        if self._origin.model is not None:
+            from onward.model.convert import to_inference
+
+            known = self._origin.model.initializers()
+            return to_inference(self._origin.model, {n: a for n, a in state.items() if n in known})
+        return _bake(self.program.infer, state)
+
+    def to_model(self) -> TrainingModel:
+        """Return the training model with the current state, to be saved and trained on elsewhere."""
+        if self._origin.model is None:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "this trainer was made from a Program, which cannot be turned back into a training model",
+                    hint="make the Trainer from the model or its file",
+                )
+            )
+        return with_state(self._origin.model, self.session.get_state())
+
+
+def _bake(infer: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """Return the inference graph with its state inputs as initializers."""
+    model = onnx.ModelProto()
+    model.CopyFrom(infer)
+    baked = [i.name for i in infer.graph.input if i.name in state]
+    kept = [i for i in infer.graph.input if i.name not in state]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    known = {i.name for i in model.graph.initializer}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(state[n]), n) for n in baked if n not in known
+    )
+    return model
+
+
+def _extras(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name[len(_EXTRA) :]: array for name, array in tensors.items() if name.startswith(_EXTRA)}
+
+
+def _described(session: Session) -> dict[str, Any]:
+    return {
+        "describe": {str(k): v if isinstance(v, (int, float, bool)) else str(v) for k, v in session.describe().items()}
+    }
+
+
+def _json_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that JSON can hold; others must be given again when resuming."""
+    import json
+
+    kept = {}
+    for name, value in options.items():
+        try:
+            kept[name] = json.loads(json.dumps(value))
+        except TypeError:
+            continue
+    return kept
+
+
+def _check_backend(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    problems = []
+    if stored["name"] != now["name"]:
+        problems.append(("backend", stored["name"], now["name"]))
+    keys = dict.fromkeys([*stored["describe"], *now["describe"]])
+    problems += [
+        (key, stored["describe"].get(key), now["describe"].get(key))
+        for key in keys
+        if stored["describe"].get(key) != now["describe"].get(key)
+    ]
+    if problems:
+        raise CheckpointError(
+            [
+                Diagnostic(
+                    K106,
+                    f"{key} has changed since the checkpoint was written",
+                    found=str(found),
+                    needed=str(needed),
+                    hint="the bits may differ: use the same, or accept it with allow_changes=True (--allow-changes)",
+                )
+                for key, needed, found in problems
+            ]
+        )
