@@ -1,0 +1,375 @@
+"""Convolutions. A convolution and its transpose are each other's gradients by their input.
+
+The gradient by the kernel is the one that costs. The textbook form `Conv(X^T, dY^T)` is ten times slower on ONNX
+Runtime than a matrix product with the columns of X (im2col), and a grouped Conv with one-hot kernels is an im2col that
+every runtime executes in parallel; it takes strides, pads and dilations as they are. The textbook form is kept for
+kernels whose size is not known before the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from onward.autodiff.engine import Unsupported
+from onward.autodiff.registry import gradient
+from onward.autodiff.rule import Rule
+from onward.autodiff.types import Grads
+from onward.model.builder import Value
+
+# Above this size the one-hot kernels are not repeated per channel: the channels become part of the batch instead.
+_LARGEST_KERNEL_CONSTANT = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """How a kernel moves over the spatial axes of `data`. Entries are None where they are not known before the run."""
+
+    kernel: tuple[int | None, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...] | None  # begins, then ends
+    auto_pad: str
+    group: int
+
+    @property
+    def rank(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def axes(self) -> np.ndarray:
+        """The spatial axes of the data."""
+        return np.arange(2, self.rank + 2, dtype=np.int64)
+
+    @property
+    def attributes(self) -> dict[str, object]:
+        """Strides and dilations as a node's attributes."""
+        return {"strides": list(self.strides), "dilations": list(self.dilations)}
+
+    @property
+    def padding(self) -> dict[str, object]:
+        """The padding as a node's attributes, auto_pad only where its meaning depends on the run."""
+        return {"auto_pad": self.auto_pad} if self.pads is None else {"pads": list(self.pads)}
+
+    def reach(self, axis: int) -> int | None:
+        """Return how many elements the dilated kernel spans on a spatial axis."""
+        size = self.kernel[axis]
+        return None if size is None else (size - 1) * self.dilations[axis] + 1
+
+
+def spatial_rank(rule: Rule, *values: Value) -> int:
+    """Return the number of spatial axes, from the rank of any of `values` or the length of an attribute."""
+    for value in values:
+        rank = rule.rank(value)
+        if rank is not None:
+            return rank - 2
+    for name in ("kernel_shape", "strides", "dilations"):
+        given = rule.attr(name)
+        if given:
+            return len(given)
+    raise Unsupported("the rank of the input is unknown; give the model's inputs shapes (symbols will do)")
+
+
+def spatial(rule: Rule, value: Value, rank: int) -> tuple[int | None, ...]:
+    """Return the spatial dimensions of `value`, None where they are not known."""
+    dims = rule.dims(value)
+    if dims is None:
+        return (None,) * rank
+    return tuple(d if isinstance(d, int) else None for d in dims[2:])
+
+
+def window(rule: Rule, kernel: Sequence[int | None], data: Value) -> Window:
+    """Return the window of a Conv or pooling node, its pads resolved against the shape of `data` where possible."""
+    rank = len(kernel)
+    strides = tuple(rule.attr("strides") or [1] * rank)
+    dilations = tuple(rule.attr("dilations") or [1] * rank)
+    auto_pad = rule.attr("auto_pad") or "NOTSET"
+    made = Window(tuple(kernel), strides, dilations, None, auto_pad, rule.attr("group") or 1)
+    if auto_pad == "NOTSET":
+        pads: tuple[int, ...] | None = tuple(rule.attr("pads") or [0] * 2 * rank)
+    elif auto_pad == "VALID":
+        pads = (0,) * 2 * rank
+    else:
+        pads = _same_pads(made, spatial(rule, data, rank))
+    return dataclasses.replace(made, pads=pads)
+
+
+def _same_pads(win: Window, sizes: Sequence[int | None]) -> tuple[int, ...] | None:
+    """Return the pads with which SAME_UPPER or SAME_LOWER gives ceil(size / stride) windows; None if not known yet."""
+    begins, ends = [], []
+    for axis, (size, stride) in enumerate(zip(sizes, win.strides, strict=True)):
+        reach = win.reach(axis)
+        if reach is None or (size is None and stride != 1):
+            return None
+        count = 1 if size is None else -(-size // stride)
+        total = reach - 1 if size is None else max(0, (count - 1) * stride + reach - size)
+        less, more = total // 2, total - total // 2
+        begins.append(less if win.auto_pad == "SAME_UPPER" else more)
+        ends.append(more if win.auto_pad == "SAME_UPPER" else less)
+    return (*begins, *ends)
+
+
+def runtime_pads(rule: Rule, win: Window, data: Value, windows: Value, kernel: Value) -> tuple[Value, Value]:
+    """Return the SAME pads (begins, ends) as int64 vectors computed at run time from the shapes."""
+    op = rule.op
+    reach = op.Add(op.Mul(op.Sub(op.Shape(kernel, start=2), 1), np.array(win.dilations)), 1)
+    span = op.Add(op.Mul(op.Sub(op.Shape(windows, start=2), 1), np.array(win.strides)), reach)
+    total = op.Max(op.Sub(span, op.Shape(data, start=2)), [0])
+    less = op.Div(total, 2)
+    more = op.Sub(total, less)
+    return (less, more) if win.auto_pad == "SAME_UPPER" else (more, less)
+
+
+@gradient("Conv", opset=11)
+def conv(rule: Rule, dY: Value) -> Grads:
+    """Y = X * W + B, so dX = dY convolved with W transposed, dW = dY times the columns of X, dB = the sum of dY."""
+    X, W, Y = rule.input("X"), rule.input("W"), rule.output("Y")
+    rank = spatial_rank(rule, X, W, Y)
+    win = window(rule, _kernel(rule, W, rank), X)
+    grads: dict[str, Value | list[Value | None] | None] = {}
+    if rule.needs("X"):
+        grads["X"] = scatter(rule, win, dY, W, Y, like=X)
+    if rule.needs("W"):
+        grads["W"] = correlate(rule, win, X, dY, Y, like=W)
+    if rule.optional_input("B") is not None and rule.needs("B"):
+        grads["B"] = rule.sum_over(dY, [0, *range(2, rank + 2)])
+    return grads
+
+
+@gradient("ConvTranspose", opset=11)
+def conv_transpose(rule: Rule, dY: Value) -> Grads:
+    """Y spreads each X over a window, so dX = dY convolved with W, dW = X times the columns of dY, dB = the sum."""
+    X, W = rule.input("X"), rule.input("W")
+    rank = spatial_rank(rule, X, W, rule.output("Y"))
+    win, dY_read = _transposed_window(rule, X, W, dY, rank)
+    grads: dict[str, Value | list[Value | None] | None] = {}
+    if rule.needs("X"):
+        grads["X"] = rule.op.Conv(dY_read, W, group=win.group, **win.attributes, **win.padding)
+    if rule.needs("W"):
+        grads["W"] = correlate(rule, win, dY_read, X, X, like=W)
+    if rule.optional_input("B") is not None and rule.needs("B"):
+        grads["B"] = rule.sum_over(dY, [0, *range(2, rank + 2)])
+    return grads
+
+
+def _transposed_window(rule: Rule, X: Value, W: Value, dY: Value, rank: int) -> tuple[Window, Value]:
+    """Return the window of the Conv that reads each X's window in dY, and dY cut so that there is one for each X."""
+    op = rule.op
+    strides = tuple(rule.attr("strides") or [1] * rank)
+    dilations = tuple(rule.attr("dilations") or [1] * rank)
+    extra = rule.attr("output_padding") or [0] * rank
+    win = Window(_kernel(rule, W, rank), strides, dilations, None, "NOTSET", rule.attr("group") or 1)
+    auto_pad = rule.attr("auto_pad") or "NOTSET"
+    same, wanted = auto_pad.startswith("SAME"), rule.attr("output_shape")
+    begins: list[int] = []
+    ends: list[int] = []  # what is missing behind dY for the last window; negative: what is too much
+    for axis, size in enumerate(spatial(rule, X, rank)):
+        reach, stride = win.reach(axis), strides[axis]
+        if not same and not wanted:
+            pads = (rule.attr("pads") or [0] * 2 * rank) if auto_pad == "NOTSET" else [0] * 2 * rank
+            begins.append(pads[axis])
+            ends.append(pads[axis + rank] - extra[axis])
+        elif reach is not None and (size is not None or not wanted):
+            out = wanted[axis - rank] if wanted else (size or 1) * stride
+            span = ((size or 1) - 1) * stride + reach
+            total = max(0, span + extra[axis] - out)
+            begins.append(total // 2 if auto_pad == "SAME_UPPER" else total - total // 2)
+            ends.append(span - begins[-1] - out)
+        else:
+            return _transposed_window_at_run_time(rule, win, X, W, dY, extra)
+    if any(e <= -s for e, s in zip(ends, strides, strict=True)):
+        stops = np.array([min(e, 0) or np.iinfo(np.int64).max for e in ends])
+        dY = op.Slice(dY, [0] * rank, stops, win.axes)
+    return dataclasses.replace(win, pads=(*begins, *(max(e, 0) for e in ends))), dY
+
+
+def _transposed_window_at_run_time(
+    rule: Rule, win: Window, X: Value, W: Value, dY: Value, extra: Sequence[int]
+) -> tuple[Window, Value]:
+    op = rule.op
+    reach = op.Add(op.Mul(op.Sub(op.Shape(W, start=2), 1), np.array(win.dilations)), 1)
+    span = op.Add(op.Mul(op.Sub(op.Shape(X, start=2), 1), np.array(win.strides)), reach)
+    size = op.Shape(dY, start=2)
+    total = op.Max(op.Sub(op.Add(span, np.array(extra)), size), [0])
+    less = op.Div(total, 2)
+    begins = less if rule.attr("auto_pad") == "SAME_UPPER" else op.Sub(total, less)
+    ends = op.Sub(op.Sub(span, begins), size)
+    none = op.constant(np.zeros(2, np.int64))
+    padded = op.Pad(dY, op.Concat(none, begins, none, op.Max(ends, [0]), axis=0))
+    padded = op.Slice(padded, [0] * win.rank, span, win.axes)
+    return dataclasses.replace(win, pads=(0,) * 2 * win.rank), padded
+
+
+def _kernel(rule: Rule, W: Value, rank: int) -> tuple[int | None, ...]:
+    given = rule.attr("kernel_shape")
+    return tuple(given) if given else spatial(rule, W, rank)
+
+
+def scatter(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value) -> Value:
+    """Return the gradient by the input `like` of a Conv with output Y: each dY spread over the window it was read from.
+
+    A ConvTranspose; with stride 1 sometimes the Conv with the flipped kernel, which ONNX Runtime runs faster.
+    """
+    op = rule.op
+    if win.pads is None:
+        # SAME pads that depend on the run: spread without pads, then cut out the window over the input.
+        begins, _ = runtime_pads(rule, win, like, Y, W)
+        whole = op.ConvTranspose(dY, W, output_padding=[s - 1 for s in win.strides], group=win.group, **win.attributes)
+        return op.Slice(whole, begins, op.Add(begins, op.Shape(like, start=2)), win.axes)
+    if _flipping_pays(rule, win, W, Y):
+        return _flipped(rule, win, dY, W, like)
+    sizes, counts = spatial(rule, like, win.rank), spatial(rule, Y, win.rank)
+    extra, exact = [], True
+    for axis, (size, count, stride) in enumerate(zip(sizes, counts, win.strides, strict=True)):
+        reach = win.reach(axis)
+        if stride == 1:
+            extra.append(0)
+        elif size is not None and count is not None and reach is not None:
+            extra.append(size - ((count - 1) * stride + reach - win.pads[axis] - win.pads[axis + win.rank]))
+        else:
+            extra.append(stride - 1)
+            exact = False
+    whole = op.ConvTranspose(
+        dY, W, pads=list(win.pads), output_padding=extra if any(extra) else None, group=win.group, **win.attributes
+    )
+    return whole if exact else op.Slice(whole, [0] * win.rank, op.Shape(like, start=2), win.axes)
+
+
+def _flipping_pays(rule: Rule, win: Window, W: Value, Y: Value) -> bool:
+    """Measured on ONNX Runtime 1.31: for grouped kernels always, else for large images and many channels of X."""
+    shape, counts = rule.static_shape(W), spatial(rule, Y, win.rank)
+    if shape is None or any(c is None for c in counts) or any(s != 1 for s in win.strides):
+        return False
+    for axis in range(win.rank):
+        reach = win.reach(axis)
+        assert win.pads is not None
+        assert reach is not None
+        if max(win.pads[axis], win.pads[axis + win.rank]) > reach - 1:
+            return False
+    image = int(np.prod([c for c in counts if c is not None]))
+    size = int(np.prod(shape[2:]))
+    return size > 1 and (win.group > 1 or (shape[1] >= shape[0] and image >= 1024))
+
+
+def _flipped(rule: Rule, win: Window, dY: Value, W: Value, like: Value) -> Value:
+    """Return Conv(dY, W flipped and transposed within its groups): the gradient by the input at stride 1."""
+    op = rule.op
+    shape = rule.static_shape(W)
+    assert shape is not None
+    assert win.pads is not None
+    outer, inner = shape[0] // win.group, shape[1]
+    steps = np.full(win.rank, -1, np.int64)
+    flipped = op.Slice(W, steps, np.full(win.rank, np.iinfo(np.int64).min), win.axes, steps)
+    kernel = list(shape[2:])
+    if win.group == 1:
+        flipped = op.Transpose(flipped, perm=[1, 0, *win.axes.tolist()])
+    elif outer > 1 and inner > 1:
+        split = op.Reshape(flipped, [win.group, outer, inner, *kernel])
+        split = op.Transpose(split, perm=[0, 2, 1, *range(3, win.rank + 3)])
+        flipped = op.Reshape(split, [win.group * inner, outer, *kernel])
+    elif outer != inner:
+        flipped = op.Reshape(flipped, [win.group * inner, outer, *kernel])
+    ends = [win.reach(a) for a in range(win.rank)] * 2
+    pads = [(r or 1) - 1 - p for r, p in zip(ends, win.pads, strict=True)]
+    return op.Conv(dY, flipped, pads=pads, dilations=list(win.dilations), group=win.group)
+
+
+def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Value) -> Value:
+    """Return the gradient by the kernel `like` of a Conv from X to Y: dY times the columns of X, over the batch."""
+    if any(k is None for k in win.kernel):
+        return _textbook(rule, win, X, dY, Y, like)
+    op = rule.op
+    dims = rule.dims(like)
+    size = int(np.prod([k for k in win.kernel if k is not None]))
+    outputs = dims[0] if dims is not None and isinstance(dims[0], int) else None
+    inputs = dims[1] if dims is not None and isinstance(dims[1], int) else None
+    columns = _columns(rule, win, X, None if inputs is None else inputs * win.group, size)
+    image = _product(rule, win, Y)
+    batch = _extent(rule, Y, 0)
+    rows = inputs * size if inputs is not None else op.Mul(rule.dim_of(like, 1), [size])
+    height = outputs // win.group if outputs is not None else op.Div(rule.dim_of(like, 0), [win.group])
+    groups = [] if win.group == 1 else [win.group]
+    swap = [0, 1, 3, 2] if groups else [0, 2, 1]
+    left = reshape(rule, dY, [batch, *groups, height, image])
+    right = reshape(rule, columns, [batch, *groups, rows, image])
+    if not groups and isinstance(image, int) and outputs is not None and batch != 1 and image < outputs:
+        # Small images: one product over batch and image together is cheaper than summing a large product per sample.
+        flat = image * batch if isinstance(batch, int) else -1
+        left = op.Reshape(op.Transpose(left, perm=[1, 0, 2]), [outputs, flat])
+        right = op.Reshape(op.Transpose(right, perm=[0, 2, 1]), reshape_target(rule, [flat, rows]))
+        return rule.reshape_like(op.MatMul(left, right), like)
+    product = op.MatMul(left, op.Transpose(right, perm=swap))
+    if batch != 1:
+        product = op.ReduceSum(product, [0], keepdims=0)
+    return rule.reshape_like(product, like)
+
+
+def _columns(rule: Rule, win: Window, X: Value, channels: int | None, size: int) -> Value:
+    """Return the elements of X under each tap of the kernel: [N, C * taps, ...] or [N * C, taps, ...]."""
+    op = rule.op
+    plain = size == 1 and all(s == 1 for s in win.strides) and (win.pads is None or not any(win.pads))
+    if plain:
+        return X
+    one_hot = np.eye(size).reshape(size, 1, *(k or 1 for k in win.kernel))
+    attributes = {**win.attributes, **win.padding}
+    if channels is not None and channels * size * size <= _LARGEST_KERNEL_CONSTANT:
+        kernels = op.constant(np.tile(one_hot, (channels, *[1] * (win.rank + 1))), X.dtype)
+        return op.Conv(X, kernels, group=channels, **attributes)
+    folded = op.Reshape(X, reshape_target(rule, [-1, 1, *(_extent(rule, X, int(a)) for a in win.axes)]))
+    return op.Conv(folded, op.constant(one_hot, X.dtype), **attributes)
+
+
+def _textbook(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Value) -> Value:
+    """Return Conv(X^T, dY^T) with strides and dilations exchanged, cut to the kernel: right for any kernel size."""
+    op = rule.op
+    pads: list[int] | None
+    if win.pads is None:
+        begins, ends = runtime_pads(rule, win, X, Y, like)
+        none = op.constant(np.zeros(2, np.int64))
+        X, pads = op.Pad(X, op.Concat(none, begins, none, ends, axis=0)), None
+    else:
+        pads = list(win.pads)
+    rest = win.axes.tolist()
+    if win.group == 1:
+        left = op.Transpose(X, perm=[1, 0, *rest])
+    else:
+        inner = rule.dim_of(like, 1)
+        sizes = [op.Shape(X, start=2)]
+        split = reshape(rule, X, [rule.dim_of(X, 0), win.group, inner, *sizes])
+        split = op.Transpose(split, perm=[2, 1, 0, *(a + 1 for a in rest)])
+        left = reshape(rule, split, [inner, op.Mul(rule.dim_of(X, 0), [win.group]), *sizes])
+    right = op.Transpose(dY, perm=[1, 0, *rest])
+    product = op.Conv(left, right, strides=list(win.dilations), dilations=list(win.strides), pads=pads, group=win.group)
+    return op.Slice(op.Transpose(product, perm=[1, 0, *rest]), [0] * win.rank, op.Shape(like, start=2), win.axes)
+
+
+def _extent(rule: Rule, value: Value, axis: int) -> int | Value:
+    dims = rule.dims(value)
+    known = None if dims is None else dims[axis]
+    return known if isinstance(known, int) else rule.dim_of(value, axis)
+
+
+def _product(rule: Rule, win: Window, value: Value) -> int | Value:
+    """Return the number of spatial elements."""
+    sizes = [s for s in spatial(rule, value, win.rank) if s is not None]
+    if len(sizes) == win.rank:
+        return int(np.prod(sizes))
+    return rule.op.ReduceProd(rule.op.Shape(value, start=2), keepdims=1)
+
+
+def reshape_target(rule: Rule, parts: Sequence[int | Value]) -> Value:
+    """Return a shape from numbers and 1-D int64 values: a constant where all are numbers."""
+    op = rule.op
+    if all(isinstance(p, int) for p in parts):
+        return op.constant(np.array(parts, np.int64))
+    return op.Concat(*(op.constant(np.array([p], np.int64)) if isinstance(p, int) else p for p in parts), axis=0)
+
+
+def reshape(rule: Rule, value: Value, parts: Sequence[int | Value]) -> Value:
+    """Return `value` in the shape made of `parts`; zeros in it are dimensions of size zero."""
+    empty = any(not isinstance(p, int) or p == 0 for p in parts) and not any(
+        isinstance(p, int) and p == -1 for p in parts
+    )
+    return rule.op.Reshape(value, reshape_target(rule, parts), allowzero=1 if empty else None)
