@@ -1,5 +1,84 @@
-"""Onward: any ONNX model, trainable anywhere ONNX runs."""
+"""Onward: any ONNX model, trainable anywhere ONNX runs.
+
+>>> import onward
+>>> model = onward.samples.build("linear")
+>>> onward.check(model).ok
+True
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from onward import losses as losses
+    from onward import optimizers as optimizers
+    from onward import samples as samples
+    from onward import schedules as schedules
+    from onward import testing as testing
+    from onward.author import make_trainable as make_trainable
+    from onward.autodiff.api import gradient as gradient
+    from onward.autodiff.api import jvp as jvp
+    from onward.autodiff.api import lower_gradients as lower_gradients
+    from onward.autodiff.api import vjp as vjp
+    from onward.autodiff.registry import register_gradient as register_gradient
+    from onward.check import check as check
+    from onward.errors import OnwardError as OnwardError
+    from onward.lower.pipeline import compile_model as compile  # noqa: F401  # the public name differs
+    from onward.model.convert import to_inference as to_inference
+    from onward.model.serde import load as load
+    from onward.model.serde import save as save
+    from onward.model.training_model import TrainingModel as TrainingModel
+    from onward.optimizers import SGD as SGD
+    from onward.optimizers import Adagrad as Adagrad
+    from onward.optimizers import Adam as Adam
+    from onward.optimizers import AdamW as AdamW
+    from onward.optimizers import Momentum as Momentum
+    from onward.program import Program as Program
+    from onward.train.trainer import Trainer as Trainer
+
+# Public names and where they live. They are imported on first use, so that `import onward` stays fast and no
+# framework is loaded that nobody asked for. tests/contract/test_public_names.py freezes this list.
+_PUBLIC = {
+    "Adagrad": "onward.optimizers",
+    "Adam": "onward.optimizers",
+    "AdamW": "onward.optimizers",
+    "Momentum": "onward.optimizers",
+    "OnwardError": "onward.errors",
+    "Program": "onward.program",
+    "SGD": "onward.optimizers",
+    "Trainer": "onward.train.trainer",
+    "TrainingModel": "onward.model.training_model",
+    "check": "onward.check",
+    "compile": "onward.lower.pipeline:compile_model",
+    "from_torch": "onward.frontends.torch",
+    "gradient": "onward.autodiff.api",
+    "jvp": "onward.autodiff.api",
+    "load": "onward.model.serde",
+    "lower_gradients": "onward.autodiff.api",
+    "make_trainable": "onward.author",
+    "register_gradient": "onward.autodiff.registry",
+    "save": "onward.model.serde",
+    "to_inference": "onward.model.convert",
+    "to_torch": "onward.backends.torch",
+    "vjp": "onward.autodiff.api",
+}
+_MODULES = ("losses", "optimizers", "samples", "schedules", "testing")
+
+__all__ = ["__version__", *_MODULES, *_PUBLIC]  # names in a table, checked by the contract test
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"onward.{name}")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'onward' has no attribute '{name}'")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    return getattr(importlib.import_module(module), attribute or name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,3 +55,16 @@ class Program:
     def input_names(self) -> tuple[str, ...]:
         """Inputs, then targets."""
         return tuple(s.name for s in (*self.inputs, *self.targets))
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write the program as a directory that needs no Python (docs/program_format.md)."""
+        from onward.package import write_program
+
+        write_program(self, directory)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Program:
+        """Return the program that `save` wrote, every file verified."""
+        from onward.package import read_program
+
+        return read_program(directory)

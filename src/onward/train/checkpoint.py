@@ -33,7 +33,7 @@ import onward
 from onward.errors import CheckpointError, Diagnostic, define
 from onward.train import fsio
 from onward.train.origin import Origin
-from onward.train.tensorfile import Damaged, can_store, read_tensor_file, tensor_file_chunks
+from onward.model.tensorfile import Damaged, can_store, read_tensor_file, tensor_file_chunks
 
 K100 = define(
     "K100",

@@ -19,7 +19,7 @@ import onnx
 
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.program import Program, StepGraph, TensorSpec
-from onward.train.tensorfile import read_tensor_bytes, tensor_file_chunks
+from onward.model.tensorfile import read_tensor_bytes, tensor_file_chunks
 
 if TYPE_CHECKING:
     from onward.model.training_model import TrainingModel

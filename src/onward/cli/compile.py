@@ -1,0 +1,39 @@
+"""`onward compile FILE -o DIR`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compile_command(
+    file: Annotated[Path, typer.Argument(help="A training model (.onnx).", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The directory to write.", show_default=False)],
+    target_opset: Annotated[
+        int | None, typer.Option(help="The opset of the graphs (default: the lowest they need).")
+    ] = None,
+    target_ir: Annotated[int | None, typer.Option(help="The IR version of the graphs (default: the lowest).")] = None,
+    seed: Annotated[int, typer.Option(help="The initial random key.")] = 0,
+) -> None:
+    """Compile a training model to plain ONNX graphs that any runtime can train with."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from onward.lower.pipeline import compile_model
+
+    program = compile_model(file, target_opset=target_opset, target_ir=target_ir, seed=seed)
+    program.save(output)
+    table = Table(title=f"{file.name} → {output}/", title_justify="left", box=None)
+    for heading in ("graph", "nodes", "opset", "inputs", "outputs"):
+        table.add_column(heading, justify="left" if heading == "graph" else "right")
+    steps = {f"step {name}": s.model for name, s in program.steps.items()}
+    graphs = {**steps, "evaluate": program.evaluate, "infer": program.infer, "initialize": program.initialize}
+    for name, model in graphs.items():
+        if model is not None:
+            counts = (len(model.graph.node), model.opset_import[0].version, len(model.graph.input))
+            table.add_row(name, *(str(c) for c in counts), str(len(model.graph.output)))
+    Console().print(table)
+    size = sum(v.nbytes for v in program.state.values())
+    Console().print(f"state: {len(program.state)} tensors, {size:,} bytes; see {output}/README.md for the loop")
