@@ -10,13 +10,14 @@ import onnx_ir as ir
 
 from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.engine import Backward, zeros
-from onward.autodiff.lowering import D100, D101, Scope, lower_model, prepare_slice
+from onward.autodiff.lowering import lower_model, prepare_slice
+from onward.autodiff.scope import Scope
 from onward.errors import A101, ArgumentError, Diagnostic, NotDifferentiable
 from onward.model import graphs, serde
 from onward.model.builder import Names, Value
 from onward.model.schema import WORKING_OPSET
 from onward.model.serde import Source
-from onward.model.training_model import FLOAT_TYPES, TrainingModel
+from onward.model.training_model import TrainingModel
 
 
 @overload
@@ -54,12 +55,12 @@ def gradient(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.ModelProt
     Raises:
         NotDifferentiable: a name is unknown or not floating point, or nodes on the way have no gradient: all listed.
     """
-    return _differentiate(model, of, [wrt] if isinstance(wrt, str) else list(wrt))
+    return _differentiate(model, of, wrt)
 
 
 def vjp(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.ModelProto:
     """Return `model` with an input `cotangent/<of>` and outputs `grad/<name>`: cotangent times Jacobian."""
-    return _differentiate(model, of, [wrt] if isinstance(wrt, str) else list(wrt), cotangent=True)
+    return _differentiate(model, of, wrt, cotangent=True)
 
 
 def jvp(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.ModelProto:
@@ -68,42 +69,41 @@ def jvp(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.ModelProto:
     Built from the same reverse rules: the vjp is linear in its cotangent u, and the derivative of its product with
     the tangents by u is the jvp. Nodes that only served u are removed.
     """
-    names = [wrt] if isinstance(wrt, str) else list(wrt)
-    lowered = _working_copy(model)
-    scope, (target, sources) = _prepare(lowered, of, names)
-    cotangent = graphs.copy_value(target, scope.names.unique(f"cotangent/{of}"))
-    backward = Backward(scope.opset, scope.names)
-    grads = backward.run(target, sources, prepare_slice(target, sources, [], scope), seed=cotangent)
-    op = backward.op
+    lowered, scope, target, sources = _prepare(model, of, wrt)
     graph = lowered.graph
-    total: Value | None = None
-    tangents: list[Value] = []
-    for name, source, grad in zip(names, sources, grads, strict=True):
-        tangent = graphs.copy_value(source, f"tangent/{name}")
-        tangent.const_value = None
-        tangents.append(tangent)
-        if grad is not None:
-            product = op.ReduceSum(op.Mul(grad, tangent), keepdims=0)
-            total = product if total is None else op.Add(total, product)
+    names = [v.name or "" for v in sources]
+    cotangent = graphs.copy_value(target, scope.names.unique(f"cotangent/{of}"))
     cotangent.const_value = None
-    graph.inputs.extend([*tangents, cotangent])
-    graph.extend(op.nodes)
-    if total is None:
-        second = Backward(scope.opset, scope.names)
-        result = zeros(second.op, target)
-        graph.extend(second.op.nodes)
-    else:
-        graphs.infer_shapes(lowered.ir)
-        second = Backward(scope.opset, scope.names)
-        (found,) = second.run(total, [cotangent], prepare_slice(total, [cotangent], [], scope))
-        result = found if found is not None else zeros(second.op, target)
-        graph.extend(second.op.nodes)
+    target, sources, part = prepare_slice(target, sources, [], scope)
+    backward = Backward(scope.emitter())
+    op = backward.op
+    grads = backward.run(target, sources, part, seed=cotangent)
+    products: list[Value] = []
+    for name, source, grad in zip(names, sources, grads, strict=True):
+        tangent = graphs.copy_value(source, scope.names.unique(f"tangent/{name}"))
+        tangent.const_value = None
+        graph.inputs.append(tangent)
+        if grad is not None:
+            products.append(op.ReduceSum(op.Mul(grad, tangent), keepdims=0))
+    graph.inputs.append(cotangent)
+    result: Value | None = None
+    if products:
+        total = products[0] if len(products) == 1 else op.Sum(*products)
+        total.shape = ir.Shape([])
+        graph.extend(op.nodes)
+        scope.infer()
+        total, (cotangent,), part = prepare_slice(total, [cotangent], [], scope)
+        backward = Backward(scope.emitter())
+        (result,) = backward.run(total, [cotangent], part)
+    if result is None:
+        result = zeros(backward.op, target)
+    graph.extend(backward.op.nodes)
     _add_output(graph, result, f"tangent/{of}", target, scope)
     graphs.remove_dead_nodes(graph)
-    if cotangent.uses():
-        # Only shapes are read from the cotangent: take them from the target itself.
+    if cotangent.uses():  # only its shape is read: that of the target itself
         cotangent.replace_all_uses_with(target)
     graph.inputs.remove(cotangent)
+    scope.infer()
     return lowered.proto()
 
 
@@ -117,68 +117,45 @@ def _working_copy(model: Source) -> TrainingModel:
     return copied
 
 
-def _prepare(model: TrainingModel, of: str, wrt: Sequence[str]) -> tuple[Scope, tuple[Value, list[Value]]]:
-    graph = model.graph
-    if not wrt:
+def _prepare(model: Source, of: str, wrt: Sequence[str] | str) -> tuple[TrainingModel, Scope, Value, list[Value]]:
+    """Return a copy of the model to work on, where its values are, and the values that are named."""
+    names = [wrt] if isinstance(wrt, str) else list(wrt)
+    if not names:
         raise ArgumentError(Diagnostic(A101, "`wrt` is empty", needed="at least one name to differentiate by"))
-    lower_model(model.ir)
-    graphs.infer_shapes(model.ir)
-    names = Names(graphs.all_names(graph))
-    scope = Scope([graph], model.opset, names, model.ir.functions, lambda: graphs.infer_shapes(model.ir))
-    problems: list[Diagnostic] = []
-    found: list[Value] = []
-    for argument, name in [("of", of), *(("wrt", n) for n in wrt)]:
-        value = scope.find(name)
-        if value is None:
-            problems.append(_unknown(argument, name, scope))
-        elif value.dtype not in FLOAT_TYPES:
-            problems.append(
-                Diagnostic(
-                    D101,
-                    f"`{argument}` names `{name}`, which is not a floating-point tensor",
-                    found=str(value.type),
-                    needed="float16, bfloat16, float or double",
-                )
-            )
-        else:
-            found.append(value)
+    if len(set(names)) < len(names):
+        twice = sorted({n for n in names if names.count(n) > 1})
+        raise ArgumentError(Diagnostic(A101, f"`wrt` names `{twice[0]}` twice", needed="each name once"))
+    lowered = _working_copy(model)
+    lower_model(lowered.ir)
+    graphs.infer_shapes(lowered.ir)
+    taken = Names(graphs.all_names(lowered.graph))
+    scope = Scope([lowered.graph], lowered.opset, taken, lowered.ir.functions, lambda: graphs.infer_shapes(lowered.ir))
+    found = [scope.resolve(of, "`of`"), *(scope.resolve(n, "`wrt`") for n in names)]
+    problems = [f for f in found if isinstance(f, Diagnostic)]
     if problems:
         raise NotDifferentiable(problems)
-    return scope, (found[0], found[1:])
+    target, *sources = (f for f in found if isinstance(f, ir.Value))
+    return lowered, scope, target, sources
 
 
-def _unknown(argument: str, name: str, scope: Scope) -> Diagnostic:
-    import difflib
-
-    reach = scope.names_in_reach()
-    near = difflib.get_close_matches(name, reach, n=3, cutoff=0.4)
-    return Diagnostic(
-        D100,
-        f"`{argument}` names `{name}`, which is no tensor of the graph",
-        needed="an input, an initializer or a node's output",
-        hint=f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else f"there are: {', '.join(reach[:20])}",
-    )
-
-
-def _differentiate(model: Source, of: str, wrt: list[str], *, cotangent: bool = False) -> onnx.ModelProto:
-    lowered = _working_copy(model)
-    scope, (target, sources) = _prepare(lowered, of, wrt)
+def _differentiate(model: Source, of: str, wrt: Sequence[str] | str, *, cotangent: bool = False) -> onnx.ModelProto:
+    lowered, scope, target, sources = _prepare(model, of, wrt)
     graph = lowered.graph
+    names = [v.name or "" for v in sources]
     seed = None
     if cotangent:
-        seed = graphs.copy_value(target, f"cotangent/{of}")
+        seed = graphs.copy_value(target, scope.names.unique(f"cotangent/{of}"))
         seed.const_value = None
         graph.inputs.append(seed)
-    part = prepare_slice(target, sources, [], scope)
-    target = scope.find(of) or target
-    backward = Backward(scope.opset, scope.names)
+    target, sources, part = prepare_slice(target, sources, [], scope)
+    backward = Backward(scope.emitter())
     grads = backward.run(target, sources, part, seed=seed)
     results = [g if g is not None else zeros(backward.op, s) for g, s in zip(grads, sources, strict=True)]
     graph.extend(backward.op.nodes)
-    for name, source, result in zip(wrt, sources, results, strict=True):
+    for name, source, result in zip(names, sources, results, strict=True):
         _add_output(graph, result, f"grad/{name}", source, scope)
     graphs.remove_dead_nodes(graph, backward.op.nodes)
-    graphs.infer_shapes(lowered.ir)
+    scope.infer()
     return lowered.proto()
 
 

@@ -6,76 +6,39 @@ names, then the slice between cut and `y` is evaluated again at that point; `y` 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
 from onward.autodiff import expand
+from onward.autodiff.again import evaluate_again
 from onward.autodiff.engine import Backward, Slice, find_slice, zeros
+from onward.autodiff.scope import Scope
+from onward.autodiff.shapes import infer_bodies
 from onward.errors import Diagnostic, NotDifferentiable, define
 from onward.model import graphs
 from onward.model.builder import Names, Value
 from onward.model.schema import TRAINING_DOMAIN
-from onward.model.training_model import FLOAT_TYPES
 
-D100 = define(
-    "D100",
-    "a name that is not a tensor of the graph",
-    why="The gradient names a tensor that does not exist, or is not defined before the gradient is taken.",
-    fix="Use a name of an input, an initializer or a node's output that comes earlier in the graph.",
-)
-D101 = define(
-    "D101",
-    "not a floating-point tensor",
-    why="Only floating-point tensors have a gradient.",
-    fix="Differentiate a floating-point tensor by floating-point tensors.",
-)
 D102 = define(
     "D102",
     "the Gradient node's inputs do not fit its xs and zs",
     why="A Gradient node takes one input for each name in xs, then one for each in zs.",
     fix="Give the node exactly len(xs) + len(zs) inputs and at most len(xs) outputs.",
 )
-
-
-@dataclasses.dataclass
-class Scope:
-    """Where a Gradient node stands: the graphs whose values it may name, outermost first."""
-
-    graphs: list[graphs.GraphLike]
-    opset: int
-    names: Names
-    functions: expand.Functions
-    infer: Callable[[], None]
-
-    def inner(self, graph: ir.Graph) -> Scope:
-        return dataclasses.replace(self, graphs=[*self.graphs, graph])
-
-    def order(self) -> Iterator[ir.Node]:
-        for graph in self.graphs:
-            yield from graph
-
-    def find(self, name: str) -> Value | None:
-        for graph in reversed(self.graphs):
-            for value in graph.inputs:
-                if value.name == name:
-                    return value
-            if isinstance(graph, ir.Graph) and name in graph.initializers:
-                return graph.initializers[name]
-            for node in graph:
-                for value in node.outputs:
-                    if value.name == name:
-                        return value
-        return None
-
-    def names_in_reach(self) -> list[str]:
-        found = []
-        for graph in self.graphs:
-            found += [v.name for v in graph.inputs if v.name]
-            found += list(graph.initializers) if isinstance(graph, ir.Graph) else []
-            found += [v.name for n in graph for v in n.outputs if v.name]
-        return found
+D103 = define(
+    "D103",
+    "xs and zs are not independent",
+    why="xs and zs cut the graph: y must be a function of them as independent variables, so none of them may be "
+    "computed from another one.",
+    fix="Name either the tensor or what it is computed from, not both.",
+)
+D104 = define(
+    "D104",
+    "a Gradient node's input does not have the type of the tensor it stands for",
+    why="The slice is evaluated again with the node's inputs in the place of the named tensors, so the types must agree.",
+    fix="Cast the input to the type of the named tensor.",
+)
 
 
 def is_gradient(node: ir.Node) -> bool:
@@ -85,18 +48,15 @@ def is_gradient(node: ir.Node) -> bool:
 def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
     """Replace every Gradient node of `model`, its functions and the given algorithms; return how many.
 
-    Changes the graphs in place.
+    Changes the graphs in place. A function that contains Gradient nodes is put in the place of its calls, where the
+    types are known, and is gone afterwards.
     """
     names = Names(graphs.all_names(model.graph))
     for algorithm in algorithms:
         names.taken |= graphs.all_names(algorithm)
-    count = 0
-    for function in model.functions.values():
-        if _has_gradient(function):
-            opset = function.opset_imports.get("", model.opset_imports.get("", 1))
-            own = Names(graphs.all_names(function))
-            count += _lower(function, Scope([function], opset, own, model.functions, lambda: None))
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
+    _inline_gradient_functions(model, [model.graph, *algorithms], names)
+    count = 0
     if _has_gradient(model.graph):
         graphs.infer_shapes(model)
         scope = Scope([model.graph], opset, names, model.functions, lambda: graphs.infer_shapes(model))
@@ -107,7 +67,16 @@ def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
             infer()
             scope = Scope([model.graph, algorithm], opset, names, model.functions, infer)
             count += _lower(algorithm, scope)
+    if count and not any(is_gradient(n) for g in (model.graph, *algorithms) for n in graphs.all_nodes(g)):
+        _drop_import(model, algorithms)
     return count
+
+
+def _drop_import(model: ir.Model, algorithms: Sequence[ir.Graph]) -> None:
+    """Forget the training domain where nothing of it is left: a stock runtime need not know it."""
+    everything: list[graphs.GraphLike] = [model.graph, *algorithms, *model.functions.values()]
+    if all(n.domain != TRAINING_DOMAIN for g in everything for n in graphs.all_nodes(g)):
+        model.opset_imports.pop(TRAINING_DOMAIN, None)
 
 
 def _inference(model: ir.Model, algorithm: ir.Graph) -> Callable[[], None]:
@@ -115,7 +84,30 @@ def _inference(model: ir.Model, algorithm: ir.Graph) -> Callable[[], None]:
 
 
 def _has_gradient(graph: graphs.GraphLike) -> bool:
-    return any(is_gradient(n) or any(_has_gradient(s) for s in graphs.subgraphs(n)) for n in graph)
+    return any(is_gradient(n) for n in graphs.all_nodes(graph))
+
+
+def _inline_gradient_functions(model: ir.Model, callers: Sequence[ir.Graph], names: Names) -> None:
+    """Inline the functions that contain a Gradient node, directly or through others, and remove them."""
+    guilty = {key for key, function in model.functions.items() if _has_gradient(function)}
+    while True:
+        more = {
+            key
+            for key, function in model.functions.items()
+            if key not in guilty
+            and any((n.domain, n.op_type, n.overload) in guilty for n in graphs.all_nodes(function))
+        }
+        if not more:
+            break
+        guilty |= more
+    while guilty:
+        calls = [n for g in callers for n in graphs.all_nodes(g) if (n.domain, n.op_type, n.overload) in guilty]
+        if not calls:
+            break
+        for call in calls:
+            expand.inline_call(call, model.functions[call.domain, call.op_type, call.overload], names)
+    for key in guilty:
+        del model.functions[key]
 
 
 def _lower(graph: graphs.GraphLike, scope: Scope) -> int:
@@ -126,6 +118,7 @@ def _lower(graph: graphs.GraphLike, scope: Scope) -> int:
         if is_gradient(node):
             lower_gradient(node, scope)
             count += 1
+    graphs.remove_dead_nodes(graph, scope.emitted)
     return count
 
 
@@ -134,73 +127,90 @@ def lower_gradient(node: ir.Node, scope: Scope) -> None:
     xs, zs, y, points = _read(node, scope)
     graph = node.graph
     assert graph is not None
-    cut = [*xs, *zs]
-    if any(point is not named for point, named in zip(points, cut, strict=True)):
-        again = dict(zip(cut, points, strict=True))
-        slice_nodes = [n for n in scope.order() if n in graphs.ancestors([y], stop=cut)]
-        copies = graphs.copy_nodes(slice_nodes, again, names=scope.names, prefix=f"{node.name or 'Gradient'}/")
-        graph.insert_before(node, copies)
-        y, xs, zs = again.get(y, y), points[: len(xs)], points[len(xs) :]
-    part = prepare_slice(y, xs, zs, scope)
-    backward = Backward(scope.opset, scope.names)
-    grads = backward.run(y, xs, part)
-    finish(node, xs, grads, backward, graph)
+    name = y.name
+    stand_ins: list[tuple[ir.Node, Value]] = []
+    moved = {named: point for named, point in zip([*xs, *zs], points, strict=True) if point is not named}
+    if moved:
+        # A copy of each point stands for it while the derivative is taken: the same tensor may be read by the slice
+        # in its own right, or stand for two of the names.
+        stand_ins = [_stand_in(named, point, scope) for named, point in moved.items()]
+        fresh = {named: copy.outputs[0] for named, (copy, _) in zip(moved, stand_ins, strict=True)}
+        graph.insert_before(node, [copy for copy, _ in stand_ins])
+        nodes, y = evaluate_again(y, fresh, [v for v in [*xs, *zs] if v not in moved], scope, f"{node.name or name}/")
+        graph.insert_before(node, nodes)
+        scope.emitted += nodes
+        xs, zs = [fresh.get(v, v) for v in xs], [fresh.get(v, v) for v in zs]
+    outputs = [(output, x) for output, x in zip(node.outputs, xs, strict=False) if output.name]
+    wanted = [x for _, x in outputs]
+    y, wanted, part = prepare_slice(y, wanted, [*zs, *(x for x in xs if x not in wanted)], scope)
+    backward = Backward(scope.emitter())
+    grads = backward.run(y, wanted, part)
+    _finish(node, [output for output, _ in outputs], wanted, grads, backward, graph, scope)
+    for copy, point in stand_ins:
+        copy.outputs[0].replace_all_uses_with(point)
+        graph.remove(copy, safe=True)
 
 
-def prepare_slice(y: Value, xs: Sequence[Value], zs: Sequence[Value], scope: Scope) -> Slice:
-    """Return the slice to differentiate, function calls in it expanded and shapes known as far as they can be."""
-    inferred = False
-    while True:
-        part = find_slice(y, xs, zs, scope.order())
-        expanded = False
-        for node in part.nodes:
-            if expand.needs_expansion(node, scope.opset):
-                body = expand.body_of(node, scope.functions, scope.opset)
-                if body is not None:
-                    if y in node.outputs:
-                        index = node.outputs.index(y)
-                        name = y.name
-                        made = expand.inline_call(node, body, scope.names)
-                        y = next(v for n in made for v in n.outputs if v.name == name)
-                        assert index is not None
-                    else:
-                        expand.inline_call(node, body, scope.names)
-                    expanded = True
-        if expanded:
-            inferred = False
-            continue
-        if not inferred and any(v.shape is None or v.type is None for n in part.nodes for v in n.outputs):
-            scope.infer()
-            inferred = True
-            continue
-        return part
+def _stand_in(named: Value, point: Value, scope: Scope) -> tuple[ir.Node, Value]:
+    copy = ir.Node("", "Identity", [point], num_outputs=1, name=scope.names.unique(f"{named.name}/point"))
+    copy.outputs[0].name = scope.names.unique(f"{named.name}/point:out")
+    copy.outputs[0].type, copy.outputs[0].shape = point.type or named.type, point.shape
+    return copy, point
 
 
-def finish(
-    node: ir.Node, xs: Sequence[Value], grads: Sequence[Value | None], backward: Backward, graph: graphs.GraphLike
+def prepare_slice(y: Value, xs: Sequence[Value], zs: Sequence[Value], scope: Scope) -> tuple[Value, list[Value], Slice]:
+    """Return the slice to differentiate, function calls in it expanded and shapes known as far as they can be.
+
+    `y` and `xs` are returned too: what an expanded call produced is another value of the same name.
+    """
+    names = [v.name or "" for v in (y, *xs)]
+
+    def wanted() -> list[ir.Node]:
+        nonlocal y, xs
+        y, *xs = (scope.find(n) or v for n, v in zip(names, (y, *xs), strict=True))
+        return find_slice(y, xs, zs, scope.order()).nodes
+
+    scope.expand_calls(wanted)
+    part = find_slice(y, xs, zs, scope.order())
+    if any(v.name and (v.type is None or v.shape is None) for n in part.nodes for v in n.outputs):
+        scope.infer()
+    infer_bodies(part.nodes, scope.opset)
+    return y, list(xs), part
+
+
+def _finish(
+    node: ir.Node,
+    outputs: Sequence[Value],
+    xs: Sequence[Value],
+    grads: Sequence[Value | None],
+    backward: Backward,
+    graph: graphs.GraphLike,
+    scope: Scope,
 ) -> None:
     """Put the backward nodes in the place of `node` and let its outputs be the gradients."""
     op = backward.op
+    results = [g if g is not None else zeros(op, x) for g, x in zip(grads, xs, strict=True)]
+    fresh = set(op.nodes)
     taken: set[Value] = set()
     replacements: list[tuple[Value, Value]] = []
-    for output, x, grad in zip(node.outputs, xs, grads, strict=False):
-        if not output.name:
-            continue
-        if grad is None:
-            grad = zeros(op, x)
-        if grad in taken or grad.producer() not in op.nodes or grad.producer().op_type == "Constant":  # type: ignore[union-attr]
-            grad = op.Identity(grad)
-        taken.add(grad)
-        grad.type, grad.shape = x.type, x.shape
-        replacements.append((output, grad))
+    for output, x, found in zip(outputs, xs, results, strict=True):
+        producer = found.producer()
+        if found in taken or producer not in fresh or producer.op_type == "Constant":
+            found = ir.Node("", "Identity", [found], num_outputs=1, name=scope.names.unique("grad/Identity")).outputs[0]
+            identity = found.producer()
+            assert identity is not None
+            op.nodes.append(identity)
+        taken.add(found)
+        found.type, found.shape = x.type, x.shape
+        replacements.append((output, found))
     graph.insert_before(node, op.nodes)
-    for output, grad in replacements:
+    for output, found in replacements:
         name = output.name
-        output.replace_all_uses_with(grad, replace_graph_outputs=True)
+        output.replace_all_uses_with(found, replace_graph_outputs=True)
         output.name = None
-        grad.name = name
+        found.name = name
     graph.remove(node, safe=True)
-    graphs.remove_dead_nodes(graph, op.nodes)
+    scope.emitted += op.nodes
 
 
 def _read(node: ir.Node, scope: Scope) -> tuple[list[Value], list[Value], Value, list[Value]]:
@@ -208,57 +218,84 @@ def _read(node: ir.Node, scope: Scope) -> tuple[list[Value], list[Value], Value,
     place = f"node `{node.name or 'Gradient'}` (Gradient)"
     problems: list[Diagnostic] = []
 
-    def resolve(name: str, what: str) -> Value | None:
-        value = scope.find(name)
-        if value is None:
-            problems.append(_unknown(name, what, place, scope))
-        elif value.dtype not in FLOAT_TYPES and what != "zs" and value.dtype is not None:
-            problems.append(
-                Diagnostic(
-                    D101,
-                    f"{what} names `{name}`, which is not a floating-point tensor",
-                    place=place,
-                    found=str(value.dtype),
-                    needed="float16, bfloat16, float or double",
-                )
-            )
-        return value
+    def resolve(name: str, what: str, floating: bool = True) -> Value | None:
+        found = scope.resolve(name, what, place, floating=floating)
+        if isinstance(found, Diagnostic):
+            problems.append(found)
+            return None
+        return found
 
     x_names = list(node.attributes["xs"].as_strings()) if "xs" in node.attributes else []
     z_names = list(node.attributes["zs"].as_strings()) if "zs" in node.attributes else []
     y_name = node.attributes["y"].as_string() if "y" in node.attributes else ""
-    xs = [resolve(n, "xs") for n in x_names]
-    zs = [resolve(n, "zs") for n in z_names]
+    xs = [v for n in x_names if (v := resolve(n, "xs")) is not None]
+    zs = [v for n in z_names if (v := resolve(n, "zs", floating=False)) is not None]
     y = resolve(y_name, "y")
-    if len(node.inputs) != len(xs) + len(zs) or any(v is None for v in node.inputs) or len(node.outputs) > len(xs):
+    count = len(x_names) + len(z_names)
+    inputs = [v for v in node.inputs if v is not None]
+    if len(inputs) != count or len(node.inputs) != count or len(node.outputs) > len(x_names):
         problems.append(
             Diagnostic(
                 D102,
                 "the inputs and outputs of the Gradient node do not fit its xs and zs",
                 place=place,
-                found=f"{len(node.inputs)} inputs, {len(node.outputs)} outputs, {len(xs)} xs, {len(zs)} zs",
-                needed=f"{len(xs) + len(zs)} inputs and at most {len(xs)} outputs",
+                found=f"{len(inputs)} inputs, {len(node.outputs)} outputs, {len(x_names)} xs, {len(z_names)} zs",
+                needed=f"{count} inputs and at most {len(x_names)} outputs",
             )
         )
+    if not problems:
+        problems += _type_problems([*xs, *zs], inputs, place)
+        problems += _dependence_problems([*xs, *zs], scope, place)
     if problems:
         raise NotDifferentiable(problems)
     assert y is not None
-    return (
-        [v for v in xs if v is not None],
-        [v for v in zs if v is not None],
-        y,
-        [v for v in node.inputs if v is not None],
-    )
+    return xs, zs, y, inputs
 
 
-def _unknown(name: str, what: str, place: str, scope: Scope) -> Diagnostic:
-    import difflib
+def _type_problems(named: Sequence[Value], points: Sequence[Value], place: str) -> list[Diagnostic]:
+    return [
+        Diagnostic(
+            D104,
+            f"the input `{point.name}` stands for `{name.name}` and has another type",
+            place=place,
+            found=str(point.type),
+            needed=str(name.type),
+        )
+        for name, point in zip(named, points, strict=True)
+        if name.type is not None and point.type is not None and name.type != point.type
+    ]
 
-    near = difflib.get_close_matches(name, scope.names_in_reach(), n=3, cutoff=0.5)
-    return Diagnostic(
-        D100,
-        f"{what} names `{name}`, which is no tensor of the graph",
-        place=place,
-        needed="an input, an initializer or a node's output",
-        hint=f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "",
-    )
+
+def _dependence_problems(cut: Sequence[Value], scope: Scope, place: str) -> list[Diagnostic]:
+    """Return one problem for each member of the cut that is computed from another, or named twice."""
+    problems = []
+    members = set(cut)
+    if len(members) < len(cut):
+        twice = sorted({v.name or "" for v in cut if list(cut).count(v) > 1})
+        problems.append(
+            Diagnostic(
+                D103,
+                "xs and zs name a tensor twice",
+                place=place,
+                found=", ".join(f"`{n}`" for n in twice),
+                needed="each tensor once",
+            )
+        )
+    for value in dict.fromkeys(cut):
+        producer = value.producer()
+        if producer is None:
+            continue
+        behind = {v for n in graphs.ancestors([value]) for v in graphs.reads(n)}
+        sources = [v for v in dict.fromkeys(cut) if v in behind and v is not value]
+        if sources:
+            problems.append(
+                Diagnostic(
+                    D103,
+                    "xs and zs are not independent",
+                    place=place,
+                    found=f"`{value.name}` is computed from {graphs.sequence_of(sources)}",
+                    needed="a cut of the graph in which no member is computed from another",
+                    hint=f"leave out `{value.name}`, or leave out {graphs.sequence_of(sources)}",
+                )
+            )
+    return problems

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onward.autodiff import sequences
 from onward.model import graphs
-from onward.model.builder import Builder, Value
+from onward.model.builder import Builder, Value, output_type
 from onward.model.schema import Schema, attribute_default
+
+if TYPE_CHECKING:
+    from onward.autodiff.engine import Backward
 
 Dims = tuple[int | str | None, ...]
 
@@ -21,8 +25,16 @@ class Rule:
     `op` makes backward nodes (see `onward.model.builder.Builder`).
     """
 
-    def __init__(self, node: ir.Node, schema: Schema | None, op: Builder, needed: frozenset[int]) -> None:
+    def __init__(
+        self,
+        node: ir.Node,
+        schema: Schema | None,
+        op: Builder,
+        needed: frozenset[int],
+        sweep: Backward | None = None,
+    ) -> None:
         self.node = node
+        self.sweep = sweep  # for rules of nodes with subgraphs
         self.op = op
         self.schema = schema
         self._needed = needed  # positions of the inputs whose gradient somebody wants
@@ -57,6 +69,23 @@ class Rule:
         if index >= len(self.node.outputs) or not self.node.outputs[index].name:
             return None
         return self.node.outputs[index]
+
+    def request_output(self, name: str) -> Value:
+        """Return the output called `name`, made to exist: the forward node gains it where it does not have it."""
+        found = self.optional_output(name)
+        if found is not None:
+            return found
+        assert self.schema is not None
+        index = self.schema.output_names.index(name)
+        if index >= len(self.node.outputs):
+            before = len(self.node.outputs)
+            self.node.resize_outputs(index + 1)
+            for skipped in self.node.outputs[before:index]:
+                skipped.name = ""
+        output = self.node.outputs[index]
+        output.type = output_type(self.node.op_type, self.schema, index, self.node.inputs, {})
+        output.name = self.op.names.unique(f"{self.node.name or self.node.op_type}/{name}")
+        return output
 
     def needs(self, name: str, offset: int = 0) -> bool:
         """Return whether somebody wants the gradient by input `name` (work for others may be skipped).
@@ -127,6 +156,10 @@ class Rule:
 
     def full_like(self, value: Value, fill: float) -> Value:
         """Return a tensor of the shape and type of `value`, filled with `fill`."""
+        if isinstance(value.type, ir.SequenceType):
+            return sequences.full_like(self.op, value, fill)
+        if isinstance(value.type, ir.OptionalType):
+            value = self.op.OptionalGetElement(value)
         dtype = value.dtype or ir.DataType.FLOAT
         array = np.array([fill]).astype(dtype.numpy())
         static = graphs.static_shape(value)
@@ -168,7 +201,8 @@ def unbroadcast(rule: Rule, grad: Value, from_dims: Dims | None, source: Value, 
     if from_dims is not None and to_dims is not None:
         lead = len(from_dims) - len(to_dims)
         pairs = [(axis + lead, a, b) for axis, (a, b) in enumerate(zip(from_dims[lead:], to_dims, strict=True))]
-        certain = all(b == a is not None or b == 1 or (isinstance(b, int) and b != 1) for _, a, b in pairs)
+        # Where the source has 1, so has the target.
+        certain = all(a == 1 or isinstance(b, int) or (b is not None and b == a) for _, a, b in pairs)
         if certain:
             inner = [axis for axis, a, b in pairs if b == 1 and a != 1]
             if lead and inner:

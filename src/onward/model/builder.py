@@ -105,9 +105,7 @@ class Builder:
         )
         for index, output in enumerate(node.outputs):
             output.name = self.names.unique(f"{node.name}:{index}" if outputs > 1 else f"{node.name}:out")
-            dtype = _output_type(op_type, found, index, values, attributes)
-            if dtype is not None:
-                output.type = ir.TensorType(dtype)
+            output.type = output_type(op_type, found, index, values, attributes)
         self.nodes.append(node)
         return tuple(node.outputs)
 
@@ -180,22 +178,46 @@ def _attribute(name: str, value: Any) -> ir.Attr:
     return ir.convenience.convert_attribute(name, value)
 
 
-def _output_type(
+def output_type(
     op_type: str, found: Schema | None, index: int, values: Sequence[Value | None], attributes: dict[str, Any]
-) -> ir.DataType | None:
-    """Return the element type of an output, from the schema's type variables; None where it is not known."""
+) -> ir.TypeProtocol | None:
+    """Return the type of an output, from the schema's type variables; None where it is not known."""
     if found is None or not found.outputs:
         return None
     if op_type in _TYPE_ATTRIBUTE and _TYPE_ATTRIBUTE[op_type] in attributes:
-        return ir.DataType(attributes[_TYPE_ATTRIBUTE[op_type]])
+        return ir.TensorType(ir.DataType(attributes[_TYPE_ATTRIBUTE[op_type]]))
     if op_type == "ConstantOfShape":
         value = attributes.get("value")
-        return ir.DataType.FLOAT if value is None else ir.tensor(value).dtype
+        return ir.TensorType(ir.DataType.FLOAT if value is None else ir.tensor(value).dtype)
+    if op_type in _SEQUENCE_TYPE:
+        return _SEQUENCE_TYPE[op_type](values, attributes)
     formal = found.output_at(index)
     fixed = concrete_type(formal)
     if fixed is not None:
-        return fixed
+        return ir.TensorType(fixed)
     for position, value in enumerate(values):
         if value is not None and found.input_at(position).type_variable == formal.type_variable:
-            return value.dtype
+            return value.type
     return None
+
+
+def _elements(values: Sequence[Value | None], attributes: dict[str, Any]) -> ir.TypeProtocol | None:
+    """Return the type of what the first value, a sequence or optional, holds; of itself if it is neither."""
+    given = values[0].type if values and values[0] is not None else None
+    return given.elem_type if isinstance(given, ir.SequenceType | ir.OptionalType) else given
+
+
+def _sequence(values: Sequence[Value | None], attributes: dict[str, Any]) -> ir.TypeProtocol | None:
+    given = values[0].type if values and values[0] is not None else None
+    return None if given is None else ir.SequenceType(given)
+
+
+# Operators between tensors and sequences: the schema's type variables do not say how the two types go together.
+_SEQUENCE_TYPE: dict[str, Callable[[Sequence[Value | None], dict[str, Any]], ir.TypeProtocol | None]] = {
+    "SequenceAt": _elements,
+    "ConcatFromSequence": _elements,
+    "OptionalGetElement": _elements,
+    "SequenceConstruct": _sequence,
+    "SplitToSequence": _sequence,
+    "SequenceEmpty": lambda _, attributes: ir.SequenceType(ir.TensorType(ir.DataType(attributes.get("dtype", 1)))),
+}

@@ -26,6 +26,14 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
             yield from attribute.as_graphs()
 
 
+def all_nodes(graph: GraphLike) -> Iterator[ir.Node]:
+    """Yield every node of `graph`, those of nested graphs included, outer ones first."""
+    for node in graph:
+        yield node
+        for sub in subgraphs(node):
+            yield from all_nodes(sub)
+
+
 def captured(graph: ir.Graph) -> list[ir.Value]:
     """Return the values of outer scopes that `graph` reads, nested graphs included, each once, in order of use."""
     own: set[int] = set()
@@ -251,7 +259,7 @@ def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None, *, strict: 
             getattr(proto.graph, field).extend(getattr(extra, field))
     inferred = onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
     nodes = list(model.graph) + ([] if algorithm is None else list(algorithm))
-    _merge(nodes, inferred.graph)
+    merge_inferred(nodes, inferred.graph)
 
 
 def _light_proto(model: ir.Model) -> onnx.ModelProto:
@@ -292,7 +300,8 @@ def _light_graph(graph: ir.Graph) -> onnx.GraphProto:
     return light
 
 
-def _merge(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
+def merge_inferred(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
+    """Take over the types and shapes that onnx found for the serialized form of `nodes`."""
     infos = {info.name: info for info in [*proto.value_info, *proto.output]}
     for node, node_proto in zip(nodes, proto.node, strict=True):
         for value in node.outputs:
@@ -303,7 +312,7 @@ def _merge(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
         if inner:
             protos = [g for a in node_proto.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]
             for sub, sub_proto in zip(inner, protos, strict=True):
-                _merge(sub, sub_proto)
+                merge_inferred(sub, sub_proto)
 
 
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:

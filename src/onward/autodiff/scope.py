@@ -1,0 +1,140 @@
+"""Where a Gradient node stands: the values it may name, and what is shared with other Gradient nodes there."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+
+import onnx_ir as ir
+
+from onward.autodiff import expand
+from onward.autodiff.emit import Cache, Emitter
+from onward.errors import Diagnostic, define
+from onward.model import graphs
+from onward.model.builder import Names, Value
+from onward.model.training_model import FLOAT_TYPES
+
+D100 = define(
+    "D100",
+    "a name that is not a tensor of the graph",
+    why="The gradient names a tensor that does not exist, or is not defined before the gradient is taken.",
+    fix="Use a name of an input, an initializer or a node's output that comes earlier in the graph.",
+)
+D101 = define(
+    "D101",
+    "not a floating-point tensor",
+    why="Only floating-point tensors have a gradient.",
+    fix="Differentiate a floating-point tensor by floating-point tensors.",
+)
+
+
+@dataclasses.dataclass
+class Scope:
+    """The graphs whose values can be named, outermost first; names, functions and caches that go with them."""
+
+    graphs: list[graphs.GraphLike]
+    opset: int
+    names: Names
+    functions: expand.Functions
+    infer: Callable[[], None]
+    cache: Cache = dataclasses.field(default_factory=Cache)
+    index: dict[str, Value] = dataclasses.field(default_factory=dict)
+    emitted: list[ir.Node] = dataclasses.field(default_factory=list)
+
+    def inner(self, graph: ir.Graph) -> Scope:
+        """Return the scope inside a subgraph."""
+        return dataclasses.replace(self, graphs=[*self.graphs, graph], cache=Cache(self.cache), index={}, emitted=[])
+
+    def emitter(self) -> Emitter:
+        """Return a builder that shares equal nodes with everything emitted in this scope before."""
+        return Emitter(self.opset, self.names, self.cache)
+
+    def order(self) -> Iterator[ir.Node]:
+        """Yield the nodes of all graphs, in an order in which each reads only what is before it."""
+        for graph in self.graphs:
+            yield from graph
+
+    def expand_calls(self, wanted: Callable[[], Iterable[ir.Node]]) -> bool:
+        """Replace calls without a gradient rule among `wanted()` by their bodies, until there are none left.
+
+        Return whether there were any. Subgraphs of the wanted nodes are looked into as well.
+        """
+        changed = False
+        while True:
+            calls = [
+                (call, body)
+                for node in wanted()
+                for call in (node, *(n for g in graphs.subgraphs(node) for n in graphs.all_nodes(g)))
+                if expand.needs_expansion(call, self.opset)
+                and (body := expand.body_of(call, self.functions, self.opset)) is not None
+            ]
+            for call, body in calls:
+                expand.inline_call(call, body, self.names)
+                changed = True
+            if not calls:
+                return changed
+
+    def find(self, name: str) -> Value | None:
+        """Return the value called `name`, or None."""
+        value = self.index.get(name)
+        if value is None or value.name != name or not self._is_here(value):
+            self.index = {v.name: v for v in self._values() if v.name}
+            value = self.index.get(name)
+        return value
+
+    def _is_here(self, value: Value) -> bool:
+        node = value.producer()
+        return node is None or node.graph is not None
+
+    def _values(self) -> Iterator[Value]:
+        for graph in self.graphs:
+            yield from graph.inputs
+            if isinstance(graph, ir.Graph):
+                yield from graph.initializers.values()
+            for node in graph:
+                yield from node.outputs
+
+    def resolve(self, name: str, what: str, place: str = "", *, floating: bool = True) -> Value | Diagnostic:
+        """Return the value called `name`, or what is wrong with it; `what` says who names it."""
+        value = self.find(name)
+        if value is None:
+            reach = [v.name for v in self._values() if v.name]
+            near = difflib.get_close_matches(name, reach, n=3, cutoff=0.5)
+            guess = f"did you mean {' or '.join(f'`{n}`' for n in near)}?"
+            return Diagnostic(
+                D100,
+                f"{what} names `{name}`, which is no tensor of the graph",
+                place=place,
+                needed="an input, an initializer or a node's output",
+                hint=guess if near else f"there are: {', '.join(reach[:20])}",
+            )
+        tensor = isinstance(value.type, ir.TensorType)
+        if floating and value.type is not None and not (tensor and value.dtype in FLOAT_TYPES):
+            return Diagnostic(
+                D101,
+                f"{what} names `{name}`, which is not a floating-point tensor",
+                place=place,
+                found=describe(value),
+                needed="a tensor of float16, bfloat16, float or double",
+            )
+        return value
+
+
+def describe(value: Value) -> str:
+    """Return the type in the standard's words: tensor(int64), seq(tensor(float)) ...
+
+    >>> describe(ir.val("n", dtype=ir.DataType.INT64, shape=()))
+    'tensor(int64)'
+    """
+
+    def text(of: ir.TypeProtocol | None) -> str:
+        if of is None:
+            return "unknown"
+        if isinstance(of, ir.SequenceType):
+            return f"seq({text(of.elem_type)})"
+        if isinstance(of, ir.OptionalType):
+            return f"optional({text(of.elem_type)})"
+        return f"tensor({of.dtype.name.lower()})"
+
+    return text(value.type)

@@ -1,0 +1,73 @@
+"""Sequences in backward graphs. The gradient of a sequence is a sequence of the same length and element shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.model.builder import Builder, Value
+
+
+def element(op: Builder, sequence: Value, name: str = "element") -> Value:
+    """Return a new subgraph input with the type of one element of `sequence`."""
+    value = ir.Value(name=op.names.unique(f"{op.prefix}{name}"))
+    if isinstance(sequence.type, ir.SequenceType):
+        value.type = sequence.type.elem_type
+    value.shape = sequence.shape
+    return value
+
+
+def map_elements(
+    op: Builder,
+    inputs: Sequence[Value],
+    body: Callable[[Builder, list[Value]], Sequence[Value]],
+    name: str,
+    *,
+    count: int = 1,
+) -> tuple[Value, ...]:
+    """Return the sequences of what `body` makes of the elements of `inputs`, all sequences of one length.
+
+    `body` gets a builder for the inside and one value for each input, and returns `count` values.
+    """
+    inside = inner_builder(op)
+    elements = [element(op, s) if isinstance(s.type, ir.SequenceType) else like(op, s) for s in inputs]
+    results = list(body(inside, elements))
+    for position, result in enumerate(results):
+        if result.producer() not in set(inside.nodes):
+            results[position] = inside.Identity(result)
+    for result in results:
+        if result.type is None:
+            result.type = elements[0].type
+    graph = ir.Graph(elements, results, nodes=inside.nodes, name=op.names.unique(f"{op.prefix}{name}/body"))
+    outputs = op.call("SequenceMap", list(inputs), outputs=count, name=name, body=graph)
+    for output, result in zip(outputs, results, strict=True):
+        output.type = None if result.type is None else ir.SequenceType(result.type)
+        output.shape = result.shape
+    return outputs
+
+
+def inner_builder(op: Builder) -> Builder:
+    """Return a builder for the inside of a subgraph of a node that `op` is about to make."""
+    inner = getattr(op, "inner", None)
+    return inner(op.prefix) if inner is not None else Builder(op.opset, op.names, op.prefix)
+
+
+def like(op: Builder, value: Value) -> Value:
+    """Return a new subgraph input with the type and shape of `value`."""
+    return ir.Value(name=op.names.unique(f"{op.prefix}element"), type=value.type, shape=value.shape)
+
+
+def add(op: Builder, a: Value, b: Value) -> Value:
+    """Return the element-wise sum of two sequences of one length."""
+    return map_elements(op, [a, b], lambda inside, e: [inside.Add(*e)], "accumulate")[0]
+
+
+def full_like(op: Builder, sequence: Value, fill: float) -> Value:
+    """Return a sequence of tensors of the same shapes, filled with `fill`."""
+    dtype = sequence.dtype or ir.DataType.FLOAT
+    array = np.array([fill]).astype(dtype.numpy())
+    return map_elements(
+        op, [sequence], lambda inside, e: [inside.ConstantOfShape(inside.Shape(e[0]), value=array)], "full_like"
+    )[0]

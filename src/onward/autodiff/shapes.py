@@ -1,0 +1,150 @@
+"""Types and shapes inside the bodies of Loop, Scan and SequenceMap, which onnx's own inference leaves open.
+
+A carried value may change its shape from one iteration to the next, so onnx assumes nothing about it. Here it is
+assumed to keep the shape it starts with, and the assumption is given up, dimension by dimension, where the body does
+not return it unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from onward.model import graphs
+from onward.model.builder import Value
+
+_SYMBOLS = "onward.symbols"
+_SMALL = 1024  # elements of a captured constant that takes part by value
+_BODIES = frozenset({"Loop", "Scan", "SequenceMap"})
+
+
+def infer_bodies(nodes: Iterable[ir.Node], opset: int) -> None:
+    """Fill in the types and shapes in the bodies of `nodes`, nested ones included, as far as they can be known."""
+    for node in nodes:
+        if node.op_type in _BODIES and node.domain == "" and "body" in node.attributes:
+            body = node.attributes["body"].as_graph()
+            given = _given(node, body)
+            _infer(body, given, _carried(node), opset)
+        for graph in graphs.subgraphs(node):
+            infer_bodies(graph, opset)
+
+
+def is_invariant(value: Value, body: ir.Graph) -> bool:
+    """Return whether `value`, computed in the loop body, certainly has the same shape in every iteration."""
+    if not isinstance(value.type, ir.TensorType) or value.shape is None:
+        return False
+    symbols = body.meta.get(_SYMBOLS, frozenset())
+    return all(isinstance(d, int) or d.value in symbols for d in value.shape)
+
+
+def _carried(node: ir.Node) -> list[tuple[int, int]]:
+    """Return (body input, body output) positions of the carried values."""
+    if node.op_type == "Loop":
+        return [(k + 2, k + 1) for k in range(len(node.inputs) - 2)]
+    if node.op_type == "Scan":
+        scanned = node.attributes["num_scan_inputs"].as_int()
+        return [(k, k) for k in range(len(node.inputs) - scanned)]
+    return []
+
+
+Typed = tuple[ir.TypeProtocol | None, ir.Shape | None]
+
+
+def _given(node: ir.Node, body: ir.Graph) -> list[Typed]:
+    """Return type and shape of each body input as the node's inputs give them."""
+    if node.op_type == "Loop":
+        fixed: list[Typed] = [
+            (ir.TensorType(ir.DataType.INT64), ir.Shape([])),
+            (ir.TensorType(ir.DataType.BOOL), ir.Shape([])),
+        ]
+        return fixed + [_typed(v) for v in node.inputs[2:]]
+    if node.op_type == "SequenceMap":
+        return [_element(v) for v in node.inputs]
+    scanned = node.attributes["num_scan_inputs"].as_int()
+    states = len(node.inputs) - scanned
+    axes = list(node.attributes["scan_input_axes"].as_ints()) if "scan_input_axes" in node.attributes else [0] * scanned
+    given = [_typed(v) for v in node.inputs[:states]]
+    for value, axis in zip(node.inputs[states:], axes, strict=True):
+        type_, shape = _typed(value)
+        if shape is not None:
+            kept = list(shape)
+            del kept[axis]
+            shape = ir.Shape(kept)
+        given.append((type_, shape))
+    return given
+
+
+def _typed(value: Value | None) -> Typed:
+    return (None, None) if value is None else (value.type, value.shape)
+
+
+def _element(value: Value | None) -> Typed:
+    if value is not None and isinstance(value.type, ir.SequenceType):
+        return value.type.elem_type, value.shape
+    return _typed(value)
+
+
+def _infer(body: ir.Graph, given: Sequence[Typed], carried: Sequence[tuple[int, int]], opset: int) -> None:
+    for value, (type_, shape) in zip(body.inputs, given, strict=False):
+        if type_ is not None:
+            value.type = type_
+        if shape is not None:
+            value.shape = shape.copy()
+    while True:
+        symbols = _run(body, opset)
+        changed = False
+        for source, target in carried:
+            before, after = body.inputs[source], body.outputs[target]
+            changed |= _give_up(before, after, symbols)
+        if not changed:
+            body.meta[_SYMBOLS] = frozenset(symbols)
+            return
+
+
+def _give_up(before: Value, after: Value, symbols: set[str]) -> bool:
+    """Forget the dimensions of a carried value that the body does not keep; return whether there were any."""
+    if before.shape is None or before is after:
+        return False
+    if after.shape is None or len(after.shape) != len(before.shape):
+        before.shape = None
+        return True
+    dims = [
+        a if (isinstance(a, int) and a == b) or (not isinstance(a, int) and a.value is not None and a == b) else None
+        for a, b in zip(before.shape, after.shape, strict=True)
+    ]
+    if any(
+        d is None and not (not isinstance(a, int) and a.value is None) for d, a in zip(dims, before.shape, strict=True)
+    ):
+        before.shape = ir.Shape(dims)
+        return True
+    return False
+
+
+def _run(body: ir.Graph, opset: int) -> set[str]:
+    """Infer the body as a graph of its own; return the symbols that mean one number in every iteration."""
+    graph = onnx.GraphProto(name="body")
+    symbols: set[str] = set()
+    outer = graphs.captured(body)
+    for value in [*body.inputs, *outer]:
+        constant = graphs.constant_of(value) if value in outer else None
+        if constant is not None and constant.size <= _SMALL:
+            graph.initializer.append(onnx.numpy_helper.from_array(constant, value.name))
+        elif value.type is not None:
+            ir.serde.serialize_value_into(graph.input.add(), value)
+        if value.shape is not None:
+            symbols.update(d.value for d in value.shape if not isinstance(d, int) and d.value is not None)
+    for name, value in body.initializers.items():
+        if value.const_value is not None and not value.is_graph_input():
+            ir.serde.serialize_tensor_into(graph.initializer.add(), value.const_value)
+            graph.initializer[-1].name = name
+    for node in body:
+        ir.serde.serialize_node_into(graph.node.add(), node)
+    model = onnx.ModelProto(ir_version=10, graph=graph)
+    model.opset_import.add(version=opset)
+    for domain in {n.domain for n in graphs.all_nodes(body)} - {""}:
+        model.opset_import.add(domain=domain, version=1)
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    graphs.merge_inferred(list(body), inferred.graph)
+    return symbols
