@@ -39,7 +39,7 @@ class FitSettings:
     drop_last: bool = False
     entry: str | None = None
     steps_per_epoch: int | None = None
-    learning_rate: float | str | None = None  # "function" when it was given as one
+    learning_rate: float | str | None = None  # text when it was given as a function
 
     def check(self, entries: Sequence[str]) -> None:
         """Raise for values that cannot be; all at once."""

@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.program import Program, StepGraph, TensorSpec
 from onward.model.tensorfile import read_tensor_bytes, tensor_file_chunks
+from onward.program import Program, StepGraph, TensorSpec
 
 if TYPE_CHECKING:
     from onward.model.training_model import TrainingModel

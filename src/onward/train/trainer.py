@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +21,7 @@ from onward.train import evaluation
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning
 from onward.train.data import Data, as_source
-from onward.train.data.matching import T110, Feed, Matching, Preparation, fixed_batch, match, numpy_dtype
+from onward.train.data.matching import T110, T115, Feed, Matching, Preparation, fixed_batch, match, numpy_dtype
 from onward.train.data.source import ColumnSource, DataSource
 from onward.train.history import History
 from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
@@ -227,11 +229,10 @@ class Trainer:
             "drop_last": drop_last,
             "entry": entry,
             "steps_per_epoch": steps_per_epoch,
-            "learning_rate": "function" if callable(learning_rate) else learning_rate,
+            "learning_rate": _describe_rate(learning_rate),
         }
         settings = self._settings({k: v for k, v in given.items() if v is not None}, callable(learning_rate))
-        if preparation is not None:
-            self.preparation = preparation
+        self.preparation = self._with_classes(preparation or self.preparation, source)
         validation = None
         if isinstance(validation_data, (int, float)) and not isinstance(validation_data, bool):
             source, held = self._split(source, float(validation_data), settings.seed)
@@ -300,7 +301,7 @@ class Trainer:
                 for key, value in given.items()
                 if key != "epochs" and stored[key] != value
             ]
-            if stored["learning_rate"] == "function" and not has_function:
+            if isinstance(stored["learning_rate"], str) and not has_function:
                 problems.append(
                     Diagnostic(
                         A101,
@@ -313,6 +314,24 @@ class Trainer:
             settings = FitSettings(**{**stored, **given})
         settings.check(list(self.program.steps))
         return settings
+
+    def _with_classes(self, preparation: Preparation, source: DataSource) -> Preparation:
+        """Return the preparation with the class names of the training data, checked against the model's outputs."""
+        if not source.classes:
+            return preparation
+        outputs = self.program.infer.graph.output
+        dims = outputs[0].type.tensor_type.shape.dim if outputs else []
+        width = dims[1].dim_value if len(dims) > 1 else 0
+        if 1 < width < len(source.classes):
+            raise DataError(
+                Diagnostic(
+                    T115,
+                    f"the data has {len(source.classes)} classes and output `{outputs[0].name}` has {width}",
+                    found=", ".join(source.classes),
+                    needed=f"at most {width} classes",
+                )
+            )
+        return dataclasses.replace(preparation, classes=tuple(source.classes))
 
     def _split(self, source: DataSource, fraction: float, seed: int) -> tuple[DataSource, DataSource]:
         if not isinstance(source, ColumnSource):
@@ -393,7 +412,7 @@ class Trainer:
         preparation = preparation or self.preparation
         source = as_source(x, None, self.program.inputs, (), preparation, part="evaluate")
         kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in self.program.inputs}}
-        matching = match(source, self.program.inputs, (), Preparation(**{**preparation.as_dict(), "columns": kept}))
+        matching = match(source, self.program.inputs, (), dataclasses.replace(preparation, columns=kept))
         size = fixed_batch(self.program.inputs) or batch_size or 256
         outputs = evaluation.run_prediction(self.session, source, matching, size)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
@@ -498,6 +517,14 @@ class Trainer:
         return with_state(self._origin.model, self.session.get_state())
 
 
+def _describe_rate(rate: float | Schedule | None) -> float | str | None:
+    """Return the rate itself, or for a function what a checkpoint can say about it."""
+    if not callable(rate):
+        return rate
+    describe = getattr(rate, "describe", None)  # onward.schedules say what they are
+    return json.dumps(describe(), sort_keys=True) if callable(describe) else "function"
+
+
 def _bake(infer: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """Return the inference graph with its state inputs as initializers."""
     model = onnx.ModelProto()
@@ -525,8 +552,6 @@ def _described(session: Session) -> dict[str, Any]:
 
 def _json_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that JSON can hold; others must be given again when resuming."""
-    import json
-
     kept = {}
     for name, value in options.items():
         try:

@@ -92,7 +92,7 @@ def _is_array(value: Any) -> bool:
 def _array(value: Any) -> np.ndarray:
     """Return the array itself where it is one (a memory map stays one), else its numbers."""
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
+        value = value.detach().cpu().numpy()
     return np.asanyarray(value)
 
 

@@ -48,12 +48,40 @@ T113 = define(
     why="The number is too large for the integer type the model declares.",
     fix="Correct the data, or make the model with a wider type.",
 )
+T115 = define(
+    "T115",
+    "the data has a class that the model does not know",
+    why="Class numbers must mean the same as in the training data, and the model has one output per class.",
+    fix="Remove the class from the data, or train a model with as many outputs as there are classes.",
+)
 T114 = define(
     "T114",
     "the batch size does not fit the model",
     why="The model was made for one fixed batch size.",
     fix="Use that batch size, or make the model with a free batch dimension.",
 )
+
+
+def number_classes(names: Sequence[str], known: Sequence[str], place: str) -> dict[str, int]:
+    """Return class name -> number: as in `known` (the training data), or sorted when that is empty.
+
+    Raises:
+        DataError: a class that the training data did not have.
+    """
+    if not known:
+        return {name: i for i, name in enumerate(sorted(names))}
+    new = [n for n in names if n not in known]
+    if new:
+        raise DataError(
+            Diagnostic(
+                T115,
+                "classes that the training data did not have: " + ", ".join(f"`{n}`" for n in new),
+                place=place,
+                needed="some of: " + ", ".join(f"`{n}`" for n in known),
+            )
+        )
+    return {name: i for i, name in enumerate(known)}
+
 
 Numbers = float | Sequence[float]
 
@@ -64,7 +92,8 @@ class Preparation:
 
     Each float input x becomes (x * scale - mean) / std; `mean` and `std` hold one number or one per channel (axis 1).
     `one_hot` codes integer targets as rows of 0 and 1 with the width the model declares. `columns` maps a name of the
-    model to a column of the data.
+    model to a column of the data. `classes` are the names behind the class numbers, where the data has names: those of
+    the training data, so that other data is numbered alike.
     """
 
     scale: float = 1.0
@@ -72,6 +101,7 @@ class Preparation:
     std: Numbers = 1.0
     one_hot: bool = False
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
     @property
     def normalises(self) -> bool:
@@ -89,7 +119,7 @@ class Preparation:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Preparation:
         """Return the preparation that `as_dict` described."""
-        return cls(**data)
+        return cls(**{**data, "classes": tuple(data["classes"])})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +208,8 @@ def match(
     """
     columns = {spec.name: spec for spec in source.specs()}
     wanted = [(spec, False) for spec in inputs] + [(spec, True) for spec in targets]
-    chosen, problems = _choose_columns(columns, [spec for spec, _ in wanted], source.positional, preparation)
+    mapping = {} if source.renamed else preparation.columns
+    chosen, problems = _choose_columns(columns, [spec for spec, _ in wanted], source.positional, mapping)
     feeds = []
     for spec, is_target in wanted:
         if spec.name not in chosen:
@@ -194,12 +225,12 @@ def match(
 
 
 def _choose_columns(
-    columns: Mapping[str, TensorSpec], wanted: Sequence[TensorSpec], positional: bool, preparation: Preparation
+    columns: Mapping[str, TensorSpec], wanted: Sequence[TensorSpec], positional: bool, mapping: Mapping[str, str]
 ) -> tuple[dict[str, str], list[Diagnostic]]:
     """Return model name -> column name and the problems; by name first, by position where the data has no names."""
     problems: list[Diagnostic] = []
     found = "data: " + (", ".join(_show(s) for s in columns.values()) or "no columns")
-    unknown = [name for name in preparation.columns if name not in {s.name for s in wanted}]
+    unknown = [name for name in mapping if name not in {s.name for s in wanted}]
     for name in unknown:
         problems.append(
             Diagnostic(
@@ -222,7 +253,7 @@ def _choose_columns(
         return chosen, problems
     names = list(columns)
     for i, spec in enumerate(wanted):
-        name = preparation.columns.get(spec.name, names[i] if by_position else spec.name)
+        name = mapping.get(spec.name, names[i] if by_position else spec.name)
         if name in columns:
             chosen[spec.name] = name
         else:

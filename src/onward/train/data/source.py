@@ -19,20 +19,20 @@ from onward.program import TensorSpec
 
 Batch = dict[str, np.ndarray]
 
-T100 = define(
-    "T100",
+T105 = define(
+    "T105",
     "the columns of the data have different lengths",
     why="Every input and target needs one entry per sample.",
     fix="Cut or fill the columns so that all have the same number of samples.",
 )
-T101 = define(
-    "T101",
+T106 = define(
+    "T106",
     "there is no data",
     why="A training run needs at least one batch.",
     fix="Check the path, the filters and the batch size; a generator can be read only once.",
 )
-T102 = define(
-    "T102",
+T107 = define(
+    "T107",
     "an item of the iterable is not a batch",
     why="Each item must be a dict of arrays, or a tuple or list of arrays in the order inputs, then targets.",
     fix="Yield dicts or tuples of arrays.",
@@ -124,6 +124,9 @@ class DataSource(abc.ABC):
     positional = False
     """True when the columns are to be matched by position: the inputs of the model first, then its targets."""
 
+    renamed = False
+    """True when the columns already carry the model's names, so that a `columns=` mapping has been used up."""
+
     @property
     def size(self) -> int | None:
         """How many samples there are; None when that is not known."""
@@ -170,7 +173,7 @@ class ColumnSource(DataSource):
         if scalars:
             raise DataError(
                 Diagnostic(
-                    T100,
+                    T105,
                     "a column without a sample axis: " + ", ".join(f"`{n}`" for n in scalars),
                     place=self._place,
                     needed="arrays whose first axis counts the samples",
@@ -180,7 +183,7 @@ class ColumnSource(DataSource):
         if len(set(lengths.values())) > 1:
             raise DataError(
                 Diagnostic(
-                    T100,
+                    T105,
                     "the columns have different numbers of samples",
                     place=self._place,
                     found=", ".join(f"`{n}`: {k}" for n, k in lengths.items()),
@@ -190,7 +193,7 @@ class ColumnSource(DataSource):
         if not lengths or next(iter(lengths.values())) == 0:
             raise DataError(
                 Diagnostic(
-                    T101,
+                    T106,
                     "the data holds no samples",
                     place=self._place,
                     found=", ".join(f"`{n}` {c.shape}" for n, c in self.columns.items()) or "no columns",
@@ -229,7 +232,7 @@ class ColumnSource(DataSource):
         if held in (0, self.size):
             raise DataError(
                 Diagnostic(
-                    T101,
+                    T106,
                     f"a fraction of {fraction} of {self.size} samples leaves one side empty",
                     place=self._place,
                     needed="at least one sample on each side",
@@ -294,7 +297,7 @@ class IterableSource(DataSource):
             return {"item[0]": _as_array(item)}
         raise DataError(
             Diagnostic(
-                T102,
+                T107,
                 f"batch {number} of the iterable is a {type(item).__name__}",
                 needed="a dict of arrays by name, or a tuple of arrays (inputs, then targets)",
             )
@@ -305,7 +308,7 @@ class IterableSource(DataSource):
             iterator = self._open(0)
             item = next(iterator, None)
             if item is None:
-                raise DataError(Diagnostic(T101, "the iterable gives no batch", needed="at least one batch"))
+                raise DataError(Diagnostic(T106, "the iterable gives no batch", needed="at least one batch"))
             self._first = self._as_batch(item, 0)
             if self._one_shot is not None:
                 self._peeked.append(self._first)
@@ -336,7 +339,7 @@ class IterableSource(DataSource):
         if number == 0:
             raise DataError(
                 Diagnostic(
-                    T101,
+                    T106,
                     f"the iterable gave no batch in epoch {request.epoch + 1}",
                     needed="at least one batch per epoch",
                     hint="a generator can be read only once; pass a function that returns a new one, or a list"
@@ -358,5 +361,5 @@ def _flat(item: Sequence[Any]) -> Iterator[Any]:
 def _as_array(value: Any) -> np.ndarray:
     """Return a copy as a numpy array; torch and TensorFlow tensors are accepted without importing either."""
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
+        value = value.detach().cpu().numpy()
     return np.array(value)

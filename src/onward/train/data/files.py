@@ -1,0 +1,170 @@
+"""Open a path as training data: .npy, .npz, safetensors, IDX, CSV, Parquet, image folders."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from onward.errors import DataError, Diagnostic, define
+from onward.program import TensorSpec
+from onward.train.data import idx
+from onward.train.data.matching import Preparation
+from onward.train.data.source import ArrayColumn, ColumnSource, DataSource
+
+T130 = define(
+    "T130",
+    "the data cannot be opened",
+    why="The path does not exist, cannot be read, or is not of a known kind.",
+    fix="Use .npy, .npz, .safetensors, .csv, .tsv, .parquet, an IDX file or folder, a folder of .npy files, or a "
+    "folder with one subfolder of images per class.",
+)
+T131 = define(
+    "T131",
+    "a data file is damaged or not what its name says",
+    why="The content does not follow the format.",
+    fix="Make or download the file again.",
+)
+
+_PARTS = {"train": ("train",), "evaluate": ("test", "val", "valid", "validation", "eval")}
+_TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
+
+
+def open_data(
+    path: str | Path,
+    inputs: Sequence[TensorSpec] = (),
+    targets: Sequence[TensorSpec] = (),
+    *,
+    part: str = "train",
+    preparation: Preparation | None = None,
+) -> DataSource:
+    """Return the data at `path`.
+
+    `inputs` and `targets` of the model tell how to read a table or images. A folder with the classic MNIST files, or
+    with subfolders `train` and `test`, gives the one or the other by `part` ("train" or "evaluate").
+
+    Raises:
+        DataError: it cannot be opened or understood.
+        MissingExtra: the format needs an optional package.
+    """
+    path = Path(path)
+    preparation = preparation or Preparation()
+    if not path.exists():
+        raise DataError(Diagnostic(T130, f"there is no `{path}`", needed="a file or a folder with data"))
+    try:
+        if path.is_dir():
+            return _open_folder(path, inputs, targets, part, preparation)
+        return _open_file(path, inputs, targets, preparation)
+    except OSError as error:
+        raise DataError(Diagnostic(T130, f"`{path}` cannot be read: {error.strerror or error}")) from error
+
+
+def _open_file(
+    path: Path, inputs: Sequence[TensorSpec], targets: Sequence[TensorSpec], preparation: Preparation
+) -> DataSource:
+    name = path.name.lower()
+    if name.endswith(".npy"):
+        return _columns({path.stem: _read_npy(path)}, path, positional=True)
+    if name.endswith(".npz"):
+        return _columns(_read_npz(path), path)
+    if name.endswith(".safetensors"):
+        return _columns(_read_safetensors(path), path)
+    if name.endswith(_TABLES):
+        from onward.train.data.table import open_table
+
+        return open_table(path, inputs, targets, preparation)
+    if idx.is_idx(path):
+        return _columns({path.name: idx.read_idx(path)}, path, positional=True)
+    raise DataError(
+        Diagnostic(
+            T130,
+            f"`{path}` is not of a known kind",
+            needed=".npy, .npz, .safetensors, .csv, .tsv, .parquet or an IDX file",
+        )
+    )
+
+
+def _open_folder(
+    path: Path, inputs: Sequence[TensorSpec], targets: Sequence[TensorSpec], part: str, preparation: Preparation
+) -> DataSource:
+    pair = idx.find_pair(path, part)
+    if pair is not None:
+        images, labels = pair
+        columns = {"images": idx.read_idx(images), "labels": idx.read_idx(labels)}
+        return _columns(columns, path, positional=True)
+    arrays = sorted(path.glob("*.npy"))
+    if arrays:
+        return _columns({p.stem: _read_npy(p) for p in arrays}, path)
+    for name in _PARTS[part]:
+        if (path / name).is_dir():
+            return _open_folder(path / name, inputs, targets, part, preparation)
+        for suffix in (".npz", ".safetensors", *_TABLES):
+            if (path / f"{name}{suffix}").is_file():
+                return _open_file(path / f"{name}{suffix}", inputs, targets, preparation)
+    from onward.train.data.images import find_images, open_images
+
+    images_by_class = find_images(path)
+    if images_by_class:
+        return open_images(path, images_by_class, inputs, preparation.classes)
+    raise DataError(
+        Diagnostic(
+            T130,
+            f"the folder `{path}` holds nothing that can be trained on",
+            found=", ".join(sorted(p.name for p in path.iterdir())[:8]) or "an empty folder",
+            needed="the MNIST files, .npy files, one subfolder of images per class, or train/ and test/",
+        )
+    )
+
+
+def open_named(paths: dict[str, Path]) -> DataSource:
+    """Return columns that each come from a file of their own: `--data images=a.npy --data labels=b.npy`."""
+    columns = {}
+    for name, path in paths.items():
+        source = open_data(path)
+        if not isinstance(source, ColumnSource) or len(source.columns) != 1:
+            raise DataError(
+                Diagnostic(T130, f"`{path}` holds several columns", needed=f"one array for `{name}`, as .npy or IDX")
+            )
+        columns[name] = next(iter(source.columns.values()))
+    return ColumnSource(columns, place=", ".join(str(p) for p in paths.values()))
+
+
+def _columns(arrays: dict[str, np.ndarray], path: Path, *, positional: bool = False) -> ColumnSource:
+    if len(arrays) == 1 and (only := next(iter(arrays.values()))).dtype.names:
+        arrays = {name: only[name] for name in only.dtype.names}
+        positional = False
+    return ColumnSource({n: ArrayColumn(a) for n, a in arrays.items()}, positional=positional, place=str(path))
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(Diagnostic(T131, f"`{path}` is damaged or not what its name says: {error}"))
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    """Return the array memory-mapped; one with Python objects is refused, since reading it would run code."""
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise _damaged(path, error) from error
+    return array
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise _damaged(path, error) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        loaded: dict[str, np.ndarray] = load_file(path)
+    except (SafetensorError, ValueError) as error:
+        raise _damaged(path, error) from error
+    return loaded

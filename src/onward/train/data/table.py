@@ -1,0 +1,246 @@
+"""CSV and Parquet: columns of a table to the inputs and targets of a model, by name.
+
+For each input or target `x` of the model, in this order:
+
+1. the columns named in `columns={"x": "a,b,c"}` (on the command line `--column x=a,b,c`);
+2. the column `x`, or the columns `x_0, x_1, …` (also `x.0` and `x[0]`);
+3. for the last one left: all columns that nothing else has taken, in the order of the file.
+
+Text in a target column becomes class numbers, the names sorted; text elsewhere and empty cells are errors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onward.errors import DataError, Diagnostic, define, require_extra
+from onward.program import TensorSpec
+from onward.train.data.matching import Preparation, number_classes, numpy_dtype
+from onward.train.data.source import ArrayColumn, ColumnSource
+
+T140 = define(
+    "T140",
+    "the table cannot be read",
+    why="It is no table of the kind its name says.",
+    fix="Check the separator and the file.",
+)
+T141 = define(
+    "T141",
+    "the columns of the table do not fit the model",
+    why="Every input and target of the model needs its columns.",
+    fix="Name them: columns={'x': 'a,b,c'}, on the command line --column x=a,b,c.",
+)
+T142 = define(
+    "T142",
+    "a column of the table cannot be used as numbers",
+    why="It holds text, or cells are empty.",
+    fix="Fill or drop the empty cells; encode the text as numbers, or leave the column out.",
+)
+
+
+def open_table(
+    path: Path, inputs: Sequence[TensorSpec], targets: Sequence[TensorSpec], preparation: Preparation
+) -> ColumnSource:
+    """Return the table at `path` as columns named after the model's inputs and targets.
+
+    Raises:
+        DataError: columns are missing, hold text or are empty; all at once.
+        MissingExtra: pandas or pyarrow is not installed.
+    """
+    frame = _read(path)
+    chosen = _choose([str(c) for c in frame.columns], inputs, targets, preparation, path)
+    columns: dict[str, ArrayColumn] = {}
+    classes: list[str] = []
+    problems: list[Diagnostic] = []
+    target_names = {s.name for s in targets}
+    for spec in (*inputs, *targets):
+        if spec.name not in chosen:
+            continue
+        parts = []
+        for name in chosen[spec.name]:
+            values, names, problem = _numbers(
+                frame[name], name, spec, spec.name in target_names, path, preparation.classes
+            )
+            classes = names or classes
+            if problem:
+                problems.append(problem)
+            else:
+                parts.append(values)
+        if parts and not problems:
+            single = len(chosen[spec.name]) == 1
+            columns[spec.name] = ArrayColumn(parts[0] if single else np.stack(parts, axis=1))
+    if problems:
+        raise DataError(problems)
+    # The columns already carry the model's names: say so to the matching by dropping the table's.
+    return _Table(columns, classes=classes, place=str(path))
+
+
+class _Table(ColumnSource):
+    """Columns that were already chosen by the names of the model."""
+
+    renamed = True
+
+
+def _read(path: Path) -> Any:
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError as error:
+        raise require_extra("pandas", "data", "reading a table") from error
+    name = path.name.lower()
+    try:
+        if name.endswith((".parquet", ".pq")):
+            return pandas.read_parquet(path)
+        return pandas.read_csv(path, sep="\t" if ".tsv" in name else ",", skipinitialspace=True)
+    except ImportError as error:
+        raise require_extra("pyarrow", "data", "reading Parquet") from error
+    except (ValueError, OSError, EOFError) as error:  # pandas' and pyarrow's parse errors are ValueErrors
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DataError(Diagnostic(T140, f"`{path}` cannot be read as a table: {error}")) from error
+
+
+def _choose(
+    columns: list[str],
+    inputs: Sequence[TensorSpec],
+    targets: Sequence[TensorSpec],
+    preparation: Preparation,
+    path: Path,
+) -> dict[str, list[str]]:
+    """Return model name -> columns of the table."""
+    wanted = [*inputs, *targets]
+    chosen: dict[str, list[str]] = {}
+    problems: list[Diagnostic] = []
+    for spec in wanted:
+        asked = preparation.columns.get(spec.name)
+        if asked is not None:
+            names = [n.strip() for n in asked.split(",")]
+            missing = [n for n in names if n not in columns]
+            if missing:
+                problems.append(
+                    Diagnostic(
+                        T141,
+                        f"no column {', '.join(f'`{n}`' for n in missing)} for `{spec.name}`",
+                        place=str(path),
+                        found=_list(columns),
+                    )
+                )
+            chosen[spec.name] = names
+        elif spec.name in columns:
+            chosen[spec.name] = [spec.name]
+        elif numbered := _numbered(columns, spec.name):
+            chosen[spec.name] = numbered
+    left = [spec for spec in wanted if spec.name not in chosen]
+    if len(left) == 1:
+        taken = {name for names in chosen.values() for name in names}
+        rest = [c for c in columns if c not in taken]
+        if rest:
+            chosen[left[0].name] = rest
+            left = []
+    problems += [
+        Diagnostic(
+            T141,
+            f"the table has no column for `{spec.name}`",
+            place=str(path),
+            found=_list(columns),
+            needed=f"`{spec.name}` {spec.dtype} {_sizes(spec)}",
+            hint=f"name it: columns={{'{spec.name}': 'a,b,c'}}, or --column {spec.name}=a,b,c",
+        )
+        for spec in left
+    ]
+    for spec in wanted:
+        width = spec.shape[1] if len(spec.shape) == 2 else 1 if len(spec.shape) == 1 else None
+        have = chosen.get(spec.name)
+        coded = preparation.one_hot and spec in targets
+        if have and isinstance(width, int) and len(have) != width and not coded and not problems:
+            problems.append(
+                Diagnostic(
+                    T141,
+                    f"{len(have)} columns for `{spec.name}`, which takes {width}",
+                    place=str(path),
+                    found=_list(have),
+                    needed=f"{width} columns",
+                    hint=f"name them: --column {spec.name}=a,b,c"
+                    + ("; class numbers become rows with --one-hot" if spec in targets else ""),
+                )
+            )
+    if problems:
+        raise DataError(problems)
+    return chosen
+
+
+def _numbered(columns: Sequence[str], name: str) -> list[str]:
+    found = []
+    for column in columns:
+        match = re.fullmatch(re.escape(name) + r"[_.\[](\d+)\]?", column)
+        if match:
+            found.append((int(match[1]), column))
+    return [column for _, column in sorted(found)]
+
+
+def _numbers(
+    series: Any, name: str, spec: TensorSpec, is_target: bool, path: Path, known: Sequence[str]
+) -> tuple[np.ndarray, list[str], Diagnostic | None]:
+    """Return (values, class names if text was coded, problem)."""
+    empty = int(series.isna().sum())
+    nothing = np.zeros(0)
+    if empty:
+        first = int(np.argmax(series.isna().to_numpy()))
+        return (
+            nothing,
+            [],
+            Diagnostic(
+                T142,
+                f"column `{name}` has {empty} empty cells",
+                place=f"{path}, first in row {first + 1}",
+                needed=f"a value in every row, for `{spec.name}`",
+            ),
+        )
+    values = series.to_numpy()
+    if values.dtype.kind in "fiub":
+        if values.dtype.kind == "f" and numpy_dtype(spec.dtype).kind in "iu":
+            whole = np.rint(values)
+            if not np.array_equal(whole, values):
+                return (
+                    nothing,
+                    [],
+                    Diagnostic(
+                        T142,
+                        f"column `{name}` has fractions",
+                        place=str(path),
+                        found=f"such as {values[whole != values][0]}",
+                        needed=f"whole numbers for `{spec.name}` ({spec.dtype})",
+                    ),
+                )
+            values = whole.astype(np.int64)
+        return values, [], None
+    text = np.asarray([str(v) for v in values])
+    if is_target:
+        numbers = number_classes([str(n) for n in np.unique(text)], known, f"{path}, column `{name}`")
+        return np.array([numbers[t] for t in text], dtype=np.int64), list(numbers), None
+    return (
+        nothing,
+        [],
+        Diagnostic(
+            T142,
+            f"column `{name}` holds text",
+            place=str(path),
+            found=f"such as {text[0]!r}",
+            needed=f"numbers for `{spec.name}`",
+            hint="encode it as numbers, or choose other columns with --column",
+        ),
+    )
+
+
+def _list(columns: Sequence[str]) -> str:
+    shown = ", ".join(f"`{c}`" for c in columns[:12])
+    return f"{len(columns)} columns: {shown}{', …' if len(columns) > 12 else ''}"
+
+
+def _sizes(spec: TensorSpec) -> str:
+    return "(" + ", ".join("N" if i == 0 else str(d) for i, d in enumerate(spec.shape)) + ")"
