@@ -70,7 +70,7 @@ def _run(model: Model, findings: Findings, pedantic: bool) -> None:
     check_binding_types(model, types, findings)
     report_complaints(model, types, findings)
     if not findings.has_errors() and model.expandable:
-        check_with_onnx(types, findings)
+        check_with_onnx(model, types, findings)
 
 
 def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:

@@ -147,7 +147,7 @@ def _check_initialization(model: Model, index: int, states: dict[str, Any], plac
             found=f"{len(bindings)} binding{'s' * (len(bindings) > 1)}",
             needed="the graph that makes their values",
         )
-    outputs = [] if graph is None else graph.outputs
+    outputs = dict.fromkeys(() if graph is None else graph.outputs)
     seen: set[str] = set()
     for number, binding in enumerate(bindings):
         here = f"{place}[{number}]"
@@ -179,7 +179,8 @@ def _check_update(
     model: Model, index: int, states: dict[str, Any], place: str, updated_by: dict[str, str], findings: Findings
 ) -> None:
     algorithm = model.algorithms[index]
-    outputs = [] if algorithm is None else algorithm.outputs
+    outputs = dict.fromkeys(() if algorithm is None else algorithm.outputs)
+    inference_outputs = set(model.graph.outputs)
     for number, binding in enumerate(model.proto.training_info[index].update_binding):
         here = f"{place}[{number}]"
         key, value = binding.key, binding.value
@@ -192,7 +193,7 @@ def _check_update(
                 hint=_key_hint(model, index, key, states, findings),
             )
         if value not in outputs:
-            if value in model.graph.outputs:
+            if value in inference_outputs:
                 findings.note(
                     C106,
                     f"{quote(key)} is updated from {quote(value)}, an output of the inference graph, not of the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from onnx import TensorProto
@@ -102,7 +103,7 @@ def gradient_nodes(model: Model) -> Iterator[tuple[View, int, Node]]:
 
 def check_gradients(model: Model, findings: Findings, *, pedantic: bool) -> None:
     """Report Gradient nodes whose names, counts or dependencies are wrong; types come later."""
-    follow = _Follower()
+    follow = _Follower(model)
     for view, position, node in gradient_nodes(model):
         xs, zs, y = strings(node, "xs"), strings(node, "zs") or [], strings(node, "y")
         place = view.node_place(position)
@@ -113,17 +114,17 @@ def check_gradients(model: Model, findings: Findings, *, pedantic: bool) -> None
             findings.error(C201, "the Gradient has no xs", place=place, needed="at least one name in xs")
         if not y or not y[0]:
             findings.error(C202, "the Gradient has no y", place=place, needed="the name of a tensor in y")
-        if xs and y:
+        if xs and y and y[0]:
             _check_counts(node, xs, zs, place, findings)
             names_found = _check_names(view, position, xs, zs, y[0], place, findings)
             if names_found and not _repeated(xs + zs):
                 _check_dependencies(follow, view, position, (xs, zs, y[0]), place, pedantic, findings)
-        if any(d.code in (C201, C202, C204, C205, C206) for d in findings.found[before:]):
+        if any(d.code in (C201, C202, C203, C204, C205, C206) for d in findings.found[before:]):
             model.mark_broken(view, position)
 
 
 def _repeated(names: list[str]) -> list[str]:
-    return sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
+    return sorted(n for n, count in Counter(names).items() if count > 1)
 
 
 def _check_counts(node: Node, xs: list[str], zs: list[str], place: str, findings: Findings) -> None:
@@ -181,8 +182,10 @@ def _check_names(
 class _Follower:
     """Follows values back to what they are computed from."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self.visits = 0
+        self.doubtful = False  # whether the last way back went through something that is broken itself
         self.captured: dict[tuple[int, int], list[Value]] = {}  # what each Gradient's own y hangs on besides xs, zs
 
     @property
@@ -213,6 +216,7 @@ class _Follower:
         leaves: list[Value] = []
         seen: set[tuple[int, str]] = set()
         stack = list(start)
+        self.doubtful = False
         while stack and not self.exhausted:
             view, name = stack.pop()
             key = (id(view), name)
@@ -224,6 +228,8 @@ class _Follower:
                 met.add(key)
                 continue
             position = view.defined[name]
+            if name in self._model.ambiguous or self._model.is_broken(view, position):
+                self.doubtful = True
             if position == BEFORE_ALL:
                 leaves.append((view, name))
             else:
@@ -253,6 +259,9 @@ def _check_dependencies(
     if follow.exhausted:
         findings.note(C213, "this Gradient and those behind it were not followed", place=place)
         return
+    doubtful = follow.doubtful
+    if not _check_independence(follow, [value(n) for n in xs + zs], members, place, findings) or doubtful:
+        return
     missed = [x for x in xs if (id(value(x)[0]), x) not in met]
     if missed:
         message = f"{quote(y)} does not depend on {listing(missed)}"
@@ -261,7 +270,6 @@ def _check_dependencies(
             findings.error(C207, message, needed=f"a path from a tensor in xs to {quote(y)}", **fields)
         else:
             findings.warning(C207, message + ": that derivative is zero", **fields)
-    _check_independence(follow, [value(n) for n in xs + zs], members, place, findings)
     if pedantic:
         others = sorted({name for _, name in leaves})
         if others:
@@ -275,12 +283,12 @@ def _check_dependencies(
 
 def _check_independence(
     follow: _Follower, values: list[Value], members: dict[tuple[int, str], str], place: str, findings: Findings
-) -> None:
+) -> bool:
     computed = [(v, n) for v, n in values if v.defined[n] != BEFORE_ALL]
     starts = [source for v, n in computed for source in follow.sources(v, v.defined[n])]
     met, _ = follow.back(starts, set(members))
     if not met:
-        return
+        return True
     for view, name in computed:  # only now, one by one, to say which depends on which
         met, _ = follow.back(list(follow.sources(view, view.defined[name])), set(members) - {(id(view), name)})
         if met:
@@ -292,6 +300,7 @@ def _check_independence(
                 needed="tensors in xs and zs that do not depend on each other",
                 hint=f"keep {quote(name)} or the tensors it is computed from, not both",
             )
+    return False
 
 
 def check_gradient_types(model: Model, types: Types, findings: Findings) -> None:
@@ -321,9 +330,13 @@ def check_gradient_types(model: Model, types: Types, findings: Findings) -> None
                     found=f"{quote(given)} is {actual}",
                     needed=f"{named}, the type of {quote(name)}",
                 )
-        wanted = types.of(view, strings(node, "y")[0], position) if strings(node, "y") else None  # type: ignore[index]  # checked before
-        if wanted is not None and wanted.elem_type not in _FLOATS:
-            findings.error(
-                C210, f"the derivative of {quote(strings(node, 'y')[0])} is asked for, which is {wanted}",  # type: ignore[index]  # checked before
-                place=place, found=str(wanted), needed="FLOAT16, FLOAT or DOUBLE",
-            )  # fmt: skip
+        for y in strings(node, "y") or ():
+            known = types.of(view, y, position)
+            if known is not None and known.elem_type not in _FLOATS:
+                findings.error(
+                    C210,
+                    f"the Gradient is asked for the derivative of {quote(y)}, which is {known}",
+                    place=place,
+                    found=str(known),
+                    needed="FLOAT16, FLOAT or DOUBLE",
+                )

@@ -125,7 +125,10 @@ def _check_node(model: Model, view: View, position: int, node: Node, groups: _Gr
     found = schema(node.op_type, domain, known_opset(domain, version))
     if found is None or node.overload:
         groups.add(view, position, "operator", domain, node.op_type, node.overload)
-        model.mark_broken(view, position)
+        if domain in OFFICIAL_DOMAINS:
+            model.mark_broken(view, position)
+        else:
+            model.mark_foreign(view, position)
         return
     if found.deprecated:
         groups.add(view, position, "deprecated", domain, node.op_type, node.overload)

@@ -127,7 +127,7 @@ def check_structure(model: Model, findings: Findings) -> None:
             _check_value_infos(top, findings)
         for view in top.walk():
             _check_names(view, model, findings)
-            _check_clashes(view, findings)
+            _check_clashes(view, model, findings)
             _check_reads(view, model, training_names, findings)
     for algorithm in model.algorithms:
         if algorithm is not None:
@@ -228,8 +228,10 @@ def _place(view: View, position: int) -> str:
     return view.place if position == BEFORE_ALL else view.node_place(position)
 
 
-def _check_clashes(view: View, findings: Findings) -> None:
+def _check_clashes(view: View, model: Model, findings: Findings) -> None:
     for clash in view.clashes:
+        model.ambiguous.add(clash.name)
+        model.mark_broken(view, clash.position)
         findings.error(
             C131,
             f"{quote(clash.name)} is defined twice",
@@ -243,12 +245,16 @@ def _check_clashes(view: View, findings: Findings) -> None:
     if view.kind == "algorithm":
         for name in view.defined:
             if name in around.defined:
+                model.ambiguous.add(name)
+                model.mark_broken(view, view.defined[name])
                 _report_redefinition(view, around, name, findings)
         return
     for name, position in view.defined.items():
         outer = around.lookup(name, view.parent_position)
         if outer is None:
             continue
+        model.ambiguous.add(name)
+        model.mark_broken(view, position)
         inference = outer[0].kind == "graph" and view.root.kind == "algorithm"
         findings.error(
             C111 if inference else C131,

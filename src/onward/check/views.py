@@ -219,6 +219,10 @@ class Model:
         ]
         # Nodes already reported as broken: what follows from them is not reported again.
         self.broken: set[tuple[int, int]] = set()
+        # Nodes of operators that nobody here knows: their outputs have no known type.
+        self.foreign: set[tuple[int, int]] = set()
+        self.ambiguous: set[str] = set()  # names with two meanings: what they depend on cannot be said
+        self.misfits: dict[int, set[str]] = {}  # by id of the view: initializers that do not fit their input
         self.expandable = True  # no recursion and no bomb: tools that expand functions may look at it
 
     def _view(self, proto: Graph, place: str, kind: str, opsets: dict[str, int], **around: Any) -> View:
@@ -256,6 +260,12 @@ class Model:
 
     def is_broken(self, view: View, position: int) -> bool:
         return (id(view), position) in self.broken
+
+    def mark_foreign(self, view: View, position: int) -> None:
+        self.foreign.add((id(view), position))
+
+    def is_foreign(self, view: View, position: int) -> bool:
+        return (id(view), position) in self.foreign
 
     def callee(self, node: Node) -> FunctionKey | None:
         """Return the model-local function that `node` calls, or None where it is an operator."""
