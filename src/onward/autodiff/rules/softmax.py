@@ -1,0 +1,31 @@
+"""Softmax and its relatives, from the forward output: no exponential is taken twice."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onward.autodiff.registry import ZERO, declare, gradient
+from onward.autodiff.rule import Rule
+from onward.autodiff.types import Grads
+from onward.model.builder import Value
+
+
+@gradient("Softmax", opset=13)
+def softmax(rule: Rule, doutput: Value) -> Grads:
+    """output = e^X / sum(e^X), so dinput = (doutput - sum(doutput * output)) * output."""
+    op, Y = rule.op, rule.output("output")
+    return {"input": op.Mul(Y, op.Sub(doutput, _sum(rule, op.Mul(doutput, Y))))}
+
+
+@gradient("LogSoftmax", opset=13)
+def log_softmax(rule: Rule, doutput: Value) -> Grads:
+    """output = X - log(sum(e^X)), so dinput = doutput - e^output * sum(doutput)."""
+    op = rule.op
+    return {"input": op.Sub(doutput, op.Mul(op.Exp(rule.output("output")), _sum(rule, doutput)))}
+
+
+def _sum(rule: Rule, value: Value) -> Value:
+    return rule.op.ReduceSum(value, np.array([rule.attr("axis")], np.int64), keepdims=1)
+
+
+declare("Hardmax", opset=13, input=ZERO)

@@ -1,0 +1,28 @@
+"""Reductions, put right."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+
+class ReduceLogSumExp(OpRun):
+    """Upstream gives NaN where the maximum is infinite, with warnings."""
+
+    def _run(
+        self, data: np.ndarray, axes: np.ndarray | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> tuple[np.ndarray]:
+        if axes is not None and len(axes):
+            over: tuple[int, ...] | None = tuple(int(a) for a in axes)
+        else:
+            over = () if noop_with_empty_axes else None
+        top = data.max(axis=over, keepdims=True, initial=-np.inf)
+        shift = np.where(np.isfinite(top), top, 0)
+        with np.errstate(divide="ignore", over="ignore"):
+            out = np.log(np.exp(data - shift).sum(axis=over, keepdims=True)) + shift
+        if not keepdims and over != ():
+            out = out.squeeze(over)
+        return (np.asarray(out, dtype=data.dtype),)
+
+
+OPERATORS: list[type[OpRun]] = [ReduceLogSumExp]
