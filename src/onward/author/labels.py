@@ -32,17 +32,16 @@ def find_value(values: Mapping[str, ir.Value], name: str, graph: ir.Graph) -> ir
     return values[name]
 
 
-def only_output(graph: ir.Graph, needed: int, loss_name: str) -> list[ir.Value]:
-    """Return the graph's outputs if there are as many as the loss reads."""
-    if len(graph.outputs) == needed:
-        return list(graph.outputs)
-    names = ", ".join(f"`{v.name}`" for v in graph.outputs)
-    raise ArgumentError(
+def wrong_outputs(outputs: Sequence[ir.Value], needed: int, loss_name: str, *, given: bool) -> ArgumentError:
+    """Return the error for a loss that reads another number of outputs than there are."""
+    names = ", ".join(f"`{v.name}`" for v in outputs)
+    return ArgumentError(
         Diagnostic(
             A101,
-            f"which output does the loss read? `{loss_name}` reads {needed}, the model has {len(graph.outputs)}",
+            f"`{loss_name}` reads {needed} output{'' if needed == 1 else 's'}, "
+            f"{'output= names' if given else 'the model has'} {len(outputs)}",
             place="output=",
-            found=f"outputs {names}",
+            found=names or "none",
             needed=f"output= with {'one name' if needed == 1 else f'{needed} names'}",
         )
     )

@@ -11,6 +11,9 @@ from onward.model.builder import Names
 from onward.model.roles import WEIGHT_INPUTS, final_uses, walk
 from onward.model.training_model import FLOAT_TYPES
 
+# Running statistics must be initializers too: an update replaces them.
+_LIFTED = WEIGHT_INPUTS | {("BatchNormalization", 3), ("BatchNormalization", 4)}
+
 
 def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) -> list[ir.Value]:
     """Turn every `Constant` node that holds a weight into an initializer of the same name; return those.
@@ -28,7 +31,7 @@ def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) 
         if tensor is None or tensor.dtype not in FLOAT_TYPES or output.is_graph_output():
             continue
         named = any(p.strip("*") and fnmatch.fnmatchcase(output.name or "", p) for p in patterns)
-        if not named and tensor.size < 2 and not any((n.op_type, i) in WEIGHT_INPUTS for n, i in final_uses(output)):
+        if not named and tensor.size < 2 and not any((n.op_type, i) in _LIFTED for n, i in final_uses(output)):
             continue
         lifted.append(_lift(node, output, tensor, graph, names))
     return lifted
@@ -39,12 +42,13 @@ def _lift(node: ir.Node, output: ir.Value, tensor: ir.TensorProtocol, graph: ir.
     inner = node.graph
     if inner is not graph and name in graph.initializers:
         name = names.unique(name)
+    array = tensor.numpy()
     value = ir.Value(
         name=name,
         type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape),
+        shape=ir.Shape(array.shape),
         doc_string=output.doc_string,
-        const_value=ir.tensor(tensor.numpy(), name=name),
+        const_value=ir.tensor(array, name=name),
     )
     ir.convenience.replace_all_uses_with(output, value)
     assert inner is not None

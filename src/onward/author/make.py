@@ -9,22 +9,23 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onward.author.hidden import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
 from onward.author.labels import LabelArgument
 from onward.author.lift import lift_constants
-from onward.author.objective import Objective, build_loss, resolve_loss
-from onward.author.training_mode import TrainingForward, build_training_forward
+from onward.author.objective import build_loss, resolve_loss
+from onward.author.training_mode import build_training_forward, to_inference_mode
 from onward.errors import A101, ArgumentError, Diagnostic, define, unknown_name
 from onward.losses import Loss
 from onward.model import serde
 from onward.model.builder import Builder, Names, Value
-from onward.model.graphs import all_names, ancestors, infer_shapes
-from onward.model.roles import as_patterns, choose
+from onward.model.graphs import all_names, ancestors, infer_shapes, reads
+from onward.model.roles import as_patterns, choose, influential_nodes
 from onward.model.schema import TRAINING_DOMAIN, WORKING_OPSET
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer, by_name
-from onward.optimizers.base import DOMAIN, FunctionLibrary
-from onward.optimizers.emit import Update, emit_update
+from onward.optimizers.base import FunctionLibrary
+from onward.optimizers.emit import emit_update
 
 A112 = define(
     "A112",
@@ -45,7 +46,7 @@ A114 = define(
     fix="Freeze the weight, or convert the model to float32.",
 )
 
-BATCH_NORM = ("train", "freeze")
+BATCH_NORM = ("train", "freeze", "always")
 
 
 def make_trainable(
@@ -78,13 +79,15 @@ def make_trainable(
         output: which value the loss reads, if not the model's only output; several for a loss that reads several.
         label: name of the label input; {name: (dtype, shape)} for a loss of your own, None if it reads no labels.
         loss_name: name of the loss output.
-        batch_norm: "train" uses each batch's own statistics and updates the running ones; "freeze" uses the running
-            ones, as inference does, and leaves them alone.
+        batch_norm: "train" uses each batch's own statistics and updates the running ones wherever scale or bias are
+            trained, so that frozen layers stay frozen (as in Keras); "always" does so everywhere (as PyTorch's
+            `train()`); "freeze" uses the running ones, as inference does, and leaves them alone.
         unbiased_variance: update running variances with the unbiased variance, as PyTorch does; ONNX and Keras use
             the biased one.
         initialize: what the file's initialisation does to the weights: "keep", "he", "xavier", "normal", or a mapping
             from glob to one of those, to a number, or to ("normal" | "uniform", scale). All but "keep" also replace
             the stored weights, drawn with `seed`.
+        seed: start of all random numbers: the stored weights', the initialization graph's and Dropout's.
 
     Raises:
         ArgumentError: a name, glob or value that does not fit the model; all such problems at once where possible.
@@ -111,35 +114,46 @@ def make_trainable(
         )
     objective = resolve_loss(loss, output, label)
     work = _copy(model)
+    inline_hiding_functions(work.ir)
+    to_inference_mode(work.graph)
     names = Names(all_names(work.graph))
-    prepare_graph(work, names, [*as_patterns(train), *as_patterns(freeze)])
+    lift_constants(work.graph, names, [*as_patterns(train), *as_patterns(freeze)])
     infer_shapes(work.ir)
     terms = objective.bind(work.graph, names)
     for name, argument in [*((n, "label=") for n in terms.labels), (loss_name, "loss_name=")]:
         _claim(names, name, argument)
 
-    influential = ancestors(terms.outputs)
-    parameters = choose(list(work.graph.initializers.values()), influential, train, freeze)
+    weights = list(work.graph.initializers.values())
+    parameters = choose(weights, influential_nodes(terms.outputs), train, freeze)
     _check_types(parameters)
     _drop_default_inputs(work.graph, parameters)
 
     forward = build_training_forward(
-        work, terms.outputs, names, batch_norm=batch_norm, unbiased=unbiased_variance, trained=parameters
+        work,
+        terms.outputs,
+        names,
+        batch_norm=batch_norm,
+        unbiased=unbiased_variance,
+        trained=set(parameters),
+        seed=seed,
     )
     label_inputs = terms.label_inputs()
     loss_nodes, loss_value, loss_functions = build_loss(work, terms, forward, label_inputs, names, loss_name)
     _add_functions(work, loss_functions)
     op = Builder(work.opset, names)
-    gradients = _gradient(op, work, parameters, forward, label_inputs, loss_value)
+    gradients = _gradient(op, work, parameters, label_inputs, loss_value)
     library = FunctionLibrary(work.opset, {(f.domain, f.name) for f in work.ir.functions.values()})
     update = emit_update(optimizer, op, gradients, library)
     _add_functions(work, update.functions)
 
+    training_outputs = list(
+        dict.fromkeys(forward.values[v] for v in [*work.graph.outputs, *terms.outputs] if v in forward.values)
+    )
     statistics = {old.name or "": new for old, new in forward.statistics.items()}
     bindings = {**update.bindings, **statistics}
     algorithm = ir.Graph(
         [*label_inputs, *update.settings],
-        [loss_value, *bindings.values()],
+        [loss_value, *training_outputs, *bindings.values()],
         nodes=[*forward.nodes, *loss_nodes, *op.nodes],
         initializers=[*update.settings, *update.state],
         name="train",
@@ -152,11 +166,6 @@ def make_trainable(
     work.ir.opset_imports[TRAINING_DOMAIN] = 1
     work.ir.ir_version = max(work.ir.ir_version, 8)
     return work
-
-
-def prepare_graph(work: TrainingModel, names: Names, patterns: Sequence[str]) -> None:
-    """Make weights and training-mode nodes visible in the main graph: inline what hides them, lift constants."""
-    lift_constants(work.graph, names, patterns)
 
 
 def _copy(source: serde.Source) -> TrainingModel:
@@ -232,15 +241,13 @@ def _gradient(
     op: Builder,
     work: TrainingModel,
     parameters: Sequence[Value],
-    forward: TrainingForward,
     labels: Sequence[Value],
     loss: Value,
 ) -> Mapping[Value, Value]:
     """Emit the Gradient node: d loss / d parameter for each, at the parameters, data inputs and labels."""
     needed = set()
     for node in ancestors([loss]):
-        needed.update(v for v in node.inputs if v is not None)
-        needed.update(forward.captured(node))
+        needed.update(reads(node))
     zs = [v for v in [*work.graph.inputs, *labels] if v in needed]
     outputs = op.call(
         "Gradient",
@@ -263,6 +270,3 @@ def _add_functions(work: TrainingModel, functions: Sequence[ir.Function]) -> Non
         work.ir.functions[function.identifier()] = function
         if function.domain not in work.ir.opset_imports:
             work.ir.opset_imports[function.domain] = 1
-
-
-__all__ = ["DOMAIN", "Objective", "Update", "make_trainable", "prepare_graph"]

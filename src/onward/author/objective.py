@@ -9,10 +9,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onward.author.labels import LabelArgument, find_value, label_specs, only_output
+from onward.author.labels import LabelArgument, find_value, label_specs, wrong_outputs
 from onward.author.training_mode import TrainingForward
 from onward.errors import A101, ArgumentError, Diagnostic, define
-from onward.losses import LabelSpec, Loss, by_name
+from onward.losses import LabelSpec, Loss, by_name, custom
+from onward.losses.custom import ANY_NUMBER
 from onward.model.builder import Builder, Names, Value
 from onward.model.convert import combined_proto
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
@@ -77,12 +78,13 @@ class Objective:
         bound: list[BoundTerm] = []
         labels: dict[str, LabelSpec] = {}
         for term in self.terms:
+            wanted, loss_name = term.loss.num_outputs, type(term.loss).__name__
             if term.outputs is None:
-                outputs = only_output(graph, term.loss.num_outputs, type(term.loss).__name__)
+                outputs = list(graph.outputs)
             else:
                 outputs = [find_value(values, name, graph) for name in term.outputs]
-                if len(outputs) != term.loss.num_outputs:
-                    only_output(graph, term.loss.num_outputs, type(term.loss).__name__)
+            if wanted not in (len(outputs), ANY_NUMBER):
+                raise wrong_outputs(outputs, wanted, loss_name, given=term.outputs is not None)
             _check_activation(term.loss, outputs)
             specs = label_specs(term.label, term.loss.labels(outputs), names)
             for name, spec in specs.items():
@@ -138,6 +140,9 @@ def as_loss(given: Any) -> Loss:
         return by_name(given)
     if isinstance(given, type) and issubclass(given, Loss):
         return given()
+    own = custom(given)
+    if own is not None:
+        return own
     raise ArgumentError(
         Diagnostic(
             A101,

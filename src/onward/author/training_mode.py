@@ -1,20 +1,42 @@
-"""The forward pass as training runs it: batch normalisation with batch statistics, dropout that drops."""
+"""The forward pass as training runs it: batch normalisation with batch statistics, dropout that drops.
+
+The standard runs the inference graph's own nodes in a training step, and a node cannot be in two modes. So from the
+first such node on, the algorithm carries a forward of its own over the same initializers; what comes before is shared
+(docs/decisions/training-mode-forward.md).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from onward.model.builder import Names, Value
-from onward.model.graphs import captured, subgraphs
+from onward.errors import ArgumentError, Diagnostic, define
+from onward.model.builder import Builder, Names, Value
+from onward.model.graphs import ancestors, constant_of, copy_nodes, copy_value, reads, subgraphs
+from onward.model.roles import walk
 from onward.model.training_model import TrainingModel
+
+A116 = define(
+    "A116",
+    "batch normalisation that cannot train",
+    why="Running statistics are updated through bindings, which name initializers of the graph. The statistics of this "
+    "node are computed, or the node is inside the body of If, Loop or Scan.",
+    fix='Use batch_norm="freeze" to train with the stored statistics.',
+)
+
+PREFIX = "train/"
 
 
 @dataclasses.dataclass
 class TrainingForward:
-    """Nodes that the algorithm runs instead of the inference graph's, and what stands for what."""
+    """Nodes that the algorithm runs instead of the inference graph's, and what stands for what.
+
+    `values` maps values of the inference graph to those of the training step, `statistics` each running statistic to
+    its new value.
+    """
 
     nodes: list[ir.Node] = dataclasses.field(default_factory=list)
     values: dict[Value, Value] = dataclasses.field(default_factory=dict)
@@ -24,11 +46,6 @@ class TrainingForward:
         """Return what stands for a value of the inference graph in a training step."""
         return self.values.get(inference, inference)
 
-    @staticmethod
-    def captured(node: ir.Node) -> list[Value]:
-        """Return the outer values that a node's bodies read."""
-        return [v for graph in subgraphs(node) for v in captured(graph)]
-
 
 def build_training_forward(
     work: TrainingModel,
@@ -37,7 +54,206 @@ def build_training_forward(
     *,
     batch_norm: str,
     unbiased: bool,
-    trained: Sequence[Value],
+    trained: Collection[Value],
+    seed: int,
 ) -> TrainingForward:
-    """Return the training-mode forward up to `outputs`."""
-    return TrainingForward()
+    """Return the training-mode forward up to `outputs`; empty where inference and training are the same.
+
+    Raises:
+        ArgumentError: a batch normalisation has to train and cannot; all such nodes at once.
+    """
+    reached = ancestors(outputs)
+    order = [node for node in work.graph if node in reached]
+    training = {node for node in order if _trains(node, batch_norm, trained)}
+    _check_bodies(order, batch_norm, trained)
+    _separate_statistics(work.graph, [n for n in order if n in training], names)
+    forward = TrainingForward()
+    op = Builder(work.opset, names, prefix=PREFIX)
+    drops = 0
+    for node in order:
+        holds_dropout = [n for inner in subgraphs(node) for n in walk(inner) if _drops(n)]
+        if node in training:
+            _emit_batch_norm(op, node, forward, unbiased)
+        elif _drops(node):
+            drops += 1
+            _emit_dropout(op, node, forward, seed + drops)
+        elif holds_dropout or any(v in forward.values for v in reads(node)):
+            switch = op.constant(np.array(True)) if holds_dropout else None
+            (copy,) = copy_nodes([node], forward.values, names=names, prefix=PREFIX)
+            op.nodes.append(copy)
+            for inner in (n for graph in subgraphs(copy) for n in walk(graph) if _drops(n)):
+                drops += 1
+                _switch_on(inner, switch, seed + drops)
+    forward.nodes = op.nodes
+    for value, new in forward.statistics.items():
+        new.name = names.unique(f"new/{value.name}")
+        new.type, new.shape = value.type, None if value.shape is None else value.shape.copy()
+    return forward
+
+
+def to_inference_mode(graph: ir.Graph) -> None:
+    """Put nodes that an exporter left in training mode into inference mode, which is what the graph stands for."""
+    for node in walk(graph):
+        if is_batch_norm(node) and node.attributes.get_int("training_mode", False):
+            if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
+                raise ArgumentError(
+                    Diagnostic(
+                        A116,
+                        "a batch normalisation in training mode hands its statistics on",
+                        place=f"node `{node.name}`",
+                        hint="export the model in inference mode; make_trainable adds the training mode itself",
+                    )
+                )
+            node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
+            node.resize_outputs(1)
+        elif node.op_type == "Dropout" and node.domain in ("", "ai.onnx") and len(node.inputs) > 2:
+            mode = constant_of(node.inputs[2])
+            if mode is not None and bool(mode):
+                node.replace_input_with(2, None)
+                node.resize_inputs(2)
+
+
+def is_batch_norm(node: ir.Node) -> bool:
+    return node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx")
+
+
+def _trains(node: ir.Node, batch_norm: str, trained: Collection[Value]) -> bool:
+    if not is_batch_norm(node) or batch_norm == "freeze":
+        return False
+    return batch_norm == "always" or any(_source(v) in trained for v in node.inputs[1:3])
+
+
+def _source(value: Value | None) -> Value | None:
+    """Return the initializer behind a chain of Identity nodes."""
+    while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
+        value = node.inputs[0]
+    return value
+
+
+def _drops(node: ir.Node) -> bool:
+    """Whether this is a Dropout that drops anything in training."""
+    if node.op_type != "Dropout" or node.domain not in ("", "ai.onnx"):
+        return False
+    ratio = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    return ratio is None or float(ratio) > 0.0
+
+
+def _check_bodies(order: Sequence[ir.Node], batch_norm: str, trained: Collection[Value]) -> None:
+    problems = [
+        Diagnostic(
+            A116,
+            "a batch normalisation inside a body cannot train",
+            place=f"node `{inner.name}`, in the body of {node.op_type} `{node.name}`",
+            hint='pass batch_norm="freeze"',
+        )
+        for node in order
+        for graph in subgraphs(node)
+        for inner in walk(graph)
+        if _trains(inner, batch_norm, trained)
+    ]
+    problems += [
+        Diagnostic(
+            A116,
+            "the running statistics of a batch normalisation are computed, not stored",
+            place=f"node `{node.name}`",
+            found=f"`{value.name}`, which {node_before.op_type} `{node_before.name}` computes",
+            hint='pass batch_norm="freeze"',
+        )
+        for node in order
+        if _trains(node, batch_norm, trained)
+        for value in (_source(v) for v in node.inputs[3:5])
+        if value is not None and (node_before := value.producer()) is not None
+    ]
+    if problems:
+        raise ArgumentError(problems)
+
+
+def _separate_statistics(graph: ir.Graph, nodes: Sequence[ir.Node], names: Names) -> None:
+    """Give each batch normalisation statistics of its own where an exporter merged equal initializers.
+
+    Zero means and zero biases look the same to a deduplicating optimizer. Statistics stay shared only between nodes
+    that share all four of scale, bias, mean and variance: one normalisation used twice.
+    """
+    for index in (3, 4):
+        owners: dict[Value, ir.Node] = {}
+        for node in nodes:
+            value = _source(node.inputs[index])
+            assert value is not None
+            first = owners.get(value)
+            shared = first is not None and [_source(v) for v in first.inputs[1:5]] == [
+                _source(v) for v in node.inputs[1:5]
+            ]
+            foreign = any(
+                not (is_batch_norm(user) and place == index)
+                for user, place in value.uses()
+                if user.op_type != "Identity"
+            )
+            if shared or (first is None and not foreign):
+                owners.setdefault(value, node)
+                continue
+            role = "mean" if index == 3 else "var"
+            copy = copy_value(value, names.unique(f"{value.name}/{node.name or 'batch_norm'}/{role}"))
+            assert value.const_value is not None
+            copy.const_value = ir.tensor(value.const_value.numpy(), name=copy.name)
+            graph.register_initializer(copy)
+            node.replace_input_with(index, copy)
+            owners[copy] = node
+
+
+def _emit_batch_norm(op: Builder, node: ir.Node, forward: TrainingForward, unbiased: bool) -> None:
+    values = [None if v is None else forward.value(v) for v in node.inputs]
+    mean, variance = _source(node.inputs[3]), _source(node.inputs[4])
+    assert mean is not None
+    assert variance is not None
+    # One normalisation that is used twice updates its statistics twice, one after the other.
+    old_mean, old_variance = forward.statistics.get(mean, mean), forward.statistics.get(variance, variance)
+    epsilon, momentum = node.attributes.get_float("epsilon", 1e-5), node.attributes.get_float("momentum", 0.9)
+    Y, new_mean, new_variance = op.multi(
+        "BatchNormalization",
+        values[0], values[1], values[2], old_mean, old_variance,
+        epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3,
+        name=node.name or None,
+    )  # fmt: skip
+    result = node.outputs[0]
+    Y.name = op.names.unique(PREFIX + (result.name or "Y"))
+    Y.type, Y.shape = result.type, None if result.shape is None else result.shape.copy()
+    if unbiased:
+        new_variance = _unbiased(op, values[0], old_variance, new_variance, momentum)
+    forward.values[result] = Y
+    forward.statistics[mean], forward.statistics[variance] = new_mean, new_variance
+
+
+def _unbiased(op: Builder, X: Value | None, old: Value, new: Value, momentum: float) -> Value:
+    """m·old + (new - m·old) · n / (n - 1), with n the number of values per channel."""
+    count = op.Div(op.Size(X), op.Gather(op.Shape(X), 1, axis=0))
+    ratio = op.Div(op.CastLike(count, old), op.CastLike(op.Max(op.Sub(count, 1), 1), old))
+    kept = op.Mul(old, momentum)
+    result: Value = op.Add(kept, op.Mul(op.Sub(new, kept), ratio))
+    return result
+
+
+def _emit_dropout(op: Builder, node: ir.Node, forward: TrainingForward, seed: int) -> None:
+    data = node.inputs[0]
+    assert data is not None
+    ratio = forward.value(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    ratio = op.constant(0.5) if ratio is None else ratio
+    made = op.call(
+        "Dropout",
+        [forward.value(data), ratio, op.constant(np.array(True))],
+        outputs=len(node.outputs),
+        seed=seed,
+        name=node.name or None,
+    )
+    for old, new in zip(node.outputs, made, strict=True):
+        new.name = op.names.unique(PREFIX + (old.name or "dropped"))
+        new.type, new.shape = old.type, None if old.shape is None else old.shape.copy()
+        forward.values[old] = new
+
+
+def _switch_on(node: ir.Node, switch: Value | None, seed: int) -> None:
+    node.resize_inputs(3)
+    node.replace_input_with(2, switch)
+    node.attributes["seed"] = ir.AttrInt64("seed", seed)
+
+
+__all__ = ["PREFIX", "TrainingForward", "build_training_forward", "is_batch_norm", "to_inference_mode"]

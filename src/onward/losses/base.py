@@ -48,7 +48,7 @@ class Loss(abc.ABC):
     def __add__(self, other: Loss) -> Loss:
         from onward.losses.weighted import Weighted
 
-        return Weighted.of(self) + Weighted.of(other)
+        return Weighted(Weighted.of(self).terms + Weighted.of(other).terms)
 
     def __mul__(self, weight: float) -> Loss:
         from onward.losses.weighted import Weighted

@@ -80,7 +80,7 @@ class CrossEntropy(ReducedLoss):
         counted = None
         if self.ignore_index is not None:
             counted = op.Not(op.Equal(label, self.ignore_index))
-            spread = op.Where(counted, spread, op.CastLike(0.0, spread))
+            spread = op.Where(counted, spread, 0.0)
         if self.reduction == "sum":
             spread = op.ReduceSum(spread, keepdims=0)
         elif self.reduction == "mean":
@@ -89,7 +89,7 @@ class CrossEntropy(ReducedLoss):
                 index = label if counted is None else op.Where(counted, label, 0)
                 weights = op.Gather(weight, index)
                 if counted is not None:
-                    weights = op.Where(counted, weights, op.CastLike(0.0, weights))
+                    weights = op.Where(counted, weights, 0.0)
                 spread_over = op.ReduceSum(weights, keepdims=0)
             elif counted is not None:
                 spread_over = op.ReduceSum(op.CastLike(counted, total), keepdims=0)
@@ -104,7 +104,7 @@ class CrossEntropy(ReducedLoss):
         target = label
         if self.label_smoothing:
             classes = op.CastLike(op.Gather(op.Shape(scores), axis, axis=0), scores)
-            spread = op.Div(op.CastLike(op.constant(self.label_smoothing, scores.dtype), scores), classes)
+            spread = op.Div(self.label_smoothing, classes)
             target = op.Add(op.Mul(label, 1.0 - self.label_smoothing), spread)
         product = op.Mul(logarithms, target)
         if weight is not None:

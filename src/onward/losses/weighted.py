@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.losses.base import LabelSpec, Loss
 from onward.model.builder import Builder, Value
@@ -31,9 +33,6 @@ class Weighted(Loss):
         """Return `loss` as a sum of one term."""
         return loss if isinstance(loss, Weighted) else cls(((1.0, loss),))
 
-    def __add__(self, other: Loss) -> Weighted:
-        return Weighted(self.terms + Weighted.of(other).terms)
-
     def scaled(self, weight: float) -> Weighted:
         """Return the sum with every weight multiplied by `weight`."""
         check_number("weight", weight, "Weighted")
@@ -43,15 +42,19 @@ class Weighted(Loss):
     def num_outputs(self) -> int:  # type: ignore[override]  # depends on the terms
         return max(loss.num_outputs for _, loss in self.terms)
 
-    def labels(self, outputs: Sequence[Value]) -> list[LabelSpec]:
+    def labels(self, outputs: Sequence[Value]) -> list[LabelSpec] | None:
         specs = [loss.labels(outputs) for _, loss in self.terms]
-        longest = max(specs, key=len)
+        known = [s for s in specs if s is not None]
+        if not known:
+            return None
+        longest = max(known, key=len)
         for (_, loss), spec in zip(self.terms, specs, strict=True):
-            if spec != longest[: len(spec)]:
+            if spec is not None and spec != longest[: len(spec)]:
                 raise ArgumentError(
                     Diagnostic(
                         A101,
                         "the losses of a sum do not read the same labels",
+                        place="loss=",
                         found=f"`{type(loss).__name__}` needs {_words(spec)}, another term needs {_words(longest)}",
                         hint="give each its own output and label: loss={'logits': ..., 'boxes': ...}",
                     )
@@ -61,12 +64,15 @@ class Weighted(Loss):
     def emit(self, op: Builder, outputs: Sequence[Value], labels: Sequence[Value]) -> Value:
         total: Value | None = None
         for weight, loss in self.terms:
-            count = len(loss.labels(outputs))
-            term = loss.emit(op, outputs, labels[:count])
+            specs = loss.labels(outputs)
+            term = loss.emit(op, outputs[: loss.num_outputs], labels if specs is None else labels[: len(specs)])
             term = term if weight == 1.0 else op.Mul(term, weight)
             total = term if total is None else op.Add(total, term)
         assert total is not None
         return total
+
+    def functions(self) -> list[ir.Function]:
+        return [function for _, loss in self.terms for function in loss.functions()]
 
 
 def _words(specs: Sequence[LabelSpec]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic, define
-from onward.model.graphs import subgraphs
+from onward.model.graphs import ancestors, subgraphs
 from onward.model.training_model import FLOAT_TYPES
 
 A110 = define(
@@ -99,7 +99,7 @@ def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool =
     """
     if value.dtype not in FLOAT_TYPES:
         return f"it is {value.dtype.name.lower() if value.dtype is not None else 'of unknown type'}, not floating point"
-    uses = [(node, index) for node, index in final_uses(value) if _influences(node, influential)]
+    uses = [(node, index) for node, index in final_uses(value) if node in influential]
     if not uses:
         return "the loss does not depend on it"
     reasons = [_constant_use(node, index) for node, index in uses]
@@ -116,15 +116,10 @@ def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool =
     return None
 
 
-def _influences(node: ir.Node, influential: Collection[ir.Node]) -> bool:
-    """Whether the loss depends on `node`, or on the node whose body holds it."""
-    current: ir.Node | None = node
-    while current is not None:
-        if current in influential:
-            return True
-        graph = current.graph
-        current = graph.parent_node if isinstance(graph, ir.Graph) else None
-    return False
+def influential_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
+    """Return every node that one of `outputs` depends on, those inside bodies included."""
+    found = ancestors(outputs)
+    return found | {inner for node in found for graph in subgraphs(node) for inner in walk(graph)}
 
 
 def _constant_use(node: ir.Node, index: int) -> str | None:
@@ -210,7 +205,7 @@ def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
     )
 
 
-def walk(graph: ir.Graph) -> Iterable[ir.Node]:
+def walk(graph: ir.Graph | ir.Function) -> Iterable[ir.Node]:
     """Yield every node of `graph` and of the graphs inside it."""
     for node in graph:
         yield node

@@ -116,7 +116,7 @@ class _Emitter:
         for p, gradient in gradients.items():
             kept = self._slot("accumulated", None, Slot(), p, compute_type(p))
             totals[p] = op.Add(kept, op.Div(gradient, float(count)))
-            self._bind(kept, op.Where(apply, op.CastLike(0.0, kept), totals[p]))
+            self._bind(kept, op.Where(apply, 0.0, totals[p]))
         return totals, apply
 
     def _clip(self, gradients: Mapping[Value, Value]) -> dict[Value, Value]:
@@ -140,7 +140,7 @@ class _Emitter:
         """gradient · min(1, limit / (norm + epsilon))."""
         op = self.op
         divisor = op.Add(norm, self.optimizer.clip_epsilon) if self.optimizer.clip_epsilon else norm
-        return op.Mul(gradient, op.Min(op.Div(op.CastLike(op.constant(limit, norm.dtype), norm), divisor), 1.0))
+        return op.Mul(gradient, op.Min(op.Div(limit, divisor), 1.0))
 
     def _average(self, new_values: Mapping[Value, Value], apply: Value | None) -> None:
         op, decay = self.op, self.optimizer.ema
@@ -220,7 +220,7 @@ def compute_type(parameter: Value) -> ir.DataType:
 def initializer(name: str, array: np.ndarray) -> Value:
     """Return a value that can be registered as an initializer."""
     tensor = ir.tensor(array, name=name)
-    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
 
 
 def const_array(value: Value) -> np.ndarray:

@@ -7,6 +7,8 @@ import dataclasses
 import math
 from typing import Any
 
+import onnx_ir as ir
+
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.builder import Builder, Value
 
@@ -54,7 +56,7 @@ def ramp(op: Builder, step: Value, start: int, length: int, like: Value) -> Valu
     clipped = op.Clip(step, start, start + length)
     if start:
         clipped = op.Sub(clipped, start)
-    return op.Div(op.CastLike(clipped, like), op.CastLike(op.constant(length), like))
+    return op.Div(op.cast(clipped, kind(like)), float(length))
 
 
 def progress(step: int, start: int, length: int) -> float:
@@ -88,3 +90,9 @@ def check_count(name: str, value: object, owner: str, low: int = 1) -> None:
             A101, f"`{name}` of `{owner}` is out of range", found=repr(value), needed=f"a whole number, at least {low}"
         )
     )
+
+
+def kind(like: Value) -> ir.DataType:
+    """Return the element type of `like`, which is known."""
+    assert like.dtype is not None
+    return like.dtype

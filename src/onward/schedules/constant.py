@@ -16,4 +16,4 @@ class Constant(Schedule):
         return 1.0
 
     def emit(self, op: Builder, step: Value, like: Value) -> Value:
-        return op.CastLike(op.constant(1.0), like)
+        return op.constant(1.0, like.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from onward.model.builder import Builder, Value
-from onward.schedules.base import Schedule, check_count, check_number
+from onward.schedules.base import Schedule, check_count, check_number, kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,4 +25,4 @@ class Step(Schedule):
 
     def emit(self, op: Builder, step: Value, like: Value) -> Value:
         count = op.Div(step, self.every)  # integer division; the counter is never negative
-        return op.Pow(op.CastLike(op.constant(self.gamma, like.dtype), like), op.CastLike(count, like))
+        return op.Pow(op.constant(self.gamma, like.dtype), op.cast(count, kind(like)))
