@@ -153,20 +153,23 @@ def _check_same_meaning(function: ir.Function, version: int, wanted: int) -> Non
 
 
 def set_outputs(combined: Combined, outputs: list[tuple[str, Value]]) -> None:
-    """Make `outputs` the graph's outputs under their names; one value may serve several, or be an input."""
+    """Make `outputs` the graph's outputs under their names.
+
+    A value is renamed where that takes its name from nobody; an Identity hands on inputs, and values that serve twice.
+    """
     graph = combined.graph
     op = Builder(combined.opset, combined.names)
+    wanted = {name for name, _ in outputs}
     final: list[Value] = []
-    taken: set[Value] = set()
     for name, value in outputs:
-        if value in taken or value.producer() is None or value.name != name:
+        producer = value.producer()
+        keeps_its_name = value.name != name and value.name in wanted
+        if value in final or producer is None or producer.op_type == "Constant" or keeps_its_name:
             copy = op.Identity(value)
             copy.type, copy.shape = value.type, value.shape
-            if value.name == name:  # an input handed through: the output needs a name of its own
-                name = combined.names.unique(f"{name}/out")
-            copy.name = name
             value = copy
-        taken.add(value)
+        if value.name != name:
+            value.name = combined.names.unique(name)
         final.append(value)
     graph.extend(op.nodes)
     graph.outputs.extend(final)

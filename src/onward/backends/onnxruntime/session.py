@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +12,9 @@ import onnx
 import onnxruntime
 
 from onward.backends import state as states
+from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.graphs import prepare
-from onward.errors import ArgumentError, BackendError, Diagnostic, define, unknown_name
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define, require_extra, unknown_name
 from onward.program import Program, StepGraph
 
 B200 = define(
@@ -38,36 +40,71 @@ _RUNTIME_ERRORS = (
 )
 
 
+FUSE_FROM = 4096  # parameters; below, compiling the loop costs more than it saves
+
+
+@dataclasses.dataclass
+class _Step:
+    """One training entry, ready to run: what ONNX Runtime computes and what the fused update does after it."""
+
+    session: onnxruntime.InferenceSession
+    graph: StepGraph
+    replaces: dict[str, str]  # the graph's own outputs that replace a state
+    in_place: frozenset[str] = frozenset()  # states that the fused update replaces
+    scalars: tuple[str, ...] = ()
+    buffers: list[fused_update.FlatBuffers] = dataclasses.field(default_factory=list)
+    gradients: dict[str, onnxruntime.OrtValue] = dataclasses.field(default_factory=dict)
+    copied: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    bindings: dict[tuple[int, ...], onnxruntime.IOBinding] = dataclasses.field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.inputs = tuple(i.name for i in self.session.get_inputs())
+
+
 class OnnxRuntimeSession:
     """A program running on ONNX Runtime.
+
+    A step whose loss (or, with the fused update, a gradient) is not finite leaves the state as it was.
 
     Args:
         program: what to run.
         threads: threads inside an operator; the numbers depend on it, so it is part of `describe()`.
         providers: execution providers by name, best first (default: the CPU).
+        fused: run the optimizer's element-wise update as one compiled loop (needs the extra `fast`; the same bits).
+            None: when numba is installed and the model has more than a few thousand parameters.
     """
 
-    def __init__(self, program: Program, *, threads: int | None = None, providers: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        threads: int | None = None,
+        providers: Sequence[str] | None = None,
+        fused: bool | None = None,
+    ) -> None:
         self.program = program
         self.threads = _default_threads() if threads is None else threads
         if not isinstance(self.threads, int) or self.threads < 1:
-            raise ArgumentError(Diagnostic("A101", "`threads` must be a positive whole number", found=repr(threads)))
+            raise ArgumentError(Diagnostic(A101, "`threads` must be a positive whole number", found=repr(threads)))
         self.providers = list(providers or ["CPUExecutionProvider"])
         available = onnxruntime.get_available_providers()
         for provider in self.providers:
             if provider not in available:
                 raise unknown_name("execution provider", provider, available, place="this build of onnxruntime")
+        if fused and not fused_update.available():
+            raise require_extra("numba", "fast", "the fused update")
+        size = sum(program.state[p].size for p in program.parameters)
+        self._fused = fused_update.available() and size >= FUSE_FROM if fused is None else fused
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
-        self._bindings: dict[tuple[str, tuple[int, ...]], onnxruntime.IOBinding] = {}
+        self._steps: dict[str, _Step] = {}
         self._arrays: list[dict[str, np.ndarray]] = [{}, {}]
         self._values: list[dict[str, onnxruntime.OrtValue]] = [{}, {}]
         self._current: dict[str, int] = {}
         self._swapped: list[str] = []
         for name, value in program.state.items():
             for side in (0, 1):
-                array = np.array(value, order="C")
-                self._arrays[side][name] = array
-                self._values[side][name] = _ort_value(array)
+                self._place(name, side, np.array(value, order="C"))
             self._current[name] = 0
 
     # -- the protocol ----------------------------------------------------------------------------------------
@@ -76,11 +113,12 @@ class OnnxRuntimeSession:
         outputs: dict[str, np.ndarray] = {}
         self._swapped = []
         for name, graph in states.chosen_entries(self.program, entry):
-            outputs.update(self._step(name, graph, feeds))
+            if name not in self._steps:
+                self._steps[name] = self._prepare_step(name, graph)
+            outputs.update(self._run_step(self._steps[name], feeds))
         return outputs
 
     def rollback(self) -> None:
-        """Undo the last step, as long as it replaced each state once (with several entries: at most one each)."""
         for name in self._swapped:
             self._current[name] ^= 1
         self._swapped = []
@@ -116,39 +154,91 @@ class OnnxRuntimeSession:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _step(self, name: str, graph: StepGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        session = self._session(f"step {name}", graph.model)
-        names = [i.name for i in session.get_inputs()]
-        held = [n for n in names if n in self._current]
-        key = (name, tuple(self._current[n] for n in held))
-        binding = self._bindings.get(key)
+    def _place(self, name: str, side: int, array: np.ndarray) -> None:
+        self._arrays[side][name] = array
+        self._values[side][name] = _ort_value(array)
+
+    def _prepare_step(self, name: str, graph: StepGraph) -> _Step:
+        plan = None
+        if self._fused:
+            plan = fused_update.plan_update(graph.model, graph.replaces)
+            claimed = {s for step in self._steps.values() for s in step.in_place}
+            others = {s for n, g in self.program.steps.items() if n != name for s in g.replaces.values()}
+            if plan is not None and plan.states & (claimed | others):
+                plan = None  # a state that two entries replace stays in the graph
+        if plan is None:
+            return _Step(self._session(f"step {name}", graph.model), graph, dict(graph.replaces))
+        step = _Step(
+            self._session(f"step {name}", plan.model),
+            graph,
+            {o: s for o, s in graph.replaces.items() if s not in plan.states},
+            in_place=plan.states,
+            scalars=plan.scalars,
+        )
+        for group in plan.groups:
+            buffers = fused_update.FlatBuffers(group)
+            step.buffers.append(buffers)
+            for tensor, view in buffers.views():
+                if tensor in plan.states:
+                    np.copyto(view, self._arrays[self._current[tensor]][tensor])
+                    self._place(tensor, 0, view)
+                    self._place(tensor, 1, view)
+                elif tensor in plan.gradients:
+                    step.gradients[tensor] = _ort_value(view)
+                else:  # an array that is neither state nor computed: a batch input of a parameter's shape
+                    step.copied[tensor] = view
+        return step
+
+    def _run_step(self, step: _Step, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        session, graph = step.session, step.graph
+        held = [n for n in step.inputs if n in self._current]
+        key = tuple(self._current[n] for n in [*held, *step.replaces.values()])
+        binding = step.bindings.get(key)
         if binding is None:
             binding = session.io_binding()
             for state in held:
                 binding.bind_ortvalue_input(state, self._values[self._current[state]][state])
-            for output, state in graph.replaces.items():
+            for output, state in step.replaces.items():
                 binding.bind_ortvalue_output(output, self._values[self._current[state] ^ 1][state])
-            for output in graph.outputs:
+            for gradient, value in step.gradients.items():
+                binding.bind_ortvalue_output(gradient, value)
+            for output in [*graph.outputs, *step.scalars]:
                 binding.bind_output(output)
-            self._bindings[key] = binding
-        self._bind_feeds(binding, session, [n for n in names if n not in self._current], feeds)
+            step.bindings[key] = binding
+        self._bind_feeds(binding, [n for n in step.inputs if n not in self._current], feeds)
         try:
             session.run_with_iobinding(binding)
         except _RUNTIME_ERRORS as error:
-            raise _failure(error, f"step {name}") from error
-        order = [o.name for o in session.get_outputs()]
-        results = dict(zip(order, binding.get_outputs(), strict=True))
-        for state in graph.replaces.values():
+            raise _failure(error, f"step {graph.name}") from error
+        bound = [*step.replaces, *step.gradients, *graph.outputs, *step.scalars]
+        results = dict(zip(bound, binding.get_outputs(), strict=True))
+        outputs = {o: results[o].numpy() for o in graph.outputs}
+        if not _finite(outputs.get(self.program.loss)) or not self._apply(step, results, feeds):
+            return outputs
+        for state in step.replaces.values():
             self._current[state] ^= 1
             self._swapped.append(state)
-        return {o: results[o].numpy() for o in graph.outputs}
+        return outputs
+
+    def _apply(self, step: _Step, results: Mapping[str, Any], feeds: Mapping[str, np.ndarray]) -> bool:
+        """Run the fused update, if there is one; return False and change nothing if a gradient is not finite."""
+        if not step.buffers:
+            return True
+        finite = fused_update.finite_check()
+        if not all(finite(a) for b in step.buffers for a in b.gradient_slots(step.in_place)):
+            return False
+        scalars = {**self.program.settings, **feeds, **{n: results[n].numpy() for n in step.scalars}}
+        for name, side in self._current.items():
+            if self._arrays[side][name].ndim == 0:
+                scalars.setdefault(name, self._arrays[side][name])
+        for name, view in step.copied.items():
+            np.copyto(view, feeds[name])
+        for buffers in step.buffers:
+            buffers.run(scalars)
+        return True
 
     def _bind_feeds(
-        self,
-        binding: onnxruntime.IOBinding,
-        session: onnxruntime.InferenceSession,
-        names: Sequence[str],
-        feeds: Mapping[str, np.ndarray],
+        self, binding: onnxruntime.IOBinding, names: Sequence[str], feeds: Mapping[str, np.ndarray]
     ) -> None:
         given = {**self.program.settings, **feeds}
         states.require_feeds(names, given, self.program)
@@ -162,7 +252,7 @@ class OnnxRuntimeSession:
         for name in names:
             if name in self._current:
                 binding.bind_ortvalue_input(name, self._values[self._current[name]][name])
-        self._bind_feeds(binding, session, [n for n in names if n not in self._current], feeds)
+        self._bind_feeds(binding, [n for n in names if n not in self._current], feeds)
         outputs = [o.name for o in session.get_outputs()]
         for output in outputs:
             binding.bind_output(output)
@@ -206,6 +296,10 @@ def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 
 def _failure(error: Exception, key: str) -> BackendError:
     return BackendError(Diagnostic(B201, f"ONNX Runtime failed in the {key} graph: {error}"))
+
+
+def _finite(loss: np.ndarray | None) -> bool:
+    return loss is None or bool(np.isfinite(loss).all())
 
 
 def _default_threads() -> int:

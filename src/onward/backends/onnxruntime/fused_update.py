@@ -1,0 +1,376 @@
+"""The optimizer's update as one loop over flat buffers, generated from its graph and compiled by numba.
+
+Stock ONNX Runtime runs an optimizer's dozen element-wise operators as a dozen passes over the parameters. Here the
+element-wise end of the step graph, from the gradients to the new state, is cut off, written as one scalar expression
+per element, and compiled. Parameters, moments and gradients are views into flat buffers, one per slot of the
+expression, so that all parameters take one loop, in place: the graph has finished before the loop writes. Only
+operators that IEEE 754 rounds exactly are taken and no re-association is allowed, so the bits are those of the plain
+graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onward.model import graphs
+
+_BINARY = {"Add": "{0} + {1}", "Sub": "{0} - {1}", "Mul": "{0} * {1}", "Div": "{0} / {1}"}
+_COMPARE = {"Greater": ">", "Less": "<", "GreaterOrEqual": ">=", "LessOrEqual": "<="}
+_UNARY = {"Neg": "-{0}", "Sqrt": "np.sqrt({0})", "Abs": "abs({0})", "Identity": "{0}"}
+_EXACT = {*_BINARY, *_COMPARE, *_UNARY, "Where", "Sign", "Reciprocal"}
+_TYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
+
+ALIGNMENT = 16  # elements; every view starts on a cache line of its flat buffer
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Tensors with the same update expression: one loop serves them all.
+
+    `source` is the loop's Python text; `slots[k]` names, per tensor, the k-th array operand; `scalars` the scalar
+    operands; `outputs[j]` the states that output j replaces; `target[j]` the slot it is written to.
+    """
+
+    source: str
+    dtype: str
+    slots: tuple[tuple[str, ...], ...]
+    scalars: tuple[str, ...]
+    constants: tuple[float, ...]
+    outputs: tuple[tuple[str, ...], ...]
+    targets: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The step graph without its update, and the loops that finish it."""
+
+    model: onnx.ModelProto
+    groups: tuple[Group, ...]
+    states: frozenset[str]  # the states the loops replace
+    gradients: Mapping[str, tuple[int, ...]]  # outputs of the reduced graph that feed the loops: name -> shape
+    scalars: tuple[str, ...]  # further scalar outputs of the reduced graph that the loops need
+
+
+def plan_update(model: onnx.ModelProto, replaces: Mapping[str, str]) -> Plan | None:
+    """Return how to split the step graph, or None if it has no element-wise update worth a loop."""
+    work = ir.serde.deserialize_model(model)
+    finder = _Finder(work, replaces)
+    groups = finder.groups()
+    if not groups:
+        return None
+    return finder.plan(groups)
+
+
+class _Finder:
+    def __init__(self, model: ir.Model, replaces: Mapping[str, str]) -> None:
+        self.model = model
+        self.graph = model.graph
+        self.replaces = replaces
+        self.state_inputs = {v.name: v for v in self.graph.inputs if v.name in set(replaces.values())}
+        self.pulled = self._pull()
+
+    def _pull(self) -> set[ir.Node]:
+        """Return the element-wise nodes all of whose results end in new state."""
+        pulled: set[ir.Node] = set()
+        final = {v for v in self.graph.outputs if v.name in self.replaces}
+        for node in reversed(list(self.graph)):
+            if node.op_type not in _EXACT or node.domain or len(node.outputs) != 1:
+                continue
+            output = node.outputs[0]
+            shape = graphs.static_shape(output)
+            if not shape or (output.dtype not in _TYPES and output.dtype != ir.DataType.BOOL):
+                continue
+            if output.is_graph_output() and output not in final:
+                continue
+            if not output.is_graph_output() and not output.uses():
+                continue
+            if any(use.node not in pulled for use in output.uses()):
+                continue
+            if all(self._fits(v, shape) for v in node.inputs):
+                pulled.add(node)
+        return pulled
+
+    def _fits(self, value: ir.Value | None, shape: tuple[int, ...]) -> bool:
+        if value is None:
+            return False
+        own = graphs.static_shape(value)
+        constant = graphs.constant_of(value)
+        return own in (shape, ()) or (constant is not None and constant.size == 1)
+
+    def groups(self) -> list[Group]:
+        merged: dict[tuple[Any, ...], list[_Component]] = {}
+        readers: dict[str, int] = {}
+        components = [c for c in self._components() if c.complete]
+        for component in components:
+            for name in component.arrays:
+                readers[name] = readers.get(name, 0) + 1
+        for component in components:
+            targets = component.states
+            shared = any(readers.get(s, 0) > (s in component.arrays) for s in targets)
+            if shared:
+                self.pulled -= set(component.nodes)
+            else:
+                merged.setdefault(component.signature, []).append(component)
+        for component in self._components():
+            if not component.complete:
+                self.pulled -= set(component.nodes)
+        return [_merge(group) for group in merged.values()]
+
+    def _components(self) -> list[_Component]:
+        """Return the pulled nodes by connection through arrays, each in topological order."""
+        order = [n for n in self.graph if n in self.pulled]
+        parent: dict[ir.Node, ir.Node] = {n: n for n in order}
+
+        def root(node: ir.Node) -> ir.Node:
+            while parent[node] is not node:
+                parent[node] = parent[parent[node]]
+                node = parent[node]
+            return node
+
+        by_state: dict[str, ir.Node] = {}
+        for node in order:
+            for value in node.inputs:
+                if value is None or _is_scalar(value):
+                    continue
+                producer = value.producer()
+                if producer in parent:
+                    parent[root(node)] = root(producer)
+                elif value.name in self.state_inputs:
+                    first = by_state.setdefault(value.name or "", node)
+                    parent[root(node)] = root(first)
+            for value in node.outputs:
+                if value.name in self.replaces:
+                    first = by_state.setdefault(self.replaces[value.name or ""], node)
+                    parent[root(node)] = root(first)
+        found: dict[ir.Node, list[ir.Node]] = {}
+        for node in order:
+            found.setdefault(root(node), []).append(node)
+        return [_Component(nodes, self.replaces) for nodes in found.values()]
+
+    def plan(self, groups: list[Group]) -> Plan:
+        graph = self.graph
+        by_name = {v.name: v for n in graph for v in n.outputs}
+        by_name.update({v.name: v for v in graph.inputs})
+        states = frozenset(s for g in groups for names in g.outputs for s in names)
+        gradients: dict[str, tuple[int, ...]] = {}
+        scalars: dict[str, None] = {}
+        for group in groups:
+            for names in group.slots:
+                for name, shape in zip(names, group.shapes, strict=True):
+                    if name not in self.state_inputs:
+                        gradients[name] = shape
+            scalars.update(dict.fromkeys(group.scalars))
+        kept = [o for o in graph.outputs if self.replaces.get(o.name or "") not in states]
+        graph.outputs.clear()
+        graph.outputs.extend(kept)
+        extra = [n for n in [*gradients, *scalars] if by_name[n] not in kept]
+        inputs_needed = []
+        for name in extra:
+            value = by_name[name]
+            if value.producer() is None:
+                inputs_needed.append(name)
+            else:
+                graph.outputs.append(value)
+        for node in [n for n in graph if n in self.pulled]:
+            assert all(self.replaces.get(v.name or "", "") in states or not v.is_graph_output() for v in node.outputs)
+        graphs.remove_dead_nodes(graph)
+        for value in list(graph.inputs):
+            if value.name in states and not value.uses():
+                graph.inputs.remove(value)
+        return Plan(
+            ir.serde.serialize_model(self.model),
+            tuple(groups),
+            states,
+            {n: s for n, s in gradients.items() if n not in inputs_needed},
+            tuple(n for n in scalars if n not in inputs_needed),
+        )
+
+
+class _Component:
+    """Connected element-wise nodes, written as a loop body."""
+
+    def __init__(self, nodes: list[ir.Node], replaces: Mapping[str, str]) -> None:
+        self.nodes = nodes
+        self.arrays: list[str] = []
+        self.scalars: list[str] = []
+        self.constants: list[float] = []
+        self.body: list[str] = []
+        self.states: list[str] = []
+        self.results: list[str] = []
+        self.shapes = {graphs.static_shape(n.outputs[0]) or () for n in nodes}
+        types = {n.outputs[0].dtype for n in nodes} - {ir.DataType.BOOL}
+        self.dtype = _TYPES.get(next(iter(types))) if len(types) == 1 else None  # type: ignore[arg-type]
+        self._names: dict[ir.Value, str] = {}
+        for node in nodes:
+            self._emit(node, replaces)
+
+    @property
+    def complete(self) -> bool:
+        """One shape, one type, and some new state at the end."""
+        return len(self.shapes) == 1 and self.dtype is not None and bool(self.states)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        targets = tuple(self.arrays.index(s) if s in self.arrays else -1 for s in self.states)
+        return (tuple(self.body), self.dtype, tuple(self.scalars), tuple(self.constants), tuple(self.results), targets)
+
+    def _emit(self, node: ir.Node, replaces: Mapping[str, str]) -> None:
+        operands = [self._operand(v) for v in node.inputs if v is not None]
+        name = f"t{len(self._names)}"
+        output = node.outputs[0]
+        self._names[output] = name
+        self.body.append(f"{name} = {_expression(node.op_type, operands)}")
+        if output.name in replaces:
+            self.states.append(replaces[output.name or ""])
+            self.results.append(name)
+
+    def _operand(self, value: ir.Value) -> str:
+        if value in self._names:
+            return self._names[value]
+        constant = graphs.constant_of(value)
+        if constant is not None and constant.size == 1:
+            number = float(constant.reshape(-1)[0])
+            if number not in self.constants:
+                self.constants.append(number)
+            return f"c{self.constants.index(number)}"
+        if _is_scalar(value):
+            if value.name not in self.scalars:
+                self.scalars.append(value.name or "")
+            return f"s{self.scalars.index(value.name or '')}"
+        if value.name not in self.arrays:
+            self.arrays.append(value.name or "")
+        return f"v{self.arrays.index(value.name or '')}"
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    shape = graphs.static_shape(value)
+    return shape == ()
+
+
+def _expression(op_type: str, operands: list[str]) -> str:
+    if op_type in _BINARY:
+        return _BINARY[op_type].format(*operands)
+    if op_type in _COMPARE:
+        return f"{operands[0]} {_COMPARE[op_type]} {operands[1]}"
+    if op_type in _UNARY:
+        return _UNARY[op_type].format(*operands)
+    if op_type == "Reciprocal":
+        return f"one / {operands[0]}"
+    if op_type == "Sign":
+        return f"(one if {operands[0]} > zero else (-one if {operands[0]} < zero else {operands[0]}))"
+    assert op_type == "Where"
+    return f"({operands[1]} if {operands[0]} else {operands[2]})"
+
+
+def _merge(components: list[_Component]) -> Group:
+    first = components[0]
+    shapes = tuple(min(c.shapes) for c in components)  # each has one
+    slots = [tuple(c.arrays[k] for c in components) for k in range(len(first.arrays))]
+    targets = []
+    outputs = []
+    for j, state in enumerate(first.states):
+        names = tuple(c.states[j] for c in components)
+        outputs.append(names)
+        if state in first.arrays:
+            targets.append(first.arrays.index(state))
+        else:  # a state that is written and not read gets a slot of its own
+            slots.append(names)
+            targets.append(len(slots) - 1)
+    return Group(
+        _source(first, len(slots), targets),
+        first.dtype or "float32",
+        tuple(slots),
+        tuple(first.scalars),
+        tuple(first.constants),
+        tuple(outputs),
+        tuple(targets),
+        shapes,
+    )
+
+
+def _source(component: _Component, slots: int, targets: list[int]) -> str:
+    """Return the loop as Python text; operands are arrays a*, scalars s* and constants c*."""
+    parameters = [f"a{k}" for k in range(slots)]
+    parameters += [f"s{k}" for k in range(len(component.scalars))]
+    parameters += [f"c{k}" for k in range(len(component.constants))]
+    lines = [f"def update({', '.join(['n', 'one', 'zero', *parameters])}):", "    for i in prange(n):"]
+    lines += [f"        v{k} = a{k}[i]" for k in range(len(component.arrays))]
+    lines += [f"        {line}" for line in component.body]
+    lines += [f"        a{slot}[i] = {result}" for slot, result in zip(targets, component.results, strict=True)]
+    return "\n".join(lines) + "\n"
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(source: str) -> Callable[..., None]:
+    """Return the compiled loop."""
+    import numba
+
+    namespace: dict[str, Any] = {"np": np, "prange": numba.prange}
+    exec(source, namespace)  # the text is generated above from a graph's structure; no name or value of a file is in it
+    function: Callable[..., None] = numba.njit(parallel=True, error_model="numpy")(namespace["update"])
+    return function
+
+
+@functools.lru_cache(maxsize=1)
+def finite_check() -> Callable[..., bool]:
+    """Return a compiled test whether every element of a flat array is finite."""
+    import numba
+
+    def all_finite(values: np.ndarray) -> bool:
+        total = values.dtype.type(0)
+        for i in numba.prange(values.size):
+            total += values[i] * values.dtype.type(0)  # 0 * NaN and 0 * Inf are NaN
+        return bool(total == 0)
+
+    function: Callable[..., bool] = numba.njit(parallel=True)(all_finite)
+    return function
+
+
+def available() -> bool:
+    """Return whether numba is installed."""
+    import importlib.util
+
+    return importlib.util.find_spec("numba") is not None
+
+
+class FlatBuffers:
+    """One flat array per slot of a group, and the tensors as views into it."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.offsets: list[int] = []
+        total = 0
+        for shape in group.shapes:
+            self.offsets.append(total)
+            size = int(np.prod(shape))
+            total += -(-size // ALIGNMENT) * ALIGNMENT
+        self.size = total
+        self.arrays = [np.zeros(total, dtype=group.dtype) for _ in group.slots]
+        self._function = compiled(group.source)
+        number = np.dtype(group.dtype).type
+        self._fixed = [number(1), number(0)]
+        self._constants = [number(c) for c in group.constants]
+        self._number = number
+
+    def views(self) -> Iterable[tuple[str, np.ndarray]]:
+        """Yield (tensor name, view) for every tensor of every slot."""
+        for names, flat in zip(self.group.slots, self.arrays, strict=True):
+            for name, shape, offset in zip(names, self.group.shapes, self.offsets, strict=True):
+                yield name, flat[offset : offset + int(np.prod(shape))].reshape(shape)
+
+    def gradient_slots(self, states: frozenset[str]) -> list[np.ndarray]:
+        """Return the flat arrays that hold gradients: those that are no state."""
+        return [a for names, a in zip(self.group.slots, self.arrays, strict=True) if names[0] not in states]
+
+    def run(self, scalars: Mapping[str, np.ndarray]) -> None:
+        """Apply the update to every tensor of the group."""
+        values = [self._number(np.asarray(scalars[name]).reshape(())) for name in self.group.scalars]
+        self._function(self.size, *self._fixed, *self.arrays, *values, *self._constants)
