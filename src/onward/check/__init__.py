@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import onnx
+from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]  # ships no types
 
 from onward.check.bindings import check_binding_types, check_bindings, check_state_use
 from onward.check.functions import check_functions
@@ -104,9 +105,7 @@ def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
 def _parse(data: bytes, place: str) -> onnx.ModelProto:
     try:
         proto = onnx.load_model_from_string(data)
-    except Exception as error:  # protobuf's DecodeError is not importable from onnx, and depends on its backend
-        if type(error).__name__ not in ("DecodeError", "UnicodeDecodeError", "ValueError", "RuntimeError"):
-            raise
+    except (ProtobufError, ValueError, RuntimeError) as error:
         raise ModelError(Diagnostic(M100, f"cannot read the model: {error}", place=place)) from error
     if not proto.HasField("graph") and not proto.ir_version:
         raise ModelError(

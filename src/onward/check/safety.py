@@ -79,7 +79,7 @@ def check_readable(proto: onnx.ModelProto, findings: Findings) -> bool:
         message, path, depth, graphs = stack.pop()
         if message.DESCRIPTOR.name == "GraphProto":
             graphs += 1
-        if graphs > MAX_NESTING + 1 or depth > _MAX_MESSAGE_DEPTH:
+        if graphs > MAX_NESTING or depth > _MAX_MESSAGE_DEPTH:
             deep.append(_path_text(path))
             continue
         for field, value in _fields(message):

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import onnx
+from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]  # ships no types
 
 from onward.check.copies import Copier
 from onward.check.report import Findings, quote
@@ -48,6 +49,15 @@ C410 = define(
     fix="Read the message of onnx.checker in `found`.",
 )
 
+C411 = define(
+    "C411",
+    "types not inferred",
+    why="onnx could not take over the graph for its type and shape inference, e.g. because it holds more than 2 GB "
+    "outside its initializers. All other rules were checked.",
+    fix="Store large data in initializers.",
+)
+
+_REFUSALS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError)
 _ROUNDS = 40
 _SECONDS = 3.0
 _TAG = re.compile(r"\(op_type:[^,()]*, node name: (#\d+#\d+)\): ?")
@@ -117,6 +127,7 @@ class Types:
         self._model = model
         self._types: dict[int, dict[str, Any]] = {}
         self.complaints: list[Complaint] = []
+        self.unread: list[tuple[View, str]] = []  # graphs that onnx could not take over, and why
         self.copier = Copier(model)
         for top in model.tops():
             if not top.is_function:
@@ -153,7 +164,10 @@ class Types:
             try:
                 inferred = onnx.shape_inference.infer_shapes(copy, check_type=True, strict_mode=True)
                 break
-            except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError) as error:
+            except (ValueError, ProtobufError) as error:
+                self.unread.append((top, _clean(str(error))))
+                break
+            except _REFUSALS as error:
                 fresh = self._read(top, str(error)) - dropped
             if not fresh or round_number == _ROUNDS - 2 or time.monotonic() - started > _SECONDS:
                 inferred = self._infer_leniently(copy)
@@ -165,7 +179,7 @@ class Types:
     def _infer_leniently(self, copy: onnx.ModelProto) -> onnx.ModelProto | None:
         try:
             return onnx.shape_inference.infer_shapes(copy)
-        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError):
+        except _REFUSALS:
             return None  # the complaint is already recorded; the types stay unknown
 
     def _read(self, top: View, text: str) -> set[str]:
@@ -250,6 +264,8 @@ def check_defaults(model: Model, findings: Findings) -> None:
 
 def report_complaints(model: Model, types: Types, findings: Findings) -> None:
     """Report what onnx's type and shape inference refused, except at nodes that are reported already."""
+    for top, text in types.unread:
+        findings.warning(C411, "types and shapes of this graph could not be inferred", place=top.place, found=text)
     seen: set[tuple[int, int | None, str]] = set()
     for complaint in types.complaints:
         key = (id(complaint.view), complaint.position, complaint.text)
@@ -297,6 +313,8 @@ def check_with_onnx(model: Model, types: Types, findings: Findings) -> None:
             continue  # a value of a foreign operator: its type is nobody's fault
         try:
             onnx.checker.check_model(copy)
+        except (ValueError, ProtobufError):
+            continue  # reported as C411 already
         except onnx.checker.ValidationError as error:
             text = str(error)
             named = _NAMED.search(text)

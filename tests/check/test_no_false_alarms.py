@@ -1,0 +1,113 @@
+"""Models that are right have no findings: ours, and every model that ONNX tests itself with."""
+
+from __future__ import annotations
+
+import pathlib
+import warnings
+
+import onnx
+import pytest
+from onnx.backend.test.loader import load_model_tests
+
+from check import models
+from onward.check import check
+
+
+@pytest.mark.parametrize(
+    "build",
+    [models.linear, models.two_entries, models.with_functions, models.with_if, models.with_loop],
+    ids=lambda b: b.__name__,
+)
+def test_a_right_model_has_no_findings(build):
+    assert check(build()).findings == ()
+
+
+@pytest.mark.parametrize("build", [models.linear, models.two_entries, models.with_functions, models.with_loop])
+def test_a_right_model_has_no_findings_in_pedantic_mode_either(build):
+    assert check(build(), pedantic=True).findings == ()
+
+
+@pytest.mark.parametrize(
+    "build", [models.linear, models.two_entries, models.with_functions, models.with_if], ids=lambda b: b.__name__
+)
+def test_onnx_accepts_the_combined_graph_of_a_right_model(build):
+    model = build()
+
+    for index in range(len(model.training_info)):
+        onnx.checker.check_model(models.combined(model, index))
+
+
+def test_an_inference_model_without_training_has_no_findings():
+    model = models.linear()
+    del model.training_info[:]
+
+    assert check(model).findings == ()
+
+
+def test_an_empty_training_entry_is_a_no_op():
+    model = models.linear()
+    model.training_info.add()
+
+    assert check(model).findings == ()
+
+
+def test_a_second_order_gradient_has_no_findings():
+    model = models.linear()
+    algorithm = model.training_info[0].algorithm
+    algorithm.node.append(
+        models.node(
+            "Gradient", ["W", "X", "labels"], ["ddW"], domain=models.TRAINING, xs=["W"], zs=["X", "labels"], y="dW"
+        )
+    )
+
+    assert check(model).findings == ()
+
+
+def test_a_gradient_at_an_intermediate_that_cuts_the_graph_has_no_findings():
+    model = models.linear()
+    algorithm = model.training_info[0].algorithm
+    algorithm.node.append(
+        models.node("Gradient", ["Y", "labels"], ["dY"], domain=models.TRAINING, xs=["Y"], zs=["labels"], y="loss")
+    )
+
+    assert check(model).findings == ()
+
+
+def test_foreign_operators_leave_what_follows_them_without_findings():
+    model = models.linear()
+    model.opset_import.append(onnx.helper.make_opsetid("com.example", 1))
+    model.graph.node[0].op_type = "Magic"
+    model.graph.node[0].domain = "com.example"
+    model.graph.output[0].name = "score"
+    model.graph.node.append(models.node("Relu", ["Y"], ["h"]))
+    model.graph.node.append(models.node("Neg", ["h"], ["score"]))
+
+    report = check(model)
+
+    assert report.codes == ("C138",)
+    assert report.ok
+
+
+@pytest.fixture(scope="module")
+def onnx_node_tests():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the generators divide by zero on purpose
+        return load_model_tests(kind="node")
+
+
+@pytest.mark.slow
+def test_no_finding_in_any_of_onnx_own_node_tests(onnx_node_tests):
+    findings = {case.name: report.codes for case in onnx_node_tests if (report := check(case.model)).findings}
+
+    assert len(onnx_node_tests) > 1500
+    assert findings == {}
+
+
+def test_no_finding_in_any_model_that_onnx_ships():
+    data = pathlib.Path(onnx.__file__).parent / "backend" / "test" / "data"
+    files = sorted(data.rglob("*.onnx"))
+
+    findings = {file.name: report.codes for file in files if (report := check(file)).findings}
+
+    assert len(files) > 100
+    assert findings == {}
