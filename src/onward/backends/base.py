@@ -30,9 +30,6 @@ class Session(Protocol):
         one training entry; None runs all of them in turn. Returns the outputs of the step, the loss among them.
         """
 
-    def rollback(self) -> None:
-        """Undo the last step: the state is again what it was before it. Nothing happens if there was none."""
-
     def evaluate(self, feeds: Feeds) -> Outputs:
         """Return the loss and the outputs in inference mode; the state stays as it is."""
 

@@ -134,7 +134,7 @@ def _step(model: TrainingModel, entry: TrainingEntry, name: str, random: _Random
 
 
 def _evaluate(model: TrainingModel) -> Combined | None:
-    """The loss and outputs in inference mode: training-mode copies of values give way to those of the inference graph."""
+    """The loss and outputs in inference mode: training-mode copies of values give way to the inference graph's."""
     entry = next((e for e in model.entries if e.algorithm is not None and e.update_binding), None)
     if entry is None or entry.algorithm is None:
         return None

@@ -319,21 +319,6 @@ def compiled(source: str) -> Callable[..., None]:
     return function
 
 
-@functools.lru_cache(maxsize=1)
-def finite_check() -> Callable[..., bool]:
-    """Return a compiled test whether every element of a flat array is finite."""
-    import numba
-
-    def all_finite(values: np.ndarray) -> bool:
-        total = values.dtype.type(0)
-        for i in numba.prange(values.size):
-            total += values[i] * values.dtype.type(0)  # 0 * NaN and 0 * Inf are NaN
-        return bool(total == 0)
-
-    function: Callable[..., bool] = numba.njit(parallel=True)(all_finite)
-    return function
-
-
 def available() -> bool:
     """Return whether numba is installed."""
     import importlib.util
@@ -365,10 +350,6 @@ class FlatBuffers:
         for names, flat in zip(self.group.slots, self.arrays, strict=True):
             for name, shape, offset in zip(names, self.group.shapes, self.offsets, strict=True):
                 yield name, flat[offset : offset + int(np.prod(shape))].reshape(shape)
-
-    def gradient_slots(self, states: frozenset[str]) -> list[np.ndarray]:
-        """Return the flat arrays that hold gradients: those that are no state."""
-        return [a for names, a in zip(self.group.slots, self.arrays, strict=True) if names[0] not in states]
 
     def run(self, scalars: Mapping[str, np.ndarray]) -> None:
         """Apply the update to every tensor of the group."""

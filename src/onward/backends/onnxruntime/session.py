@@ -65,8 +65,6 @@ class _Step:
 class OnnxRuntimeSession:
     """A program running on ONNX Runtime.
 
-    A step whose loss (or, with the fused update, a gradient) is not finite leaves the state as it was.
-
     Args:
         program: what to run.
         threads: threads inside an operator; the numbers depend on it, so it is part of `describe()`.
@@ -101,7 +99,6 @@ class OnnxRuntimeSession:
         self._arrays: list[dict[str, np.ndarray]] = [{}, {}]
         self._values: list[dict[str, onnxruntime.OrtValue]] = [{}, {}]
         self._current: dict[str, int] = {}
-        self._swapped: list[str] = []
         for name, value in program.state.items():
             for side in (0, 1):
                 self._place(name, side, np.array(value, order="C"))
@@ -111,17 +108,11 @@ class OnnxRuntimeSession:
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
-        self._swapped = []
         for name, graph in states.chosen_entries(self.program, entry):
             if name not in self._steps:
                 self._steps[name] = self._prepare_step(name, graph)
             outputs.update(self._run_step(self._steps[name], feeds))
         return outputs
-
-    def rollback(self) -> None:
-        for name in self._swapped:
-            self._current[name] ^= 1
-        self._swapped = []
 
     def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return self._run("evaluate", states.evaluation_graph(self.program), feeds)
@@ -142,7 +133,6 @@ class OnnxRuntimeSession:
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         for name, array in states.checked(self.program, state).items():
             np.copyto(self._arrays[self._current[name]][name], array)
-        self._swapped = []
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -213,20 +203,15 @@ class OnnxRuntimeSession:
         bound = [*step.replaces, *step.gradients, *graph.outputs, *step.scalars]
         results = dict(zip(bound, binding.get_outputs(), strict=True))
         outputs = {o: results[o].numpy() for o in graph.outputs}
-        if not _finite(outputs.get(self.program.loss)) or not self._apply(step, results, feeds):
-            return outputs
+        self._update(step, results, feeds)
         for state in step.replaces.values():
             self._current[state] ^= 1
-            self._swapped.append(state)
         return outputs
 
-    def _apply(self, step: _Step, results: Mapping[str, Any], feeds: Mapping[str, np.ndarray]) -> bool:
-        """Run the fused update, if there is one; return False and change nothing if a gradient is not finite."""
+    def _update(self, step: _Step, results: Mapping[str, Any], feeds: Mapping[str, np.ndarray]) -> None:
+        """Run the fused update, if there is one."""
         if not step.buffers:
-            return True
-        finite = fused_update.finite_check()
-        if not all(finite(a) for b in step.buffers for a in b.gradient_slots(step.in_place)):
-            return False
+            return
         scalars = {**self.program.settings, **feeds, **{n: results[n].numpy() for n in step.scalars}}
         for name, side in self._current.items():
             if self._arrays[side][name].ndim == 0:
@@ -235,7 +220,6 @@ class OnnxRuntimeSession:
             np.copyto(view, feeds[name])
         for buffers in step.buffers:
             buffers.run(scalars)
-        return True
 
     def _bind_feeds(
         self, binding: onnxruntime.IOBinding, names: Sequence[str], feeds: Mapping[str, np.ndarray]
@@ -296,10 +280,6 @@ def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 
 def _failure(error: Exception, key: str) -> BackendError:
     return BackendError(Diagnostic(B201, f"ONNX Runtime failed in the {key} graph: {error}"))
-
-
-def _finite(loss: np.ndarray | None) -> bool:
-    return loss is None or bool(np.isfinite(loss).all())
 
 
 def _default_threads() -> int:

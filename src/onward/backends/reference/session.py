@@ -19,21 +19,15 @@ class ReferenceSession:
     def __init__(self, program: Program) -> None:
         self.program = program
         self._state = {name: np.array(value) for name, value in program.state.items()}
-        self._previous: dict[str, np.ndarray] | None = None
         self._evaluators: dict[str, Evaluator] = {}
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
-        self._previous = dict(self._state)
         for name, graph in states.chosen_entries(self.program, entry):
             results = self._run(f"step {name}", graph.model, feeds)
             outputs.update({o: results[o] for o in graph.outputs})
             self._state.update({state: results[output] for output, state in graph.replaces.items()})
         return outputs
-
-    def rollback(self) -> None:
-        if self._previous is not None:
-            self._state, self._previous = self._previous, None
 
     def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return self._run("evaluate", states.evaluation_graph(self.program), feeds)
