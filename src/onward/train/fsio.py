@@ -115,9 +115,10 @@ class DirectoryLock:
             owner = os.pread(handle, 32, 0).decode("ascii", "replace").strip() if hasattr(os, "pread") else ""
             os.close(handle)
             raise LockHeld(error.errno, f"process {owner}" if owner else "another process") from error
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode("ascii"))
         self._handle = handle
+        with contextlib.suppress(OSError):  # a full disk: the number is a courtesy to the next one, the lock holds
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode("ascii"))
 
     def release(self) -> None:
         """Give the lock back; the file stays, since removing it would let two writers in."""

@@ -199,8 +199,11 @@ class NumericGuard:
     ) -> list[Diagnostic]:
         first = find_first_bad(self._session.program, feeds, before, entry)
         if first is None:
-            named = [FirstBad(n, "", _count(np.asarray(v))) for n, v in _bad_items(outputs, after)]
-            first = named[0] if named else FirstBad(self._session.program.loss, "", "a non-finite value")
+            named = [
+                FirstBad(n, "", "NaN" if np.isnan(np.asarray(v)).any() else "Inf")
+                for n, v in _bad_items(outputs, after)
+            ]
+            first = named[0] if named else FirstBad(self._session.program.loss, "", "NaN or Inf")
         loss = self._session.program.loss
         value = np.asarray(outputs[loss]).ravel()[0] if loss in outputs else "unknown"
         bad_state = self._bad_state(after)

@@ -38,7 +38,7 @@ class Origin:
 
     @classmethod
     def of(cls, source: Any) -> Origin:
-        """Return the origin for a model, a Program, a ModelProto, or the path of an ONNX file."""
+        """Return the origin for a model, a Program, a ModelProto, or the path of an ONNX file or of a saved Program."""
         if isinstance(source, Program):
             return cls(source)
         from onward.model.serde import from_proto, load
@@ -47,14 +47,16 @@ class Origin:
         if isinstance(source, (str, Path)):
             path = Path(source)
             if path.is_dir():
-                raise ArgumentError(
-                    Diagnostic(
-                        A101,
-                        f"`{path}` is a directory",
-                        needed="an ONNX file, a training model or a Program",
-                        hint="to take up a run use Trainer.resume(directory)",
+                if any(path.glob("step-*.safetensors")):
+                    raise ArgumentError(
+                        Diagnostic(
+                            A101,
+                            f"`{path}` is a directory of checkpoints",
+                            needed="an ONNX file, a training model, or a Program or its directory",
+                            hint="to take up the run use Trainer.resume(directory)",
+                        )
                     )
-                )
+                return cls(Program.load(path))
             if path.name == PROGRAM_FILE:
                 return cls.from_bytes(path.name, path.read_bytes())
             model = load(path)
