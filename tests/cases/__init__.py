@@ -23,6 +23,7 @@ class Case:
     torch      f(**inputs as torch tensors) -> output(s), where PyTorch has the operator
     smooth     second derivatives are compared too
     onnxruntime  "" if stock ONNX Runtime runs it in float32, else the reason it does not
+    dtypes     the floating-point types the operator is defined for
     """
 
     op: str
@@ -41,6 +42,7 @@ class Case:
     atol: float = 1e-8
     step: float = 1e-3
     onnxruntime: str = ""
+    dtypes: Sequence[Any] = (np.float64, np.float32, np.float16)
 
     def model(self, *, dynamic: bool = False, dtype: Any = None) -> OneNodeModel:
         """Return the one-node model, with every dimension symbolic if `dynamic`, floats in `dtype` if given."""

@@ -48,7 +48,7 @@ def test_gradient_is_the_same_with_every_dimension_symbolic(case: Case) -> None:
 
 @by_case
 def test_lowered_graph_passes_the_checker_with_strict_shape_inference(case: Case) -> None:
-    for dtype in (np.float64, np.float32, np.float16):
+    for dtype in case.dtypes:
         model = case.model(dtype=dtype)
         names = case.differentiated(model)
         lowered = gradient(gradcheck._with_loss(model, {}), of="testing/loss", wrt=names)

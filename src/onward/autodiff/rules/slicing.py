@@ -1,0 +1,110 @@
+"""Slice, Pad and CenterCropPad: cutting off is undone by padding with zeros, and padding by cutting off."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
+from onward.autodiff.rule import Rule
+from onward.autodiff.rules._scatter import positions, scatter_elements
+from onward.autodiff.types import Grads
+from onward.model.builder import Value
+
+
+@gradient(
+    "Slice",
+    opset=13,
+    starts=NON_DIFFERENTIABLE,
+    ends=NON_DIFFERENTIABLE,
+    axes=NON_DIFFERENTIABLE,
+    steps=NON_DIFFERENTIABLE,
+)
+def slice_(rule: Rule, doutput: Value) -> Grads:
+    """output is a part of data, so ddata is doutput with zeros around it.
+
+    With other steps than 1, the slice of the positions says where each element came from.
+    """
+    op, data = rule.op, rule.input("data")
+    steps = rule.constant_input("steps")
+    if rule.optional_input("steps") is not None and (steps is None or any(s != 1 for s in steps)):
+        inputs = [rule.optional_input(n) for n in ("starts", "ends", "axes", "steps")]
+        return {"data": scatter_elements(rule, data, op.Slice(positions(rule, data), *inputs), doutput)}
+    axes, dims = _axes(rule), rule.dims(data)
+    starts, ends = rule.constant_input("starts"), rule.constant_input("ends")
+    if starts is not None and ends is not None and axes is not None and dims is not None:
+        sizes = [dims[a] for a in axes]
+        known = [s for s in sizes if isinstance(s, int)]
+        if len(known) == len(sizes):
+            cuts = [slice(int(s), int(e)).indices(n) for s, e, n in zip(starts, ends, known, strict=True)]
+            begin = [c[0] for c in cuts]
+            end = [n - max(c[1], c[0]) for c, n in zip(cuts, known, strict=True)]
+            if not any(begin) and not any(end):
+                return {"data": doutput}
+            return {"data": op.Pad(doutput, [*begin, *end], None, _all_axes(rule, data, axes))}
+    chosen = rule.optional_input("axes") if axes is None else op.constant(np.array(axes, np.int64))
+    size, length = op.Shape(data), op.Shape(doutput)
+    if chosen is not None:
+        size, length = op.Gather(size, chosen), op.Gather(length, chosen)
+    first = op.Cast(rule.input("starts"), to=7) if rule.input("starts").dtype != size.dtype else rule.input("starts")
+    from_start = op.Min(first, size)
+    begins = (
+        from_start
+        if starts is not None and all(s >= 0 for s in starts)
+        else op.Where(op.Less(first, 0), op.Max(op.Add(first, size), 0), from_start)
+    )
+    pads = op.Concat(begins, op.Sub(op.Sub(size, begins), length), axis=0)
+    return {"data": op.Pad(doutput, pads, None, chosen)}
+
+
+def _axes(rule: Rule) -> list[int] | None:
+    """Return the axes of a Slice where they are known."""
+    if rule.optional_input("axes") is not None:
+        known = rule.constant_input("axes")
+        return None if known is None else [int(a) for a in known]
+    dims = rule.dims(rule.input("starts"))
+    return list(range(dims[0])) if dims is not None and isinstance(dims[0], int) else None
+
+
+def _all_axes(rule: Rule, data: Value, axes: list[int]) -> Value | None:
+    """Return the `axes` input of a Pad; None if they are all the axes in order."""
+    return None if axes == list(range(rule.rank(data) or -1)) else rule.op.constant(np.array(axes, np.int64))
+
+
+@gradient("Pad", opset=18, pads=NON_DIFFERENTIABLE, axes=NON_DIFFERENTIABLE)
+def pad(rule: Rule, doutput: Value) -> Grads:
+    """output is data with a border, so ddata is doutput with the border cut off; negative pads the other way round.
+
+    dconstant_value sums doutput over the border. The other modes copy elements of data into the border, and each copy
+    adds to its element's gradient.
+    """
+    op, data, pads, axes = rule.op, rule.input("data"), rule.input("pads"), rule.optional_input("axes")
+    mode = rule.attr("mode")
+    if mode != "constant":
+        source = op.Pad(positions(rule, data), pads, None, axes, mode=mode)
+        return {"data": scatter_elements(rule, data, source, doutput) if rule.needs("data") else None}
+    known = rule.constant_input("pads")
+    ddata = dvalue = None
+    if rule.needs("data"):
+        ddata = op.Pad(doutput, op.Neg(pads) if known is None else -known, None, axes)
+    if rule.needs("constant_value"):
+        value = rule.input("constant_value")
+        border = op.Pad(rule.zeros_like(data), pads, 1.0, axes)
+        dvalue = op.ReduceSum(op.Mul(doutput, border), keepdims=0)
+        if rule.rank(value) != 0:
+            dvalue = rule.reshape_like(dvalue, value)
+    return {"data": ddata, "constant_value": dvalue}
+
+
+@gradient("CenterCropPad", opset=18, shape=NON_DIFFERENTIABLE)
+def center_crop_pad(rule: Rule, doutput_data: Value) -> Grads:
+    """output_data is data cropped or padded about its centre, so dinput_data is the opposite, by the same rule."""
+    op, data, axes = rule.op, rule.input("input_data"), rule.attr("axes")
+    if axes is None:
+        return {"input_data": op.CenterCropPad(doutput_data, rule.shape_of(data))}
+    dims = rule.dims(data)
+    known = [] if dims is None else [d for a in axes if isinstance(d := dims[a], int)]
+    if len(known) == len(axes):
+        shape = op.constant(np.array(known, np.int64))
+    else:
+        shape = op.Concat(*(rule.dim_of(data, a) for a in axes), axis=0)
+    return {"input_data": op.CenterCropPad(doutput_data, shape, axes=axes)}
