@@ -125,6 +125,8 @@ class _Conversion:
                     self.graph(attribute.g, typed_attribute.g, types, known)
                 for inner, typed_inner in zip(attribute.graphs, typed_attribute.graphs, strict=True):
                     self.graph(inner, typed_inner, types, known)
+        if self.source < 7 <= self.target:
+            self._repair_prelu(graph, types)
         active = [i for i, node in enumerate(graph.node) if self._changed(node)]
         if not active:
             return
@@ -145,6 +147,30 @@ class _Conversion:
         del graph.node[:]
         graph.node.extend(nodes)
         graph.initializer.extend(tensors)
+
+    def _repair_prelu(self, graph: onnx.GraphProto, types: Types) -> None:
+        """Give PRelu's slope the shape of a channel: it was matched with axis 1, and is broadcast from the right since
+        operator set 7. onnx's converter takes the two for the same."""
+        for index in reversed(range(len(graph.node))):
+            node = graph.node[index]
+            if node.op_type != "PRelu" or node.domain not in ("", "ai.onnx"):
+                continue
+            x, slope = (types.get(name) for name in node.input)
+            if slope is not None and [d.dim_value for d in slope.tensor_type.shape.dim] in ([], [1]):
+                continue  # one slope for all
+            if x is None or not x.tensor_type.HasField("shape"):
+                self._problem(node, "the rank of its input is not known")
+                continue
+            shape = [-1, *[1] * (len(x.tensor_type.shape.dim) - 2)]
+            shaped, name = self.names.unique("upgrade/slope"), self.names.unique("upgrade/Reshape")
+            if self.source < 5:
+                reshape = onnx.helper.make_node("Reshape", [node.input[1]], [shaped], name, shape=shape)
+            else:
+                to = self.names.unique("upgrade/slope_shape")
+                graph.initializer.add(name=to, data_type=onnx.TensorProto.INT64, dims=[len(shape)], int64_data=shape)
+                reshape = onnx.helper.make_node("Reshape", [node.input[1], to], [shaped], name)
+            node.input[1] = shaped
+            graph.node.insert(index, reshape)
 
     def _changed(self, node: onnx.NodeProto) -> bool:
         """Return whether the converter must see this node."""
