@@ -34,7 +34,7 @@ def linear_program(batch: int | str | None = "N", rate: float = 0.05) -> Program
     opset = [helper.make_opsetid("", 18)]
     infer = helper.make_model(helper.make_graph(forward, "infer", [x, w, b], [y]), opset_imports=opset, ir_version=10)
     step = helper.make_model(
-        helper.make_graph([*forward, *error], "step", [x, t, w, b], [loss, y]), opset_imports=opset
+        helper.make_graph([*forward, *error], "step", [x, t, w, b], [loss, y]), opset_imports=opset, ir_version=10
     )
     return Program(
         steps={"train": StepGraph("train", step, {}, ("loss", "y"))},
