@@ -13,113 +13,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onward.autodiff.engine import Unsupported
 from onward.autodiff.registry import gradient
 from onward.autodiff.rule import Rule
+from onward.autodiff.rules._windows import (
+    Window,
+    extent,
+    image_size,
+    reach_of,
+    reshape,
+    reshape_target,
+    runtime_pads,
+    spatial,
+    spatial_rank,
+    window,
+)
 from onward.autodiff.types import Grads
 from onward.model.builder import Value
 
 # Above this size the one-hot kernels are not repeated per channel: the channels become part of the batch instead.
 _LARGEST_KERNEL_CONSTANT = 1 << 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """How a kernel moves over the spatial axes of `data`. Entries are None where they are not known before the run."""
-
-    kernel: tuple[int | None, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads: tuple[int, ...] | None  # begins, then ends
-    auto_pad: str
-    group: int
-
-    @property
-    def rank(self) -> int:
-        return len(self.kernel)
-
-    @property
-    def axes(self) -> np.ndarray:
-        """The spatial axes of the data."""
-        return np.arange(2, self.rank + 2, dtype=np.int64)
-
-    @property
-    def attributes(self) -> dict[str, object]:
-        """Strides and dilations as a node's attributes."""
-        return {"strides": list(self.strides), "dilations": list(self.dilations)}
-
-    @property
-    def padding(self) -> dict[str, object]:
-        """The padding as a node's attributes, auto_pad only where its meaning depends on the run."""
-        return {"auto_pad": self.auto_pad} if self.pads is None else {"pads": list(self.pads)}
-
-    def reach(self, axis: int) -> int | None:
-        """Return how many elements the dilated kernel spans on a spatial axis."""
-        size = self.kernel[axis]
-        return None if size is None else (size - 1) * self.dilations[axis] + 1
-
-
-def spatial_rank(rule: Rule, *values: Value) -> int:
-    """Return the number of spatial axes, from the rank of any of `values` or the length of an attribute."""
-    for value in values:
-        rank = rule.rank(value)
-        if rank is not None:
-            return rank - 2
-    for name in ("kernel_shape", "strides", "dilations"):
-        given = rule.attr(name)
-        if given:
-            return len(given)
-    raise Unsupported("the rank of the input is unknown; give the model's inputs shapes (symbols will do)")
-
-
-def spatial(rule: Rule, value: Value, rank: int) -> tuple[int | None, ...]:
-    """Return the spatial dimensions of `value`, None where they are not known."""
-    dims = rule.dims(value)
-    if dims is None:
-        return (None,) * rank
-    return tuple(d if isinstance(d, int) else None for d in dims[2:])
-
-
-def window(rule: Rule, kernel: Sequence[int | None], data: Value) -> Window:
-    """Return the window of a Conv or pooling node, its pads resolved against the shape of `data` where possible."""
-    rank = len(kernel)
-    strides = tuple(rule.attr("strides") or [1] * rank)
-    dilations = tuple(rule.attr("dilations") or [1] * rank)
-    auto_pad = rule.attr("auto_pad") or "NOTSET"
-    made = Window(tuple(kernel), strides, dilations, None, auto_pad, rule.attr("group") or 1)
-    if auto_pad == "NOTSET":
-        pads: tuple[int, ...] | None = tuple(rule.attr("pads") or [0] * 2 * rank)
-    elif auto_pad == "VALID":
-        pads = (0,) * 2 * rank
-    else:
-        pads = _same_pads(made, spatial(rule, data, rank))
-    return dataclasses.replace(made, pads=pads)
-
-
-def _same_pads(win: Window, sizes: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Return the pads with which SAME_UPPER or SAME_LOWER gives ceil(size / stride) windows; None if not known yet."""
-    begins, ends = [], []
-    for axis, (size, stride) in enumerate(zip(sizes, win.strides, strict=True)):
-        reach = win.reach(axis)
-        if reach is None or (size is None and stride != 1):
-            return None
-        count = 1 if size is None else -(-size // stride)
-        total = reach - 1 if size is None else max(0, (count - 1) * stride + reach - size)
-        less, more = total // 2, total - total // 2
-        begins.append(less if win.auto_pad == "SAME_UPPER" else more)
-        ends.append(more if win.auto_pad == "SAME_UPPER" else less)
-    return (*begins, *ends)
-
-
-def runtime_pads(rule: Rule, win: Window, data: Value, windows: Value, kernel: Value) -> tuple[Value, Value]:
-    """Return the SAME pads (begins, ends) as int64 vectors computed at run time from the shapes."""
-    op = rule.op
-    reach = op.Add(op.Mul(op.Sub(op.Shape(kernel, start=2), 1), np.array(win.dilations)), 1)
-    span = op.Add(op.Mul(op.Sub(op.Shape(windows, start=2), 1), np.array(win.strides)), reach)
-    total = op.Max(op.Sub(span, op.Shape(data, start=2)), [0])
-    less = op.Div(total, 2)
-    more = op.Sub(total, less)
-    return (less, more) if win.auto_pad == "SAME_UPPER" else (more, less)
 
 
 @gradient("Conv", opset=11)
@@ -189,7 +101,7 @@ def _transposed_window_at_run_time(
     rule: Rule, win: Window, X: Value, W: Value, dY: Value, extra: Sequence[int]
 ) -> tuple[Window, Value]:
     op = rule.op
-    reach = op.Add(op.Mul(op.Sub(op.Shape(W, start=2), 1), np.array(win.dilations)), 1)
+    reach = reach_of(rule, win, W)
     span = op.Add(op.Mul(op.Sub(op.Shape(X, start=2), 1), np.array(win.strides)), reach)
     size = op.Shape(dY, start=2)
     total = op.Max(op.Sub(op.Add(span, np.array(extra)), size), [0])
@@ -207,7 +119,7 @@ def _kernel(rule: Rule, W: Value, rank: int) -> tuple[int | None, ...]:
     return tuple(given) if given else spatial(rule, W, rank)
 
 
-def scatter(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value) -> Value:
+def scatter(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value, *, flip: bool = True) -> Value:
     """Return the gradient by the input `like` of a Conv with output Y: each dY spread over the window it was read from.
 
     A ConvTranspose; with stride 1 sometimes the Conv with the flipped kernel, which ONNX Runtime runs faster.
@@ -218,7 +130,7 @@ def scatter(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value)
         begins, _ = runtime_pads(rule, win, like, Y, W)
         whole = op.ConvTranspose(dY, W, output_padding=[s - 1 for s in win.strides], group=win.group, **win.attributes)
         return op.Slice(whole, begins, op.Add(begins, op.Shape(like, start=2)), win.axes)
-    if _flipping_pays(rule, win, W, Y):
+    if flip and _flipping_pays(rule, win, W, Y):
         return _flipped(rule, win, dY, W, like)
     sizes, counts = spatial(rule, like, win.rank), spatial(rule, Y, win.rank)
     extra, exact = [], True
@@ -286,8 +198,8 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
     outputs = dims[0] if dims is not None and isinstance(dims[0], int) else None
     inputs = dims[1] if dims is not None and isinstance(dims[1], int) else None
     columns = _columns(rule, win, X, None if inputs is None else inputs * win.group, size)
-    image = _product(rule, win, Y)
-    batch = _extent(rule, Y, 0)
+    image = image_size(rule, win, Y)
+    batch = extent(rule, Y, 0)
     rows = inputs * size if inputs is not None else op.Mul(rule.dim_of(like, 1), [size])
     height = outputs // win.group if outputs is not None else op.Div(rule.dim_of(like, 0), [win.group])
     groups = [] if win.group == 1 else [win.group]
@@ -317,7 +229,7 @@ def _columns(rule: Rule, win: Window, X: Value, channels: int | None, size: int)
     if channels is not None and channels * size * size <= _LARGEST_KERNEL_CONSTANT:
         kernels = op.constant(np.tile(one_hot, (channels, *[1] * (win.rank + 1))), X.dtype)
         return op.Conv(X, kernels, group=channels, **attributes)
-    folded = op.Reshape(X, reshape_target(rule, [-1, 1, *(_extent(rule, X, int(a)) for a in win.axes)]))
+    folded = op.Reshape(X, reshape_target(rule, [-1, 1, *(extent(rule, X, int(a)) for a in win.axes)]))
     return op.Conv(folded, op.constant(one_hot, X.dtype), **attributes)
 
 
@@ -343,33 +255,3 @@ def _textbook(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
     right = op.Transpose(dY, perm=[1, 0, *rest])
     product = op.Conv(left, right, strides=list(win.dilations), dilations=list(win.strides), pads=pads, group=win.group)
     return op.Slice(op.Transpose(product, perm=[1, 0, *rest]), [0] * win.rank, op.Shape(like, start=2), win.axes)
-
-
-def _extent(rule: Rule, value: Value, axis: int) -> int | Value:
-    dims = rule.dims(value)
-    known = None if dims is None else dims[axis]
-    return known if isinstance(known, int) else rule.dim_of(value, axis)
-
-
-def _product(rule: Rule, win: Window, value: Value) -> int | Value:
-    """Return the number of spatial elements."""
-    sizes = [s for s in spatial(rule, value, win.rank) if s is not None]
-    if len(sizes) == win.rank:
-        return int(np.prod(sizes))
-    return rule.op.ReduceProd(rule.op.Shape(value, start=2), keepdims=1)
-
-
-def reshape_target(rule: Rule, parts: Sequence[int | Value]) -> Value:
-    """Return a shape from numbers and 1-D int64 values: a constant where all are numbers."""
-    op = rule.op
-    if all(isinstance(p, int) for p in parts):
-        return op.constant(np.array(parts, np.int64))
-    return op.Concat(*(op.constant(np.array([p], np.int64)) if isinstance(p, int) else p for p in parts), axis=0)
-
-
-def reshape(rule: Rule, value: Value, parts: Sequence[int | Value]) -> Value:
-    """Return `value` in the shape made of `parts`; zeros in it are dimensions of size zero."""
-    empty = any(not isinstance(p, int) or p == 0 for p in parts) and not any(
-        isinstance(p, int) and p == -1 for p in parts
-    )
-    return rule.op.Reshape(value, reshape_target(rule, parts), allowzero=1 if empty else None)

@@ -1,0 +1,230 @@
+"""Pools. What a window reads forward, it hands back: to the largest element, to all alike, or by their share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
+from onward.autodiff.rule import Rule
+from onward.autodiff.rules._windows import (
+    Window,
+    extent,
+    reach_of,
+    reshape,
+    reshape_target,
+    runtime_pads,
+    spatial,
+    spatial_rank,
+    window,
+)
+from onward.autodiff.rules.convolution import scatter
+from onward.autodiff.types import Grads
+from onward.model.builder import Value
+
+
+@gradient("MaxPool", opset=12)
+def max_pool(rule: Rule, dY: Value) -> Grads:
+    """Y = the largest X of each window, at Indices; dX = dY added up at those places."""
+    op, X = rule.op, rule.input("X")
+    rank = spatial_rank(rule, X)
+    win = window(rule, rule.attr("kernel_shape"), X)
+    # Of equal elements the first gets everything, as in PyTorch: it is the one that Indices names.
+    indices = op.Reshape(rule.request_output("Indices"), [-1])
+    apart = all(s >= (win.reach(a) or 0) for a, s in enumerate(win.strides))
+    size = rule.static_shape(X)
+    total = [int(np.prod(size))] if size is not None else op.Reshape(op.Size(X), [1])
+    zeros = op.ConstantOfShape(total, value=np.zeros(1, X.dtype.numpy() if X.dtype is not None else np.float32))
+    flat = op.ScatterElements(zeros, indices, op.Reshape(dY, [-1]), axis=0, reduction=None if apart else "add")
+    if not rule.attr("storage_order", 0) or rank == 1:
+        return {"X": rule.reshape_like(flat, X)}
+    # Column-major indices are row-major ones of the tensor with its spatial axes in reverse order.
+    backwards = [0, 1, *range(rank + 1, 1, -1)]
+    turned = reshape(rule, flat, [extent(rule, X, a) for a in backwards])
+    return {"X": op.Transpose(turned, perm=backwards)}
+
+
+@gradient("AveragePool", opset=11)
+def average_pool(rule: Rule, dY: Value) -> Grads:
+    """Y = the mean of each window, so dX = dY / the number of elements, added up over the windows that hold X."""
+    X, Y = rule.input("X"), rule.output("Y")
+    win = _pool_window(rule, X, Y)
+    counts = _counts(rule, win, X, Y)
+    if isinstance(counts, int):
+        return {"X": _spread(rule, win, dY, Y, X, 1.0 / counts)}
+    return {"X": _spread(rule, win, rule.op.Div(dY, counts), Y, X, 1.0)}
+
+
+@gradient("LpPool", opset=18)
+def lp_pool(rule: Rule, dY: Value) -> Grads:
+    """Y = (sum |X|^p)^(1/p) over each window, so dX = sign(X) |X|^(p-1) * the sum of dY Y^(1-p) over its windows."""
+    X, Y = rule.input("X"), rule.output("Y")
+    win = _pool_window(rule, X, Y)
+    return {"X": _lp(rule, X, Y, dY, lambda share: _spread(rule, win, share, Y, X, 1.0))}
+
+
+def _lp(rule: Rule, X: Value, Y: Value, dY: Value, spread: object) -> Value:
+    op, p = rule.op, int(rule.attr("p", 2))
+    assert callable(spread)
+    share = dY
+    if p > 1:
+        # A window of zeros is a kink: slope 0 (PyTorch's lp_pool gives NaN there).
+        safe = op.Where(op.Equal(Y, 0.0), 1.0, Y)
+        share = op.Div(dY, safe if p == 2 else op.Pow(safe, float(p - 1)))
+    shares = spread(share)
+    if p > 1:
+        shares = op.Mul(shares, X if p == 2 else op.Pow(X, float(p - 1)))
+    # |X|^(p-1) sign(X) is X^(p-1) for even p. At X == 0 with p = 1: slope 0, as PyTorch's sign.
+    return op.Mul(shares, op.Sign(X)) if p % 2 else shares
+
+
+@gradient("GlobalAveragePool", opset=1)
+def global_average_pool(rule: Rule, dY: Value) -> Grads:
+    """Y = the mean over the spatial axes, so dX = dY / their size, everywhere."""
+    op, X = rule.op, rule.input("X")
+    sizes = spatial(rule, X, 0)
+    if sizes and all(s is not None for s in sizes):
+        share = op.Div(dY, float(np.prod([s for s in sizes if s is not None])))
+    else:
+        size = op.ReduceProd(op.Shape(X, start=2), keepdims=0)
+        share = op.Div(dY, op.CastLike(size, dY))
+    return {"X": op.Expand(share, rule.shape_of(X))}
+
+
+@gradient("GlobalMaxPool", opset=1)
+def global_max_pool(rule: Rule, dY: Value) -> Grads:
+    """Y = the largest X over the spatial axes, so dX = dY there and 0 elsewhere."""
+    op, X = rule.op, rule.input("X")
+    flat = reshape(rule, X, [extent(rule, X, 0), extent(rule, X, 1), -1])
+    # Of equal elements the first gets everything, as PyTorch's max pools do.
+    where = op.ArgMax(flat, axis=2, keepdims=1)
+    spread = op.ScatterElements(rule.zeros_like(flat), where, op.Reshape(dY, [0, 0, 1]), axis=2)
+    return {"X": rule.reshape_like(spread, X)}
+
+
+@gradient("GlobalLpPool", opset=2)
+def global_lp_pool(rule: Rule, dY: Value) -> Grads:
+    """Y = (sum |X|^p)^(1/p) over the spatial axes, so dX = sign(X) |X|^(p-1) * dY Y^(1-p)."""
+    op, X, Y = rule.op, rule.input("X"), rule.output("Y")
+    return {"X": _lp(rule, X, Y, dY, lambda share: op.Expand(share, rule.shape_of(X)))}
+
+
+@gradient("MaxUnpool", opset=11, I=NON_DIFFERENTIABLE, output_shape=NON_DIFFERENTIABLE)
+def max_unpool(rule: Rule, doutput: Value) -> Grads:
+    """output[I] = X, so dX = doutput[I] (PyTorch's convention also where an index occurs twice)."""
+    op, X = rule.op, rule.input("X")
+    if rule.optional_input("output_shape") is not None:
+        # The standard's reference: I counts in the shape the attributes give, which stands at the start of the output.
+        rank = len(rule.attr("kernel_shape"))
+        doutput = op.Slice(doutput, [0] * rank, _unpooled(rule, X, rank), np.arange(2, rank + 2))
+    picked = op.GatherElements(op.Reshape(doutput, [-1]), op.Reshape(rule.input("I"), [-1]), axis=0)
+    return {"X": rule.reshape_like(picked, X)}
+
+
+def _unpooled(rule: Rule, X: Value, rank: int) -> Value:
+    op, sizes = rule.op, spatial(rule, X, rank)
+    kernel, pads = np.array(rule.attr("kernel_shape")), np.array(rule.attr("pads") or [0] * 2 * rank)
+    strides = np.array(rule.attr("strides") or [1] * rank)
+    rest = kernel - pads[:rank] - pads[rank:]
+    if all(s is not None for s in sizes):
+        return op.constant((np.array(sizes) - 1) * strides + rest)
+    return op.Add(op.Mul(op.Sub(op.Shape(X, start=2), 1), strides), rest)
+
+
+# -- windows of pools ----------------------------------------------------------------------------------------
+
+
+def _pool_window(rule: Rule, X: Value, Y: Value) -> Window:
+    """Return the window with its pads as the windows really reach: with ceil_mode beyond the given ones."""
+    win = window(rule, rule.attr("kernel_shape"), X)
+    if win.pads is None or not rule.attr("ceil_mode", 0):
+        return win
+    begins, ends = win.pads[: win.rank], list(win.pads[win.rank :])
+    sizes, counts = spatial(rule, X, win.rank), spatial(rule, Y, win.rank)
+    for axis, (size, count, stride) in enumerate(zip(sizes, counts, win.strides, strict=True)):
+        if stride == 1:
+            continue
+        if size is None or count is None:
+            ends[axis] = 0  # `scatter` cuts at the end of X, so only a pad that is too large would be wrong
+        else:
+            ends[axis] = max(0, (count - 1) * stride + (win.reach(axis) or 0) - size - begins[axis])
+    return dataclasses.replace(win, pads=(*begins, *ends))
+
+
+def _spread(rule: Rule, win: Window, share: Value, Y: Value, like: Value, weight: float) -> Value:
+    """Return, for each element of `like`, the sum of `weight * share` over the windows that hold it."""
+    op = rule.op
+    kernel = [k or 1 for k in win.kernel]
+    size = int(np.prod(kernel))
+    tiles = win.pads is not None and not any(win.pads) and kernel == list(win.strides) and set(win.dilations) <= {1}
+    shape, out = rule.static_shape(like), rule.static_shape(Y)
+    if (
+        tiles
+        and shape is not None
+        and out is not None
+        and list(shape[2:]) == [c * k for c, k in zip(out[2:], kernel, strict=True)]
+    ):
+        thin = [d for c in out[2:] for d in (c, 1)]
+        thick = [d for c, k in zip(out[2:], kernel, strict=True) for d in (c, k)]
+        if weight != 1.0:
+            share = op.Mul(share, weight)
+        tall = op.Expand(op.Reshape(share, [*out[:2], *thin]), [*out[:2], *thick])
+        return rule.reshape_like(tall, like)
+    plain = set(win.strides) <= {1} and set(win.dilations) <= {1} and win.pads is not None
+    if plain and all(p < k for p, k in zip(win.pads or (), [*kernel, *kernel], strict=True)):
+        pads = [k - 1 - p for p, k in zip(win.pads or (), [*kernel, *kernel], strict=True)]
+        mean = op.AveragePool(share, kernel_shape=kernel, pads=pads, count_include_pad=1)
+        return mean if weight * size == 1.0 else op.Mul(mean, weight * size)
+    ones = op.constant(np.full((1, 1, *kernel), weight), like.dtype)
+    folded = op.Reshape(share, reshape_target(rule, [-1, 1, *(extent(rule, Y, int(a)) for a in win.axes)]))
+    return rule.reshape_like(scatter(rule, win, folded, ones, Y, like, flip=False), like)
+
+
+def _counts(rule: Rule, win: Window, X: Value, Y: Value) -> int | Value:
+    """Return how many elements each window averages: one number, or a tensor that broadcasts over N and C."""
+    include, ceil = bool(rule.attr("count_include_pad", 0)), bool(rule.attr("ceil_mode", 0))
+    explicit = rule.attr("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    given = window(rule, rule.attr("kernel_shape"), X).pads if explicit else win.pads
+    size = int(np.prod([k or 1 for k in win.kernel]))
+    if (include and not (ceil and explicit)) or (given is not None and not any(given) and not (ceil and explicit)):
+        return size
+    sizes, counts = spatial(rule, X, win.rank), spatial(rule, Y, win.rank)
+    if given is None or any(s is None for s in sizes) or any(c is None for c in counts):
+        return _runtime_counts(rule, win, X, Y, given if include else None)
+    table = np.ones((1, 1, *[1] * win.rank))
+    for axis, (length, count) in enumerate(zip(sizes, counts, strict=True)):
+        assert length is not None
+        assert count is not None
+        begin, end = given[axis], given[axis + win.rank]
+        taps = np.arange(win.kernel[axis] or 1) * win.dilations[axis]
+        places = np.arange(count)[:, None] * win.strides[axis] - begin + taps
+        low, high = (-begin, length + end) if include else (0, length)
+        inside = ((places >= low) & (places < high)).sum(axis=1)
+        table = table * inside.reshape([-1 if a == axis + 2 else 1 for a in range(win.rank + 2)])
+    if (table == size).all():
+        return size
+    return rule.op.constant(table, X.dtype)
+
+
+def _runtime_counts(rule: Rule, win: Window, X: Value, Y: Value, counted: tuple[int, ...] | None) -> Value:
+    """Return the counts as a convolution of ones: over X alone, or with the pads `counted`."""
+    op = rule.op
+    length = op.Shape(X, start=2)
+    none = op.constant(np.zeros(win.rank, np.int64))
+    if counted is not None:
+        length = op.Add(length, np.array(counted[: win.rank]) + np.array(counted[win.rank :]))
+        begins = none
+    elif win.pads is None:
+        begins, _ = runtime_pads(rule, win, X, Y, None)
+    else:
+        begins = op.constant(np.array(win.pads[: win.rank], np.int64))
+    one = op.constant(np.ones((1, 1, *[1] * win.rank)), X.dtype)
+    lead = op.constant(np.ones(2, np.int64))
+    ones = op.Expand(one, op.Concat(lead, length, axis=0))
+    span = op.Add(op.Mul(op.Sub(op.Shape(Y, start=2), 1), np.array(win.strides)), reach_of(rule, win, None))
+    ends = op.Max(op.Sub(op.Sub(span, length), begins), [0])
+    zeros = op.constant(np.zeros(2, np.int64))
+    padded = op.Pad(ones, op.Concat(zeros, begins, zeros, ends, axis=0))
+    kernel = op.constant(np.ones((1, 1, *(k or 1 for k in win.kernel))), X.dtype)
+    return op.Conv(padded, kernel, **win.attributes)
