@@ -19,21 +19,37 @@ def one(op: str, function: object, low: float, high: float, **special: object) -
     return [*cases, case(op, "special values", kind="special", input=np.array(points), expected={"input": slopes})]
 
 
+NEAR = 1 - 2.0**-20  # so near to 1 that 1 - NEAR² would lose half its digits in float32
+
 CASES = [
-    *one("Identity", lambda input: input * 1, -2, 2, points=[np.inf, -np.inf], slopes=[1, 1]),
+    *one("Identity", lambda input: input * 1, -2, 2, points=[np.inf, 5.0], slopes=[1, 1]),
     *one("Exp", lambda input: input.exp(), -2, 2, points=[-np.inf, 0.0], slopes=[0, 1]),
     *one("Log", lambda input: input.log(), 0.5, 2, points=[np.inf, 1.0], slopes=[0, 1]),
     *one("Sin", lambda input: input.sin(), -4, 4, points=[0.0, np.pi], slopes=[1, -1]),
     *one("Cos", lambda input: input.cos(), -4, 4, points=[0.0, np.pi / 2], slopes=[0, -1]),
     *one("Tan", lambda input: input.tan(), -1, 1, points=[0.0, np.pi], slopes=[1, 1]),
-    *one("Asin", lambda input: input.asin(), -0.9, 0.9, points=[0.0, 1 - 1e-12], slopes=[1, 1 / np.sqrt(2e-12)]),
+    *one(
+        "Asin",
+        lambda input: input.asin(),
+        -0.9,
+        0.9,
+        points=[0.0, NEAR],
+        slopes=[1, 1 / np.sqrt((1 - NEAR) * (1 + NEAR))],
+    ),
     *one("Acos", lambda input: input.acos(), -0.9, 0.9, points=[0.0], slopes=[-1]),
-    *one("Atan", lambda input: input.atan(), -3, 3, points=[0.0, 1e200, -np.inf], slopes=[1, 0, 0]),
+    *one("Atan", lambda input: input.atan(), -3, 3, points=[0.0, 1e4, -np.inf], slopes=[1, 1 / (1 + 1e8), 0]),
     *one("Sinh", lambda input: input.sinh(), -2, 2, points=[0.0], slopes=[1]),
     *one("Cosh", lambda input: input.cosh(), -2, 2, points=[0.0], slopes=[0]),
     *one("Tanh", lambda input: input.tanh(), -2, 2, points=[0.0, 800.0, -np.inf], slopes=[1, 0, 0]),
-    *one("Asinh", lambda input: input.asinh(), -3, 3, points=[0.0, 1e200], slopes=[1, 0]),
-    *one("Acosh", lambda input: input.acosh(), 1.2, 3, points=[1 + 1e-12, np.inf], slopes=[1 / np.sqrt(2e-12), 0]),
+    *one("Asinh", lambda input: input.asinh(), -3, 3, points=[0.0, 1e4], slopes=[1, 1 / np.sqrt(1 + 1e8)]),
+    *one(
+        "Acosh",
+        lambda input: input.acosh(),
+        1.2,
+        3,
+        points=[2 - NEAR, np.inf],
+        slopes=[1 / np.sqrt((1 - NEAR) * (3 - NEAR)), 0],
+    ),
     *one("Atanh", lambda input: input.atanh(), -0.8, 0.8, points=[0.0], slopes=[1]),
     *one("Erf", lambda input: input.erf(), -2, 2, points=[0.0, 40.0, -np.inf], slopes=[2 / np.sqrt(np.pi), 0, 0]),
 ]

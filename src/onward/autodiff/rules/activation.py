@@ -91,9 +91,10 @@ def hard_swish(rule: Rule, dY: Value) -> Grads:
     """Y = X * h with h = max(0, min(1, X/6 + 1/2)), so dX = dY * (h + X/6 where -3 < X < 3)."""
     # HardSwish at -3: slope 0, at 3: slope 1, as PyTorch does.
     op, X = rule.op, rule.input("X")
-    h = op.HardSigmoid(X, alpha=1.0 / 6.0, beta=0.5)
+    sixth = op.Div(X, 6.0)
+    h = op.Clip(op.Add(sixth, 0.5), 0.0, 1.0)  # HardSigmoid's attributes are float32: 1/6 would be rounded
     inside = op.And(op.Greater(X, -3.0), op.Less(X, 3.0))
-    return {"X": op.Mul(dY, op.Add(h, _times_mask(rule, op.Div(X, 6.0), inside)))}
+    return {"X": op.Mul(dY, op.Add(h, _times_mask(rule, sixth, inside)))}
 
 
 @gradient("Sigmoid", opset=13)

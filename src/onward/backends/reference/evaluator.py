@@ -20,5 +20,6 @@ class Evaluator:
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return every output of the model for `feeds`."""
-        results = self._evaluator.run(None, dict(feeds))
+        with np.errstate(all="ignore"):  # infinities and NaN are results like any other in ONNX, not warnings
+            results = self._evaluator.run(None, dict(feeds))
         return dict(zip(self.output_names, results, strict=True))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from onnx.reference.op_run import OpRun
+
+from onward.backends.reference.ops.elementary import erf
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -25,6 +29,24 @@ class Swish(OpRun):
 
     def _run(self, x: np.ndarray, alpha: float = 1.0) -> tuple[np.ndarray]:
         return ((x * sigmoid(alpha * x)).astype(x.dtype),)
+
+
+class SwiGLU(OpRun):
+    """Upstream overflows with a warning where -alpha * a is large."""
+
+    def _run(self, a: np.ndarray, b: np.ndarray, alpha: float = 1.0) -> tuple[np.ndarray]:
+        return ((a * sigmoid(alpha * a) * b).astype(a.dtype),)
+
+
+class Gelu(OpRun):
+    """Upstream runs the function body, whose Erf rounds to float32."""
+
+    def _run(self, x: np.ndarray, approximate: str = "none") -> tuple[np.ndarray]:
+        if approximate == "tanh":
+            cumulative = 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        else:
+            cumulative = 0.5 * (1 + erf(x * math.sqrt(0.5)))
+        return ((x * cumulative).astype(x.dtype),)
 
 
 class Elu(OpRun):
@@ -56,4 +78,4 @@ class LeakyRelu(OpRun):
         return (np.where(x > 0, x, alpha * x).astype(x.dtype),)
 
 
-OPERATORS: list[type[OpRun]] = [Sigmoid, Swish, Elu, Selu, Celu, LeakyRelu]
+OPERATORS: list[type[OpRun]] = [Sigmoid, Swish, SwiGLU, Gelu, Elu, Selu, Celu, LeakyRelu]
