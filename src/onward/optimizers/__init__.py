@@ -1,6 +1,7 @@
 """Optimizers, one per file, as settings and their update in ONNX.
 
-`make_trainable(optimizer=...)` takes one of these, its name (`"adam"`), or one of your own (`Custom`).
+`make_trainable(optimizer=...)` takes one of these, its name (`"adam"`), or one of your own (`Custom`). ONNX's own
+operators are emitted where they are exact, model-local functions of primitive operators otherwise.
 """
 
 from __future__ import annotations
@@ -10,38 +11,78 @@ from typing import Any
 from onward.errors import unknown_name
 from onward.optimizers.adagrad import Adagrad
 from onward.optimizers.adam import Adam, AdamW
+from onward.optimizers.adamax import Adamax, KerasAdamax
 from onward.optimizers.base import FormulaOptimizer, Optimizer, Slot
+from onward.optimizers.custom import Custom
+from onward.optimizers.keras import KerasAdagrad, KerasSGD
+from onward.optimizers.lamb import LAMB
+from onward.optimizers.lion import Lion
+from onward.optimizers.nadam import KerasNadam, NAdam
+from onward.optimizers.radam import RAdam
+from onward.optimizers.rmsprop import KerasRMSprop, RMSprop
 from onward.optimizers.sgd import SGD, Momentum
+from onward.optimizers.torch_adam import TorchAdam, TorchAdamW
 
 NAMES: dict[str, type[Optimizer]] = {
     "adagrad": Adagrad,
     "adam": Adam,
+    "adamax": Adamax,
     "adamw": AdamW,
+    "keras_adagrad": KerasAdagrad,
+    "keras_adamax": KerasAdamax,
+    "keras_nadam": KerasNadam,
+    "keras_rmsprop": KerasRMSprop,
+    "keras_sgd": KerasSGD,
+    "lamb": LAMB,
+    "lion": Lion,
     "momentum": Momentum,
+    "nadam": NAdam,
+    "radam": RAdam,
+    "rmsprop": RMSprop,
     "sgd": SGD,
+    "torch_adam": TorchAdam,
+    "torch_adamw": TorchAdamW,
 }
 
 
 def by_name(name: str, **settings: Any) -> Optimizer:
-    """Return the optimizer of that name with the given settings.
+    """Return the optimizer of that name with the given settings; an unknown name or setting is an error.
 
     >>> by_name("sgd", learning_rate=0.1).rate
     0.1
     """
     if name not in NAMES:
         raise unknown_name("optimizer", name, NAMES)
-    return NAMES[name]().with_settings({}) if not settings else NAMES[name](**settings)
+    common = {k: v for k, v in settings.items() if k in Optimizer.COMMON}
+    own = {k: v for k, v in settings.items() if k not in Optimizer.COMMON and k != "learning_rate"}
+    NAMES[name]().with_settings(own)  # names an unknown setting
+    rate = {"learning_rate": settings["learning_rate"]} if "learning_rate" in settings else {}
+    return NAMES[name](**rate, **own, **common)
 
 
 __all__ = [
+    "LAMB",
     "NAMES",
     "SGD",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
+    "Custom",
     "FormulaOptimizer",
+    "KerasAdagrad",
+    "KerasAdamax",
+    "KerasNadam",
+    "KerasRMSprop",
+    "KerasSGD",
+    "Lion",
     "Momentum",
+    "NAdam",
     "Optimizer",
+    "RAdam",
+    "RMSprop",
     "Slot",
+    "TorchAdam",
+    "TorchAdamW",
     "by_name",
 ]

@@ -29,6 +29,10 @@ class Adagrad(Optimizer):
     def slots(self) -> dict[str, Slot]:
         return {"h": Slot(self.initial_accumulator)}
 
+    def operator_epsilon(self) -> float:
+        """Return the operator's epsilon."""
+        return float(self.epsilon)
+
     def update(self, group: Group) -> list[Updated]:
         values = [p.value for p in group.parameters]
         if self.decoupled:
@@ -41,6 +45,6 @@ class Adagrad(Optimizer):
             group.rate,
             group.step,
             decay_factor=float(self.decay_factor),
-            epsilon=float(self.epsilon),
+            epsilon=self.operator_epsilon(),
             norm_coefficient=0.0 if self.decoupled else float(self.weight_decay),
         )

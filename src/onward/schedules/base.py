@@ -96,3 +96,13 @@ def kind(like: Value) -> ir.DataType:
     """Return the element type of `like`, which is known."""
     assert like.dtype is not None
     return like.dtype
+
+
+def between(op: Builder, start: float, end: float, part: Value) -> Value:
+    """start + (end - start)·part."""
+    return op.Add(op.Mul(part, end - start), start)
+
+
+def cosine(op: Builder, part: Value) -> Value:
+    """(1 + cos(π·part)) / 2: 1 at 0, 0 at 1."""
+    return op.Mul(op.Add(op.Cos(op.Mul(part, math.pi)), 1.0), 0.5)

@@ -1,0 +1,237 @@
+"""Fifty updates in float64 against `torch.optim`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from onward import optimizers, schedules
+
+# ONNX's optimizer operators hold their settings in float32 attributes, so 0.999 differs from Python's in the 8th digit.
+OPERATOR, FORMULA = 3e-6, 1e-11
+NADAM = 1e-8  # PyTorch keeps the product of its momenta in float32, ours is in the parameter's type
+
+
+def torch_trajectory(make, start, gradients, schedule=None):
+    x = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = make([x])
+    scheduler = None if schedule is None else torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    values = []
+    for gradient in gradients:
+        x.grad = torch.from_numpy(gradient.copy())
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        values.append(x.detach().numpy().copy())
+    return values
+
+
+def trajectory(run, optimizer, start, gradients):
+    running = run(optimizer, {"x": start})
+    values = []
+    for gradient in gradients:
+        running.step({"x": gradient})
+        values.append(running.state["x"].copy())
+    return values
+
+
+CASES = {
+    "sgd": (optimizers.SGD(0.1), lambda p: torch.optim.SGD(p, 0.1), FORMULA),
+    "sgd, L2": (optimizers.SGD(0.1, weight_decay=0.2), lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.2), FORMULA),
+    "momentum": (optimizers.Momentum(0.1), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), OPERATOR),
+    "nesterov": (
+        optimizers.SGD(0.1, momentum=0.75, nesterov=True, weight_decay=0.25),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.75, nesterov=True, weight_decay=0.25),
+        FORMULA,
+    ),
+    "dampening": (
+        optimizers.SGD(0.1, momentum=0.5, dampening=0.25),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.5, dampening=0.25),
+        FORMULA,
+    ),
+    "adagrad": (
+        optimizers.Adagrad(0.1, decay_factor=0.125, initial_accumulator=0.5, weight_decay=0.25, epsilon=2.0**-20),
+        lambda p: torch.optim.Adagrad(
+            p, 0.1, lr_decay=0.125, initial_accumulator_value=0.5, weight_decay=0.25, eps=2.0**-20
+        ),
+        FORMULA,
+    ),
+    "adam": (optimizers.TorchAdam(0.01), lambda p: torch.optim.Adam(p, 0.01), FORMULA),
+    "adam with L2": (
+        optimizers.TorchAdam(0.01, beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=0.1),
+        lambda p: torch.optim.Adam(p, 0.01, (0.8, 0.95), 1e-3, weight_decay=0.1),
+        FORMULA,
+    ),
+    "amsgrad": (
+        optimizers.TorchAdam(0.01, amsgrad=True), lambda p: torch.optim.Adam(p, 0.01, amsgrad=True), FORMULA,
+    ),
+    "adamw": (optimizers.TorchAdamW(0.01), lambda p: torch.optim.AdamW(p, 0.01), FORMULA),
+    "adamw with amsgrad": (
+        optimizers.TorchAdamW(0.01, weight_decay=0.3, amsgrad=True),
+        lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.3, amsgrad=True),
+        FORMULA,
+    ),
+    "rmsprop": (optimizers.RMSprop(), lambda p: torch.optim.RMSprop(p), FORMULA),
+    "rmsprop with all": (
+        optimizers.RMSprop(0.02, alpha=0.9, momentum=0.5, centered=True, weight_decay=0.1, epsilon=1e-4),
+        lambda p: torch.optim.RMSprop(p, 0.02, 0.9, 1e-4, 0.1, 0.5, True),
+        FORMULA,
+    ),
+    "adamax": (optimizers.Adamax(weight_decay=0.1), lambda p: torch.optim.Adamax(p, weight_decay=0.1), FORMULA),
+    "nadam": (optimizers.NAdam(weight_decay=0.1), lambda p: torch.optim.NAdam(p, weight_decay=0.1), NADAM),
+    "nadam decoupled": (
+        optimizers.NAdam(0.01, weight_decay=0.1, decoupled=True),
+        lambda p: torch.optim.NAdam(p, 0.01, weight_decay=0.1, decoupled_weight_decay=True),
+        NADAM,
+    ),
+    "radam": (
+        optimizers.RAdam(0.01, weight_decay=0.1), lambda p: torch.optim.RAdam(p, 0.01, weight_decay=0.1), FORMULA,
+    ),
+    "radam with a short memory": (
+        optimizers.RAdam(0.01, beta2=0.8), lambda p: torch.optim.RAdam(p, 0.01, (0.9, 0.8)), FORMULA,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fifty_updates_equal_torch(run, start, gradients, name: str) -> None:
+    ours, theirs, tolerance = CASES[name]
+
+    found = trajectory(run, ours, start, gradients)
+
+    np.testing.assert_allclose(found, torch_trajectory(theirs, start, gradients), rtol=tolerance, atol=tolerance)
+
+
+def test_a_schedule_changes_the_rate_as_in_torch(run, start, gradients) -> None:
+    schedule = schedules.Step(0.1, every=7, gamma=0.5)
+
+    found = trajectory(run, optimizers.SGD(schedule, momentum=0.5), start, gradients)
+
+    expected = torch_trajectory(
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.5), start, gradients, schedule=lambda t: 0.5 ** (t // 7)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-11)
+
+
+def test_onnx_adam_is_not_torch_adam(run, start, gradients) -> None:
+    """The reason for `TorchAdam`: epsilon is in another place."""
+    settings = {"epsilon": 1e-3}
+
+    found = trajectory(run, optimizers.Adam(0.01, **settings), start, gradients)
+
+    theirs = torch_trajectory(lambda p: torch.optim.Adam(p, 0.01, eps=1e-3), start, gradients)
+    assert np.abs(np.array(found) - np.array(theirs)).max() > 1e-3
+
+
+def test_several_tensors_share_one_operator(run, start, gradients) -> None:
+    parameters = {"a": start.astype(np.float32), "b": start[0].astype(np.float32)}
+    running = run(optimizers.Momentum(0.1), parameters)
+
+    for gradient in gradients:
+        running.step({"a": gradient.astype(np.float32), "b": gradient[0].astype(np.float32)})
+
+    assert running.operators().count("Momentum") == 1
+    expected = torch_trajectory(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), start, gradients)[-1]
+    np.testing.assert_allclose(running.state["a"], expected, rtol=1e-5)
+    np.testing.assert_allclose(running.state["b"], expected[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [0.5, 1000.0])
+def test_global_norm_clipping_equals_torch(run, start, gradients, norm: float) -> None:
+    running = run(optimizers.SGD(0.1, clip_global_norm=norm), {"a": start, "b": start[0]})
+    a, b = (torch.nn.Parameter(torch.from_numpy(v.copy())) for v in (start, start[0]))
+    theirs = torch.optim.SGD([a, b], 0.1)
+
+    for gradient in gradients:
+        running.step({"a": gradient, "b": gradient[0]})
+        a.grad, b.grad = torch.from_numpy(gradient.copy()), torch.from_numpy(gradient[0].copy())
+        torch.nn.utils.clip_grad_norm_([a, b], norm)
+        theirs.step()
+
+    np.testing.assert_allclose(running.state["a"], a.detach().numpy(), rtol=1e-11)
+    np.testing.assert_allclose(running.state["b"], b.detach().numpy(), rtol=1e-11)
+
+
+def test_clipping_by_value_and_by_norm(run, start, gradients) -> None:
+    running = run(optimizers.SGD(0.1, clip_value=0.5, clip_norm=0.75, clip_epsilon=0.0), {"x": start})
+
+    running.step({"x": gradients[0]})
+
+    clipped = np.clip(gradients[0], -0.5, 0.5)
+    clipped *= min(1.0, 0.75 / np.linalg.norm(clipped))
+    np.testing.assert_allclose(running.state["x"], start - 0.1 * clipped, rtol=1e-12)
+
+
+def test_clipping_leaves_a_gradient_of_zeros_alone(run, start) -> None:
+    running = run(optimizers.SGD(0.1, clip_norm=1.0, clip_epsilon=0.0), {"x": start})
+
+    with np.errstate(divide="ignore"):
+        running.step({"x": np.zeros_like(start)})
+
+    np.testing.assert_array_equal(running.state["x"], start)
+
+
+def test_accumulating_four_steps_is_one_update_with_their_mean(run, start, gradients) -> None:
+    running = run(optimizers.TorchAdam(0.01, accumulate=4), {"x": start})
+
+    for gradient in gradients[:48]:
+        running.step({"x": gradient})
+
+    means = [np.mean(gradients[i : i + 4], axis=0) for i in range(0, 48, 4)]
+    expected = torch_trajectory(lambda p: torch.optim.Adam(p, 0.01), start, means)[-1]
+    np.testing.assert_allclose(running.state["x"], expected, rtol=1e-11)
+    assert running.state["step"] == 12
+
+
+def test_between_accumulated_updates_nothing_but_the_sum_changes(run, start, gradients) -> None:
+    running = run(optimizers.TorchAdam(0.01, accumulate=3, ema=0.5), {"x": start})
+    before = dict(running.state)
+
+    running.step({"x": gradients[0]})
+
+    changed = {n for n in before if not np.array_equal(before[n], running.state[n])}
+    assert changed == {"micro_step", "accumulated/x"}
+
+
+def test_the_moving_average_of_the_weights_follows_them(run, start, gradients) -> None:
+    running = run(optimizers.SGD(0.1, ema=0.9), {"x": start})
+    average = start.copy()
+
+    for gradient in gradients:
+        running.step({"x": gradient})
+        average = 0.9 * average + 0.1 * running.state["x"]
+
+    np.testing.assert_allclose(running.state["ema/x"], average, rtol=1e-12)
+
+
+def test_groups_have_settings_of_their_own(run, start, gradients) -> None:
+    optimizer = optimizers.TorchAdamW(0.01, groups={"*.bias": {"weight_decay": 0.0, "learning_rate": 0.002}})
+    running = run(optimizer, {"fc.weight": start, "fc.bias": start[0]})
+    weight, bias = (torch.nn.Parameter(torch.from_numpy(v.copy())) for v in (start, start[0]))
+    theirs = torch.optim.AdamW([{"params": [weight]}, {"params": [bias], "weight_decay": 0.0, "lr": 0.002}], 0.01)
+
+    for gradient in gradients:
+        running.step({"fc.weight": gradient, "fc.bias": gradient[0]})
+        weight.grad, bias.grad = torch.from_numpy(gradient.copy()), torch.from_numpy(gradient[0].copy())
+        theirs.step()
+
+    np.testing.assert_allclose(running.state["fc.weight"], weight.detach().numpy(), rtol=1e-11)
+    np.testing.assert_allclose(running.state["fc.bias"], bias.detach().numpy(), rtol=1e-11)
+
+
+def test_the_rate_can_be_fed_at_any_step(run, start, gradients) -> None:
+    running = run(optimizers.SGD(0.1), {"x": start})
+
+    running.step({"x": gradients[0]}, learning_rate=0.5)
+
+    np.testing.assert_allclose(running.state["x"], start - 0.5 * gradients[0], rtol=1e-12)
+
+
+def test_half_precision_weights_keep_their_state_in_float32(run, start, gradients) -> None:
+    running = run(optimizers.TorchAdam(0.01), {"x": start.astype(np.float16)})
+
+    running.step({"x": gradients[0].astype(np.float16)})
+
+    assert running.state["torchadam/m/x"].dtype == np.float32
+    assert running.state["x"].dtype == np.float16
