@@ -37,9 +37,11 @@ Settings that may be fed at any step: {settings}.
 ## Python
 ```python
 import json, onnxruntime
+import numpy as np
+from pathlib import Path
 from safetensors.numpy import load_file
 
-manifest = json.load(open("manifest.json"))
+manifest = json.loads(Path("manifest.json").read_text())
 state = load_file("state.safetensors")
 state.update({{n: np.array(s["default"], s["dtype"]) for n, s in manifest["settings"].items()}})
 session = onnxruntime.InferenceSession("{step}")

@@ -71,7 +71,7 @@ def drop_inactive_dropout(graph: ir.Graph, opset: int, names: Names) -> None:
 def _identity(node: ir.Node) -> int:
     """Return a number for the node that does not change from run to run: its seed, else a hash of its name."""
     seed = node.attributes.get("seed")
-    text = f"seed {seed.as_float()!r}" if seed is not None else f"node {node.name or node.outputs[0].name}"
+    text = f"seed {float(seed.value)!r}" if seed is not None else f"node {node.name or node.outputs[0].name}"
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
 
 

@@ -1,0 +1,143 @@
+"""Sessions: one contract for all backends, and what is special to ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import onward
+from models import batch, perceptron
+from onward.backends import Session, open_session
+from onward.errors import ArgumentError, BackendError, DataError
+
+BACKENDS = ("onnxruntime", "reference")
+
+
+@pytest.fixture(scope="module")
+def program() -> onward.Program:
+    return onward.compile(onward.make_trainable(perceptron(), loss="cross_entropy", optimizer=onward.Adam(1e-2)))
+
+
+@pytest.fixture(params=BACKENDS)
+def session(request: pytest.FixtureRequest, program: onward.Program) -> Session:
+    return open_session(program, request.param)
+
+
+def test_all_backends_give_the_same_losses(program: onward.Program) -> None:
+    sessions = [open_session(program, name) for name in BACKENDS]
+
+    losses = [[float(s.step(batch(seed=i))["loss"]) for i in range(10)] for s in sessions]
+
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_evaluate_and_infer_leave_the_state_alone(session: Session) -> None:
+    before = session.get_state()
+
+    session.evaluate(batch())
+    session.infer({"x": batch()["x"]})
+
+    for name, value in session.get_state().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_infer_uses_the_current_parameters(session: Session) -> None:
+    before = session.infer({"x": batch()["x"]})["logits"]
+
+    session.step(batch())
+
+    assert not np.array_equal(session.infer({"x": batch()["x"]})["logits"], before)
+
+
+def test_setting_the_state_repeats_a_step_exactly(session: Session) -> None:
+    start = session.get_state()
+    first = session.step(batch())
+    end = session.get_state()
+
+    session.set_state(start)
+    second = session.step(batch())
+
+    np.testing.assert_array_equal(first["loss"], second["loss"])
+    for name, value in session.get_state().items():
+        np.testing.assert_array_equal(value, end[name])
+
+
+def test_a_setting_fed_at_a_step_holds_for_that_step_only(session: Session) -> None:
+    start = session.get_state()["W0"]
+
+    session.step({**batch(), "learning_rate": np.array(0.0, np.float32)})
+    unmoved = session.get_state()["W0"]
+    session.step(batch())
+
+    np.testing.assert_array_equal(unmoved, start)
+    assert not np.array_equal(session.get_state()["W0"], start)
+
+
+def test_the_last_batch_may_be_smaller(session: Session) -> None:
+    session.step(batch(16))
+
+    outputs = session.step(batch(5))
+
+    assert outputs["logits"].shape == (5, 3)
+
+
+def test_a_missing_input_is_named_with_those_that_are_needed(session: Session) -> None:
+    with pytest.raises(DataError, match=r"no value for input `labels`[\s\S]*inputs: x, labels"):
+        session.step({"x": batch()["x"]})
+
+
+def test_a_state_that_does_not_fit_shows_both_sides(session: Session) -> None:
+    with pytest.raises(ArgumentError, match=r"state `W0` does not fit[\s\S]*float32\[2\][\s\S]*float32\[4, 8\]"):
+        session.set_state({"W0": np.zeros(2, np.float32), "b0": np.zeros(8, np.float32)})
+
+
+def test_an_unknown_backend_lists_the_known_ones(program: onward.Program) -> None:
+    with pytest.raises(ArgumentError, match=r"no such backend `onnxrunt`[\s\S]*did you mean `onnxruntime`"):
+        open_session(program, "onnxrunt")
+
+
+def test_a_model_without_a_training_entry_cannot_step() -> None:
+    session = open_session(onward.compile(perceptron()), "onnxruntime")
+
+    with pytest.raises(BackendError, match="make_trainable"):
+        session.step(batch())
+
+
+def test_an_execution_provider_that_is_not_built_in_is_named(program: onward.Program) -> None:
+    with pytest.raises(ArgumentError, match="CPUExecutionProvider"):
+        open_session(program, "onnxruntime", providers=["NoSuchExecutionProvider"])
+
+
+OPTIMIZERS = [
+    onward.SGD(0.1),
+    onward.Momentum(0.1, momentum=0.9),
+    onward.Adagrad(0.1),
+    onward.Adam(1e-2),
+    onward.AdamW(1e-2),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_the_fused_update_gives_the_bits_of_the_plain_graph(optimizer: object) -> None:
+    program = onward.compile(onward.make_trainable(perceptron((4, 33, 3)), loss="cross_entropy", optimizer=optimizer))
+    plain, fused = (open_session(program, "onnxruntime", fused=f) for f in (False, True))
+
+    for i in range(5):
+        a, b = plain.step(batch(seed=i)), fused.step(batch(seed=i))
+        np.testing.assert_array_equal(a["loss"], b["loss"])
+
+    expected = plain.get_state()
+    for name, value in fused.get_state().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_the_fused_update_takes_the_whole_update_out_of_the_graph(program: onward.Program) -> None:
+    from onward.backends.onnxruntime.fused_update import plan_update
+
+    step = program.steps["train"]
+
+    plan = plan_update(step.model, step.replaces)
+
+    assert plan is not None
+    assert set(program.parameters) <= plan.states
+    assert "Sqrt" not in {n.op_type for n in plan.model.graph.node if n.output[0].startswith("next/")}

@@ -1,0 +1,90 @@
+"""A program as a directory: it comes back equal, and damage is noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+import onward
+from models import batch, dropout_network, perceptron
+from onward.backends import open_session
+from onward.errors import ModelError
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    model = onward.make_trainable(dropout_network(), loss="cross_entropy", optimizer=onward.Adam(1e-2))
+    onward.compile(model).save(tmp_path / "program")
+    return tmp_path / "program"
+
+
+def test_a_program_read_back_trains_the_same(directory: Path) -> None:
+    model = onward.make_trainable(dropout_network(), loss="cross_entropy", optimizer=onward.Adam(1e-2))
+    sessions = [open_session(p, "onnxruntime") for p in (onward.compile(model), onward.Program.load(directory))]
+
+    losses = [[float(s.step(batch(seed=i))["loss"]) for i in range(5)] for s in sessions]
+
+    assert losses[0] == losses[1]
+
+
+def test_the_manifest_follows_its_schema(directory: Path) -> None:
+    schema = json.loads((Path(onward.__file__).parent / "manifest.schema.json").read_text())
+
+    jsonschema.validate(json.loads((directory / "manifest.json").read_text()), schema)
+
+
+def test_the_manifest_says_which_output_replaces_which_state(directory: Path) -> None:
+    manifest = json.loads((directory / "manifest.json").read_text())
+
+    outputs = manifest["graphs"]["step"]["outputs"]
+    replaced = {o["replaces"] for o in outputs if o["role"] == "state"}
+
+    assert replaced == {t["name"] for t in manifest["state"]["tensors"]} - {"random/key"}
+    assert [o["name"] for o in outputs if o["role"] == "loss"] == ["loss"]
+
+
+def test_the_loop_of_the_readme_trains(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    text = (directory / "README.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(directory)
+
+    exec(code, {"np": np, "batches": [batch(seed=0)] * 20})
+
+    losses = [float(line) for line in capsys.readouterr().out.split()]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("file", ["step.onnx", "state.safetensors", "manifest.json", "infer.onnx"])
+def test_a_damaged_file_is_noticed(directory: Path, file: str) -> None:
+    data = bytearray((directory / file).read_bytes())
+    data[len(data) // 2] ^= 0x10
+    (directory / file).write_bytes(bytes(data))
+
+    with pytest.raises(ModelError, match="not a whole program"):
+        onward.Program.load(directory)
+
+
+def test_a_directory_that_is_no_program_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"manifest\.json"):
+        onward.Program.load(tmp_path)
+
+
+def test_a_manifest_must_not_name_files_outside(directory: Path) -> None:
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["graphs"]["step"]["file"] = "../step.onnx"
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+
+    with pytest.raises(ModelError, match="outside the directory"):
+        onward.Program.load(directory)
+
+
+def test_an_inference_model_compiles_too(tmp_path: Path) -> None:
+    onward.compile(perceptron()).save(tmp_path)
+
+    assert onward.Program.load(tmp_path).steps == {}
