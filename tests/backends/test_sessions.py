@@ -73,12 +73,13 @@ def test_a_setting_fed_at_a_step_holds_for_that_step_only(session: Session) -> N
     assert not np.array_equal(session.get_state()["W0"], start)
 
 
-def test_the_last_batch_may_be_smaller(session: Session) -> None:
-    session.step(batch(16))
+def test_batches_may_have_any_size_and_outputs_stay_what_they_were(session: Session) -> None:
+    sizes = (16, 16, 16, 5, 5, 16, 1)
 
-    outputs = session.step(batch(5))
+    outputs = [session.step(batch(n))["logits"] for n in sizes]
 
-    assert outputs["logits"].shape == (5, 3)
+    assert [o.shape for o in outputs] == [(n, 3) for n in sizes]
+    assert not np.array_equal(outputs[0], outputs[2])
 
 
 def test_a_missing_input_is_named_with_those_that_are_needed(session: Session) -> None:

@@ -192,9 +192,9 @@ class OnnxRuntimeSession:
                 binding.bind_ortvalue_output(output, self._values[self._current[state] ^ 1][state])
             for gradient, value in step.gradients.items():
                 binding.bind_ortvalue_output(gradient, value)
-            for output in [*graph.outputs, *step.scalars]:
-                binding.bind_output(output)
             step.bindings[key] = binding
+        for output in [*graph.outputs, *step.scalars]:  # again at each step: their shapes may change with the batch
+            binding.bind_output(output)
         self._bind_feeds(binding, [n for n in step.inputs if n not in self._current], feeds)
         try:
             session.run_with_iobinding(binding)
