@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from onward.author.hidden import inline_hiding_functions
@@ -26,6 +25,7 @@ from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer, by_name
 from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import emit_update
+from onward.upgrade import to_working_opset
 
 A112 = define(
     "A112",
@@ -138,8 +138,8 @@ def make_trainable(
         seed=seed,
     )
     label_inputs = terms.label_inputs()
-    loss_nodes, loss_value, loss_functions = build_loss(work, terms, forward, label_inputs, names, loss_name)
-    _add_functions(work, loss_functions)
+    _add_functions(work, terms.functions())
+    loss_nodes, loss_value = build_loss(work, terms, forward, label_inputs, names, loss_name)
     op = Builder(work.opset, names)
     gradients = _gradient(op, work, parameters, label_inputs, loss_value)
     library = FunctionLibrary(work.opset, {(f.domain, f.name) for f in work.ir.functions.values()})
@@ -170,8 +170,7 @@ def make_trainable(
 
 def _copy(source: serde.Source) -> TrainingModel:
     """Return a model of our own, at the working opset."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(serde.read_proto(source))
+    proto = serde.read_proto(source)
     if proto.training_info:
         raise ArgumentError(
             Diagnostic(
@@ -183,25 +182,8 @@ def _copy(source: serde.Source) -> TrainingModel:
         )
     opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
     if opset < WORKING_OPSET:
-        proto = _upgrade(proto, opset)
+        return to_working_opset(proto)
     return serde.from_proto(proto)
-
-
-def _upgrade(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    try:
-        from onward.upgrade import to_working_opset  # type: ignore[import-not-found,unused-ignore]
-    except ModuleNotFoundError as error:
-        raise ArgumentError(
-            Diagnostic(
-                A101,
-                "the model's operator set is too old to train",
-                found=f"opset {opset}",
-                needed=f"opset {WORKING_OPSET} or newer",
-                hint="convert it first with onnx.version_converter",
-            )
-        ) from error
-    upgraded = to_working_opset(proto)
-    return serde.read_proto(upgraded)
 
 
 def _claim(names: Names, name: str, argument: str) -> None:

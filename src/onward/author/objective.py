@@ -15,8 +15,8 @@ from onward.errors import A101, ArgumentError, Diagnostic, define
 from onward.losses import LabelSpec, Loss, by_name, custom
 from onward.losses.custom import ANY_NUMBER
 from onward.model.builder import Builder, Names, Value
-from onward.model.convert import combined_proto
-from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
+from onward.model.graphs import infer_shapes
+from onward.model.training_model import FLOAT_TYPES, TrainingModel
 from onward.schedules.base import check_number
 
 A115 = define(
@@ -56,6 +56,10 @@ class Terms:
     def outputs(self) -> list[Value]:
         """Every value that a loss reads, each once."""
         return list(dict.fromkeys(v for t in self.terms for v in t.outputs))
+
+    def functions(self) -> list[ir.Function]:
+        """Return the functions that the losses call."""
+        return [function for term in self.terms for function in term.loss.functions()]
 
     def label_inputs(self) -> list[Value]:
         """Return the label inputs as values."""
@@ -176,8 +180,8 @@ def _check_activation(loss: Loss, outputs: Sequence[Value]) -> None:
 
 def build_loss(
     work: TrainingModel, terms: Terms, forward: TrainingForward, labels: Sequence[Value], names: Names, loss_name: str
-) -> tuple[list[ir.Node], Value, list[ir.Function]]:
-    """Emit the losses over the training-mode forward; return the nodes, the loss and the functions they call."""
+) -> tuple[list[ir.Node], Value]:
+    """Emit the losses over the training-mode forward; return the nodes and the loss, whose type is checked."""
     op = Builder(work.opset, names, prefix="loss/")
     by_label = {v.name or "": v for v in labels}
     total: Value | None = None
@@ -188,47 +192,32 @@ def build_loss(
             value = op.Mul(value, term.weight)
         total = value if total is None else op.Add(total, value)
     assert total is not None
-    functions = [f for t in terms.terms for f in t.loss.functions()]
-    if total.producer() is None or total.producer() not in set(op.nodes):
+    if total.producer() not in set(op.nodes):
         total = op.Identity(total)
     total.name = loss_name
-    _check_scalar(work, op.nodes, forward, labels, total, functions)
-    return op.nodes, total, functions
+    _check_scalar(work, [*forward.nodes, *op.nodes], labels, total)
+    return op.nodes, total
 
 
-def _check_scalar(
-    work: TrainingModel,
-    nodes: Sequence[ir.Node],
-    forward: TrainingForward,
-    labels: Sequence[Value],
-    loss: Value,
-    functions: Sequence[ir.Function],
-) -> None:
+def _check_scalar(work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequence[Value], loss: Value) -> None:
     """Find the type and shape of the loss with onnx's own inference; it must be one floating-point number."""
-    algorithm = ir.Graph(list(labels), [loss], nodes=[*forward.nodes, *nodes], name="loss")
-    probe = TrainingModel(work.ir, [TrainingEntry(algorithm)])
+    probe = ir.Graph(list(labels), [loss], nodes=nodes, name="loss")
     try:
-        proto = combined_proto(probe, probe.entries[0], functions=functions, weights=False)
-        inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        infer_shapes(work.ir, probe, strict=True)
     except onnx.shape_inference.InferenceError as error:
         raise ArgumentError(
             Diagnostic(A115, "the loss does not fit the outputs and labels", place="loss=", found=str(error))
         ) from error
-    finally:
-        algorithm.outputs.clear()
-        algorithm.inputs.clear()
-        algorithm.remove(list(algorithm))
-    info = next(o for o in inferred.graph.output if o.name == loss.name)
-    tensor = info.type.tensor_type
-    if tensor.elem_type:
-        loss.type = ir.TensorType(ir.DataType(tensor.elem_type))
+    finally:  # the nodes will belong to the algorithm
+        probe.outputs.clear()
+        probe.inputs.clear()
+        probe.remove(list(probe))
     if loss.dtype is not None and loss.dtype not in FLOAT_TYPES:
         raise ArgumentError(
             Diagnostic(A115, "the loss is not a floating-point number", place="loss=", found=loss.dtype.name.lower())
         )
-    rank = len(tensor.shape.dim) if tensor.HasField("shape") else None
-    sizes = [d.dim_value if d.HasField("dim_value") else (d.dim_param or "?") for d in tensor.shape.dim]
-    if rank:
+    sizes = [] if loss.shape is None else [d if isinstance(d, int) else (d.value or "?") for d in loss.shape]
+    if sizes:
         raise ArgumentError(
             Diagnostic(
                 A115,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -13,76 +13,58 @@ from onward.model import serde
 from onward.model.graphs import subgraphs
 from onward.model.training_model import TrainingEntry, TrainingModel
 
-_LARGE = 1024
 
-
-def combined_proto(
-    model: TrainingModel, entry: TrainingEntry, *, functions: Sequence[ir.Function] = (), weights: bool = True
-) -> onnx.ModelProto:
-    """Return the standard's combined graph of one entry: the inference graph, then the algorithm.
-
-    `functions` are added to the model's own. Without `weights`, large initializers become inputs, which is enough for
-    shape inference and costs no memory.
-    """
-    shell = ir.Model(ir.Graph([], [], nodes=[], name="empty"), ir_version=model.ir.ir_version)
-    proto = ir.serde.serialize_model(shell)
-    for domain, version in model.ir.opset_imports.items():
-        proto.opset_import.add(domain=domain, version=version)
-    imported = set(model.ir.opset_imports)
-    for function in [*model.ir.functions.values(), *functions]:
-        proto.functions.append(ir.serde.serialize_function(function))
-        if function.domain not in imported:
-            imported.add(function.domain)
-            proto.opset_import.add(domain=function.domain, version=1)
-    graph = proto.graph
-    graph.Clear()
-    graph.name = model.graph.name or "model"
-    for part in [model.graph, entry.algorithm]:
-        if part is None:
-            continue
-        stripped = [] if weights else _without_large(part)
-        try:
-            part_proto = ir.serde.serialize_graph(part)
-        finally:
-            for value, was_input in stripped:
-                if not was_input:
-                    part.inputs.remove(value)
-                part.register_initializer(value)
+def combined_proto(model: TrainingModel, entry: TrainingEntry) -> onnx.ModelProto:
+    """Return the standard's combined graph of one entry: the inference graph, then the algorithm."""
+    proto = serde.to_proto(TrainingModel(model.ir))
+    if entry.algorithm is not None:
+        algorithm = ir.serde.serialize_graph(entry.algorithm)
         for field in ("input", "initializer", "output", "node", "value_info", "sparse_initializer"):
-            getattr(graph, field).extend(getattr(part_proto, field))
+            getattr(proto.graph, field).extend(getattr(algorithm, field))
     return proto
 
 
-def _without_large(graph: ir.Graph) -> list[tuple[ir.Value, bool]]:
-    """Turn large initializers into inputs; return them, with whether each was an input already."""
-    moved = []
-    for name, value in list(graph.initializers.items()):
-        if value.const_value is not None and value.const_value.size > _LARGE:
-            was_input = value.is_graph_input()
-            graph.initializers.pop(name)
-            if not was_input:
-                graph.inputs.append(value)
-            moved.append((value, was_input))
-    return moved
-
-
-def to_inference(model: serde.Source, state: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
+def to_inference(
+    model: serde.Source, state: Mapping[str, np.ndarray] | None = None, *, ema: bool = False
+) -> onnx.ModelProto:
     """Return a clean inference `ModelProto`: the same names and outputs, no training information.
 
     `state` holds current values by name (as `Session.get_state()` gives them): those of the inference graph's
     initializers replace the stored ones, the rest (moments, counters) is left out. Functions and operator sets that
-    only training used are left out too.
+    only training used are left out too. With `ema`, each weight that has a moving average (`ema/<name>`) takes it.
 
     Raises:
-        ArgumentError: a value in `state` has another shape than the initializer of its name.
+        ArgumentError: a value in `state` has another shape than the initializer of its name, or `ema` was asked of a
+            model that keeps no averages.
     """
     source = serde.load(model)
     proto = serde.to_proto(TrainingModel(source.ir))
     clean = serde.from_proto(proto)
-    if state is not None:
-        _write_state(clean, source, state)
+    current = dict(state or {})
+    if ema:
+        current |= _averages(source, current)
+    _write_state(clean, source, current)
     _drop_unused(clean)
     return serde.to_proto(clean)
+
+
+def _averages(source: TrainingModel, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the moving average of each weight that has one, from `state` or as stored."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in source.state.items():
+        if name.startswith("ema/") and name[4:] in source.graph.initializers:
+            assert value.const_value is not None
+            found[name[4:]] = state.get(name, value.const_value.numpy())
+    if not found:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the model keeps no moving average of its weights",
+                place="ema=",
+                hint="ask for one when it is made trainable: Adam(1e-3, ema=0.999)",
+            )
+        )
+    return found
 
 
 def _write_state(clean: TrainingModel, source: TrainingModel, state: Mapping[str, np.ndarray]) -> None:

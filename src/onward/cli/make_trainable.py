@@ -1,0 +1,87 @@
+"""`onward make-trainable FILE -o OUT`."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def make_trainable(
+    file: Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)],
+    output_file: Annotated[
+        Path, typer.Option("-o", "--out", help="Where to write the training model.", show_default=False)
+    ],
+    loss: Annotated[str, typer.Option(help="cross_entropy, mse, bce_with_logits, … or the path of an ONNX model.")],
+    optimizer: Annotated[str, typer.Option(help="adam, adamw, sgd, momentum, torch_adam, …")] = "adam",
+    learning_rate: Annotated[float | None, typer.Option(help="The rate, if not the optimizer's own.")] = None,
+    train: Annotated[list[str] | None, typer.Option(help="Glob of weights to train; may be repeated.")] = None,
+    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights to keep; may be repeated.")] = None,
+    label: Annotated[str, typer.Option(help="Name of the label input.")] = "labels",
+    output: Annotated[
+        list[str] | None, typer.Option(help="The value that the loss reads, if not the only output.")
+    ] = None,
+    loss_name: Annotated[str, typer.Option(help="Name of the loss output.")] = "loss",
+    initialize: Annotated[str, typer.Option(help="keep, he, xavier or normal.")] = "keep",
+    batch_norm: Annotated[str, typer.Option(help="train, freeze or always.")] = "train",
+    seed: Annotated[int, typer.Option(help="Start of all random numbers.")] = 0,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the optimizer, NAME=VALUE; may be repeated.")
+    ] = None,
+    loss_setting: Annotated[
+        list[str] | None, typer.Option("--set-loss", help="A setting of the loss, NAME=VALUE; may be repeated.")
+    ] = None,
+) -> None:
+    """Add a loss, its gradient and an optimizer to a model: the result is one standard ONNX training file."""
+    from rich.console import Console
+
+    from onward import losses, optimizers
+    from onward.author import make_trainable as run
+    from onward.model import serde
+
+    settings = parse_settings(setting or [], "--set")
+    if learning_rate is not None:
+        settings["learning_rate"] = learning_rate
+    options = parse_settings(loss_setting or [], "--set-loss")
+    chosen: Any = Path(loss) if loss.endswith(".onnx") else losses.by_name(loss, **options)
+    model = run(
+        file,
+        loss=chosen,
+        optimizer=optimizers.by_name(optimizer, **settings),
+        train=train or "*",
+        freeze=freeze or (),
+        output=output or None,
+        label=label,
+        loss_name=loss_name,
+        initialize=initialize,
+        batch_norm=batch_norm,
+        seed=seed,
+    )
+    serde.save(model, output_file)
+    count = sum(v.const_value.size for v in model.parameters.values() if v.const_value is not None)
+    Console(highlight=False, soft_wrap=True).print(
+        f"wrote `{output_file}`: {len(model.parameters)} parameters ({count:,} numbers) to train, "
+        f"{len(model.frozen)} frozen; feed {', '.join(f'`{n}`' for n in [*model.inputs, *model.targets])}"
+    )
+
+
+def parse_settings(given: list[str], option: str) -> dict[str, Any]:
+    """Return NAME=VALUE pairs as a dictionary, the values read as Python literals where they are such.
+
+    >>> parse_settings(["weight_decay=0.1", "nesterov=True", "reduction=sum"], "--set")
+    {'weight_decay': 0.1, 'nesterov': True, 'reduction': 'sum'}
+    """
+    from onward.errors import A101, ArgumentError, Diagnostic
+
+    settings: dict[str, Any] = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ArgumentError(Diagnostic(A101, f"`{item}` is not a setting", place=option, needed="NAME=VALUE"))
+        try:
+            settings[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            settings[name] = value  # a plain word
+    return settings

@@ -1,0 +1,27 @@
+"""`onward sample NAME -o FILE`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sample(
+    name: Annotated[str, typer.Argument(help="linear, digits or mnist.", show_default=False)],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write it; NAME.onnx.")] = None,
+) -> None:
+    """Write a ready-made training model: the same bytes on every machine."""
+    from rich.console import Console
+
+    from onward import samples
+    from onward.model import serde
+
+    model = samples.build(name)
+    path = output or Path(f"{name}.onnx")
+    serde.save(model, path)
+    Console(highlight=False, soft_wrap=True).print(
+        f"wrote `{path}`: feed {', '.join(f'`{n}`' for n in [*model.inputs, *model.targets])}; "
+        f"{len(model.parameters)} parameters to train"
+    )
