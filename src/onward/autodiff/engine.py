@@ -7,7 +7,7 @@ casts, adds up the contributions of several uses, and names the result after the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -69,6 +69,10 @@ class Backward:
         """Return a sweep for a subgraph of `node`; what blocks it is reported with the rest."""
         return Backward(self.op.inner(self.op.prefix), (*self.within, node), self.problems)
 
+    def wants(self, value: Value) -> bool:
+        """Return whether `value` may carry a gradient: it depends on something differentiated by."""
+        return value in self.part.active and value.dtype in FLOAT_OR_ANY
+
     def run(self, of: Value, wrt: Sequence[Value], part: Slice, seed: Value | None = None) -> list[Value | None]:
         """Return d(sum of `of`)/d(w) for each w, or with `seed`, the product of `seed` with the Jacobian.
 
@@ -76,15 +80,15 @@ class Backward:
         """
         if seed is None:
             seed = helper(self.op).full_like(of, 1.0)
-        grads = self.sweep({of: seed}, wrt, part)
+        grads = self.sweep([(of, seed)], wrt, part)
         if self.problems:
             raise refusal(self.problems, of, wrt, part)
         return grads
 
-    def sweep(self, seeds: Mapping[Value, Value], wrt: Sequence[Value], part: Slice) -> list[Value | None]:
-        """Return the gradients by `wrt`, given those of the values in `seeds`. Problems are collected, not raised."""
+    def sweep(self, seeds: Iterable[tuple[Value, Value]], wrt: Sequence[Value], part: Slice) -> list[Value | None]:
+        """Return the gradients by `wrt`, given (value, gradient) pairs. Problems are collected, not raised."""
         self.part = part
-        for value, seed in seeds.items():
+        for value, seed in seeds:
             if value in part.active:
                 self._contributions.setdefault(value, []).append(seed)
         for node in reversed(part.nodes):

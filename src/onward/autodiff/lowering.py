@@ -36,7 +36,7 @@ D103 = define(
 D104 = define(
     "D104",
     "a Gradient node's input does not have the type of the tensor it stands for",
-    why="The slice is evaluated again with the node's inputs in the place of the named tensors, so the types must agree.",
+    why="The slice is evaluated again with the node's inputs in the place of the named tensors: the types must agree.",
     fix="Cast the input to the type of the named tensor.",
 )
 

@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING, Any
 from onward.model.schema import Schema, schema
 
 if TYPE_CHECKING:
-    from onward.model.builder import Value
-
-    Grads = Mapping[str, Value | list[Value | None] | None]
+    from onward.autodiff.types import Grads
 
 
 @dataclasses.dataclass(frozen=True)

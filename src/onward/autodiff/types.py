@@ -6,5 +6,6 @@ from collections.abc import Mapping
 
 from onward.model.builder import Value
 
-# By input name: a gradient, None for "none flows here", or a list of them for a variadic input.
-Grads = Mapping[str, Value | list[Value | None] | None]
+# By input name: a gradient, None for "none flows here", or a list of them for a variadic input. A rule for a node with
+# subgraphs returns under "captured" the pairs of a captured value and its gradient.
+Grads = Mapping[str, Value | list[Value | None] | list[tuple[Value, Value]] | None]

@@ -292,6 +292,7 @@ def _light_graph(graph: ir.Graph) -> onnx.GraphProto:
             light.initializer[-1].name = name
     for node in graph:
         ir.serde.serialize_node_into(light.node.add(), node)
+        _stand_in(light.node[-1])
         for output in node.outputs:
             if output.name and output.type is not None and not output.is_graph_output():
                 ir.serde.serialize_value_into(light.value_info.add(), output)
@@ -300,9 +301,18 @@ def _light_graph(graph: ir.Graph) -> onnx.GraphProto:
     return light
 
 
+def _stand_in(node: onnx.NodeProto) -> None:
+    """Turn a node that onnx (1.23) has no inference for into one with the same types and shapes that it has."""
+    if node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx"):
+        node.op_type = "Identity"
+        del node.input[1:]
+        del node.attribute[:]
+
+
 def merge_inferred(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
     """Take over the types and shapes that onnx found for the serialized form of `nodes`."""
     infos = {info.name: info for info in [*proto.value_info, *proto.output]}
+    _forget_sequence_symbols(infos.values())
     for node, node_proto in zip(nodes, proto.node, strict=True):
         for value in node.outputs:
             info = infos.get(value.name or "")
@@ -313,6 +323,31 @@ def merge_inferred(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
             protos = [g for a in node_proto.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]
             for sub, sub_proto in zip(inner, protos, strict=True):
                 merge_inferred(sub, sub_proto)
+
+
+def _forget_sequence_symbols(infos: Iterable[onnx.ValueInfoProto]) -> None:
+    """Remove the symbols that onnx made up for the elements of sequences.
+
+    It gives the elements of a sequence one symbol although their sizes may differ, and hands it on to what is taken
+    out of the sequence; a runtime that believes it reuses a buffer of the wrong size.
+    """
+    infos = list(infos)
+    made_up: set[str] = set()
+    for info in infos:
+        element = info.type
+        while element.WhichOneof("value") in ("sequence_type", "optional_type"):
+            kind = element.WhichOneof("value")
+            element = getattr(element, kind).elem_type
+            if kind == "sequence_type":
+                made_up.update(d.dim_param for d in element.tensor_type.shape.dim if d.dim_param.startswith("unk__"))
+    if made_up:
+        for info in infos:
+            element = info.type
+            while element.WhichOneof("value") in ("sequence_type", "optional_type"):
+                element = getattr(element, element.WhichOneof("value")).elem_type
+            for dim in element.tensor_type.shape.dim if element.HasField("tensor_type") else ():
+                if dim.dim_param in made_up:
+                    dim.ClearField("value")
 
 
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:

@@ -1,0 +1,268 @@
+"""What the rules of If, Loop, Scan and SequenceMap have in common: take the gradient of a body, keep its residuals.
+
+The gradient of a body is a list of nodes that read values of the forward body. Those values, the residuals, become
+further outputs of the forward node, and the backward body reads them from there. Constants are copied instead, and
+where only the shape of a value is needed, the shape is the residual.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onward.autodiff.emit import Emitter
+from onward.autodiff.engine import FLOAT_OR_ANY, Backward, find_slice, helper
+from onward.autodiff.rule import Rule
+from onward.model import graphs
+from onward.model.builder import Value
+
+
+@dataclasses.dataclass
+class BodyGradient:
+    """The backward of one body. `op.nodes` read `residuals`, values of the forward body, until they are replaced."""
+
+    op: Emitter
+    grads: list[Value | None]
+    residuals: list[Value]
+
+    def replace(self, accessors: Mapping[Value, Value], first: Sequence[ir.Node] = ()) -> None:
+        """Read `accessors[r]` for each residual r; the nodes `first`, which make the accessors, go to the front."""
+        substitute(self.op.nodes, accessors)
+        self.op.nodes[:0] = first
+        self.grads = [None if g is None else accessors.get(g, g) for g in self.grads]
+
+
+def active_captures(rule: Rule, *bodies: ir.Graph) -> list[Value]:
+    """Return the values that the bodies capture and that depend on what is differentiated by, each once."""
+    assert rule.sweep is not None
+    found = dict.fromkeys(v for body in bodies for v in graphs.captured(body))
+    return [v for v in found if rule.sweep.wants(v)]
+
+
+def start_body(rule: Rule) -> Backward:
+    """Return the sweep for a body of the rule's node."""
+    assert rule.sweep is not None
+    return rule.sweep.inner(rule.node)
+
+
+def differentiate_body(
+    sweep: Backward, body: ir.Graph, seeds: Sequence[tuple[Value, Value]], wrt: Sequence[Value]
+) -> list[Value | None]:
+    """Return the gradients by `wrt` (inputs of the body or captured values), given those of values of the body."""
+    part = find_slice([value for value, _ in seeds], wrt, [], body)
+    return sweep.sweep(seeds, wrt, part)
+
+
+def finish_body(sweep: Backward, body: ir.Graph, results: Sequence[Value | None]) -> BodyGradient:
+    """Return the backward body with what nobody needs removed, and the residuals that it reads."""
+    op = sweep.op
+    op.nodes[:] = live(op.nodes, [r for r in results if r is not None])
+    _copy_constants(op, body, results)
+    residuals = _read_from(op.nodes, results, body)
+    _keep_shapes_only(op, body, residuals)
+    return BodyGradient(op, list(results), _read_from(op.nodes, results, body))
+
+
+def live(nodes: Sequence[ir.Node], wanted: Iterable[Value]) -> list[ir.Node]:
+    """Return the nodes that a wanted value needs, in order; the others stop reading their inputs."""
+    inside = set(nodes)
+    needed: set[ir.Node] = set()
+    queue = [v.producer() for v in wanted]
+    while queue:
+        node = queue.pop()
+        if node is None or node in needed or node not in inside:
+            continue
+        needed.add(node)
+        queue += [v.producer() for v in graphs.reads(node)]
+    for node in nodes:
+        if node not in needed:
+            detach(node)
+    return [n for n in nodes if n in needed]
+
+
+def detach(node: ir.Node) -> None:
+    """Let `node`, which is in no graph, read nothing any more."""
+    for graph in graphs.subgraphs(node):
+        for inner in list(graph):
+            detach(inner)
+        graph.outputs.clear()
+    for index in range(len(node.inputs)):
+        node.replace_input_with(index, None)
+
+
+def substitute(nodes: Iterable[ir.Node], values: Mapping[Value, Value]) -> None:
+    """Let `nodes` and their subgraphs read `values[v]` wherever they read `v`."""
+    for node in nodes:
+        for index, value in enumerate(node.inputs):
+            if value is not None and value in values:
+                node.replace_input_with(index, values[value])
+        for graph in graphs.subgraphs(node):
+            substitute(graph, values)
+            for index, value in enumerate(graph.outputs):
+                if value in values:
+                    graph.outputs[index] = values[value]
+
+
+def owned(value: Value, body: ir.Graph) -> bool:
+    """Return whether `value` belongs to `body`: an input, an initializer or the output of one of its nodes."""
+    node = value.producer()
+    if node is not None:
+        return node.graph is body
+    return value in body.inputs or any(value is v for v in body.initializers.values())
+
+
+def _read_from(nodes: Iterable[ir.Node], results: Sequence[Value | None], body: ir.Graph) -> list[Value]:
+    found = dict.fromkeys(v for n in nodes for v in graphs.reads(n))
+    found.update(dict.fromkeys(r for r in results if r is not None))
+    return [v for v in found if owned(v, body)]
+
+
+def _copy_constants(op: Emitter, body: ir.Graph, results: Sequence[Value | None]) -> None:
+    copies: dict[Value, Value] = {}
+    nodes: list[ir.Node] = []
+    for value in _read_from(op.nodes, results, body):
+        node = value.producer()
+        if node is not None and node.op_type == "Constant" and node.domain == "":
+            nodes += graphs.copy_nodes([node], copies, names=op.names, prefix=op.prefix)
+        elif node is None and value.const_value is not None:
+            constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], num_outputs=1)
+            constant.name = op.names.unique(f"{op.prefix}{value.name}")
+            copy = constant.outputs[0]
+            copy.name = op.names.unique(f"{constant.name}:out")
+            copy.type, copy.shape, copy.const_value = value.type, value.shape, value.const_value
+            copies[value] = copy
+            nodes.append(constant)
+    substitute(op.nodes, copies)
+    op.nodes[:0] = nodes
+
+
+def _keep_shapes_only(op: Emitter, body: ir.Graph, residuals: Sequence[Value]) -> None:
+    """Move `Shape` nodes into the forward body where nothing else reads the value whose shape they take."""
+    by_input: dict[Value, list[ir.Node]] = {}
+    others: set[Value] = set()
+    for node in op.nodes:
+        for value in graphs.reads(node):
+            if node.op_type == "Shape" and node.domain == "":
+                by_input.setdefault(value, []).append(node)
+            else:
+                others.add(value)
+    for value in residuals:
+        if value in by_input and value not in others:
+            for node in by_input[value]:
+                op.nodes.remove(node)
+                body.append(node)
+
+
+def carried_states(
+    body: ir.Graph,
+    pairs: Sequence[tuple[Value, Value]],
+    *,
+    started: Sequence[int],
+    given: Sequence[int],
+    sources: Sequence[Value],
+    targets: Sequence[Value],
+) -> list[int]:
+    """Return which of the carried values (pairs of body input and body output) carry a gradient.
+
+    Such a value depends on something differentiated by (it is `started` so, or becomes so through `sources` or another
+    one), and the result depends on it (its last value is `given` a gradient, or it leads to `targets` or another one).
+    """
+    active = set(started)
+    while True:
+        wrt = [*sources, *(pairs[k][0] for k in active)]
+        reached = find_slice([out for _, out in pairs], wrt, [], body).active
+        more = {k for k, (_, out) in enumerate(pairs) if out in reached and out.dtype in FLOAT_OR_ANY} - active
+        if not more:
+            break
+        active |= more
+    used = set(given)
+    while True:
+        wanted = [*targets, *(pairs[k][1] for k in used)]
+        read = {*wanted, *(v for n in graphs.ancestors(wanted) if n.graph is body for v in graphs.reads(n))}
+        more = {k for k, (start, _) in enumerate(pairs) if start in read} - used
+        if not more:
+            break
+        used |= more
+    return sorted(active & used)
+
+
+def stack_residual(
+    rule: Rule, body: ir.Graph, residual: Value, states: int, axes: list[int], directions: list[int]
+) -> Value:
+    """Return the scan output of the rule's node that holds `residual` of every iteration, first to last on axis 0."""
+    node, names = rule.node, rule.op.names
+    first = len(body.outputs) - (len(node.outputs) - states)  # the body's first scan output
+    for position, value in enumerate(body.outputs[first:]):
+        if value is residual and axes[position] == 0 and directions[position] == 0:
+            return node.outputs[states + position]
+    inner = residual
+    if inner.producer() is None or inner in body.outputs:
+        copy = ir.Node("", "Identity", [residual], num_outputs=1, name=names.unique(f"{node.name}/keep"))
+        inner = copy.outputs[0]
+        inner.name = names.unique(f"{node.name or node.op_type}/keep/{residual.name}")
+        inner.type, inner.shape = residual.type, residual.shape
+        body.append(copy)
+    body.outputs.append(inner)
+    (output,) = grow_outputs(node, [names.unique(f"{node.name or node.op_type}/residual/{residual.name}")])
+    output.type = residual.type
+    output.shape = None if residual.shape is None else ir.Shape([None, *residual.shape])
+    for attribute in ("scan_output_axes", "scan_output_directions"):
+        if attribute in node.attributes:
+            node.attributes[attribute] = ir.AttrInt64s(attribute, [*node.attributes[attribute].as_ints(), 0])
+    return output
+
+
+def make_graph(op: Emitter, inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> ir.Graph:
+    """Return a subgraph of the emitter's nodes; an output that no node of it makes, or made twice, is an Identity."""
+    own = set(op.nodes)
+    seen: set[Value] = set()
+    results = []
+    for output in outputs:
+        if output.producer() not in own or output in seen:
+            node = ir.Node("", "Identity", [output], num_outputs=1, name=op.names.unique(f"{op.prefix}Identity"))
+            copy = node.outputs[0]
+            copy.name = op.names.unique(f"{node.name}:out")
+            copy.type, copy.shape = output.type, output.shape
+            op.nodes.append(node)
+            output = copy
+        seen.add(output)
+        results.append(output)
+    return ir.Graph(list(inputs), results, nodes=op.nodes, name=op.names.unique(f"{op.prefix}{name}"))
+
+
+def body_input(op: Emitter, like: Value, name: str) -> Value:
+    """Return a new input for a backward body with the type of `like`; its shape too, unless that may change."""
+    type_ = like.type.elem_type if isinstance(like.type, ir.OptionalType) else like.type
+    return ir.Value(name=op.names.unique(f"{op.prefix}{name}"), type=type_, shape=like.shape)
+
+
+def accumulate(op: Emitter, total: Value, grad: Value) -> Value:
+    """Return the sum of two gradients of one value."""
+    from onward.autodiff import sequences
+
+    if isinstance(total.type, ir.SequenceType):
+        return sequences.add(op, total, grad)
+    return op.Add(total, grad, name="accumulate")
+
+
+def grow_outputs(node: ir.Node, names: Sequence[str], position: int | None = None) -> list[Value]:
+    """Return new outputs of `node`, at the end or before `position`; the others keep their uses."""
+    before = len(node.outputs)
+    node.resize_outputs(before + len(names))
+    made = list(node.outputs[before:])
+    for value, name in zip(made, names, strict=True):
+        value.name = name
+    if position is not None:
+        # onnx-ir only appends outputs; a Loop's carried values stand before its scan outputs.
+        old = list(node.outputs[:before])
+        node._outputs = (*old[:position], *made, *old[position:])
+        for index, value in enumerate(node._outputs):
+            value._index = index
+    return made
+
+
+def zeros(op: Emitter, like: Value) -> Value:
+    """Return zeros of the shape of `like`; of what it holds, for an optional."""
+    return helper(op).zeros_like(like)

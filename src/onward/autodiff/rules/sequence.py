@@ -1,0 +1,156 @@
+"""Sequences: the gradient of a sequence is a sequence of the same length, with the gradients of its elements."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.autodiff import control_flow as flow
+from onward.autodiff import sequences
+from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, gradient
+from onward.autodiff.rule import Rule
+from onward.autodiff.types import Grads
+from onward.model.builder import Value
+
+declare("SequenceEmpty", opset=11)
+declare("SequenceLength", opset=11, input_sequence=NON_DIFFERENTIABLE)
+
+
+@gradient("SequenceConstruct", opset=11)
+def sequence_construct(rule: Rule, doutput_sequence: Value) -> Grads:
+    """output_sequence = [inputs[0], inputs[1], …], so dinputs[i] = doutput_sequence[i]."""
+    grads: list[Value | None] = [rule.op.SequenceAt(doutput_sequence, i) for i in range(len(rule.node.inputs))]
+    return {"inputs": grads}
+
+
+@gradient("SequenceAt", opset=11, position=NON_DIFFERENTIABLE)
+def sequence_at(rule: Rule, dtensor: Value) -> Grads:
+    """tensor = input_sequence[position], so dinput_sequence is zeros with dtensor at position."""
+    op, position = rule.op, rule.input("position")
+    zeros = rule.zeros_like(rule.input("input_sequence"))
+    index = _from_the_front(rule, position, zeros)
+    return {"input_sequence": op.SequenceInsert(op.SequenceErase(zeros, index), dtensor, index)}
+
+
+@gradient("SequenceInsert", opset=11, position=NON_DIFFERENTIABLE)
+def sequence_insert(rule: Rule, doutput_sequence: Value) -> Grads:
+    """output_sequence has tensor at position, so dtensor is its element there and dinput_sequence all the others."""
+    op, position = rule.op, rule.optional_input("position")
+    index: Value | None = None
+    if position is not None:
+        # A negative position counts from the end of the shorter sequence that the tensor is put into.
+        index = _from_the_front(rule, position, rule.input("input_sequence"))
+    return {
+        "input_sequence": op.SequenceErase(doutput_sequence, index),
+        "tensor": op.SequenceAt(doutput_sequence, -1 if index is None else index),
+    }
+
+
+@gradient("SequenceErase", opset=11, position=NON_DIFFERENTIABLE)
+def sequence_erase(rule: Rule, doutput_sequence: Value) -> Grads:
+    """output_sequence lacks the element at position, so dinput_sequence has zeros there."""
+    op, source, position = rule.op, rule.input("input_sequence"), rule.optional_input("position")
+    index = None if position is None else _from_the_front(rule, position, source)
+    erased = op.SequenceAt(source, -1 if index is None else index)
+    return {"input_sequence": op.SequenceInsert(doutput_sequence, rule.zeros_like(erased), index)}
+
+
+@gradient("ConcatFromSequence", opset=11)
+def concat_from_sequence(rule: Rule, dconcat_result: Value) -> Grads:
+    """concat_result = the elements side by side, so dinput_sequence = dconcat_result cut into the same pieces."""
+    op, axis = rule.op, rule.attr("axis")
+    if rule.attr("new_axis", 0):
+        return {"input_sequence": op.SplitToSequence(dconcat_result, axis=axis, keepdims=0)}
+    end = None if axis == -1 else axis + 1
+    (lengths,) = sequences.map_elements(
+        op, [rule.input("input_sequence")], lambda inside, e: [inside.Shape(e[0], start=axis, end=end)], "lengths"
+    )
+    return {"input_sequence": op.SplitToSequence(dconcat_result, op.ConcatFromSequence(lengths, axis=0), axis=axis)}
+
+
+@gradient("SplitToSequence", opset=11, split=NON_DIFFERENTIABLE)
+def split_to_sequence(rule: Rule, doutput_sequence: Value) -> Grads:
+    """output_sequence = input cut into pieces, so dinput = the pieces of doutput_sequence side by side."""
+    dropped = rule.optional_input("split") is None and not rule.attr("keepdims", 1)
+    joined = rule.op.ConcatFromSequence(doutput_sequence, axis=rule.attr("axis", 0), new_axis=int(dropped))
+    return {"input": joined}
+
+
+@gradient("SequenceMap", opset=17)
+def sequence_map(rule: Rule, *dout_sequence: Value | None) -> Grads:
+    """out[i] = body(input_sequence[i], additional_inputs[i]), so the gradients are mapped over the same elements.
+
+    An additional input that is a tensor, and what the body captures, get the sum over all elements.
+    """
+    node, op = rule.node, rule.op
+    body = node.attributes["body"].as_graph()
+    assert rule.sweep is not None
+    wanted = [i for i, v in enumerate(node.inputs) if v is not None and rule.sweep.wants(v)]
+    captures = flow.active_captures(rule, body)
+    sweep = flow.start_body(rule)
+    inside = sweep.op
+    given = [(k, d) for k, d in enumerate(dout_sequence) if d is not None]
+    delements = [flow.body_input(inside, body.outputs[k], f"d{body.outputs[k].name}") for k, _ in given]
+    seeds = [(body.outputs[k], e) for (k, _), e in zip(given, delements, strict=True)]
+    grads = flow.differentiate_body(sweep, body, seeds, [*(body.inputs[i] for i in wanted), *captures])
+    differentiated: list[int | Value] = [*wanted, *captures]
+    targets = [(t, g) for t, g in zip(differentiated, grads, strict=True) if g is not None]
+    if not targets:
+        return {}
+    found = flow.finish_body(sweep, body, [g for _, g in targets])
+    kept = [_keep(rule, body, r) for r in found.residuals]
+    slots = [flow.body_input(inside, r, f"residual/{r.name}") for r in found.residuals]
+    found.replace(dict(zip(found.residuals, slots, strict=True)))
+    results = [g for g in found.grads if g is not None]
+    graph = flow.make_graph(found.op, [*delements, *slots], results, "backward")
+    made = op.call("SequenceMap", [*(d for _, d in given), *kept], outputs=len(results), body=graph)
+    by_input: list[Value | None] = [None] * len(node.inputs)
+    captured: list[tuple[Value, Value]] = []
+    for (target, grad), mapped in zip(targets, made, strict=True):
+        source = target if isinstance(target, ir.Value) else node.inputs[target]
+        assert source is not None
+        mapped.type = ir.SequenceType(grad.type or ir.TensorType(source.dtype or ir.DataType.FLOAT))
+        if isinstance(target, ir.Value):
+            captured.append((target, _total(rule, mapped, source)))
+        else:
+            is_sequence = isinstance(source.type, ir.SequenceType)
+            by_input[target] = mapped if is_sequence else _total(rule, mapped, source)
+    return {"input_sequence": by_input[0], "additional_inputs": by_input[1:], "captured": captured}
+
+
+def _total(rule: Rule, mapped: Value, like: Value) -> Value:
+    """Return the sum of the elements of a sequence, zeros if it is empty."""
+    op = rule.op
+    never_empty = op.SequenceInsert(mapped, rule.zeros_like(like))
+    stacked = op.ConcatFromSequence(never_empty, axis=0, new_axis=1)
+    total = op.ReduceSum(stacked, np.array([0], np.int64), keepdims=0)
+    total.type, total.shape = like.type, like.shape
+    return total
+
+
+def _keep(rule: Rule, body: ir.Graph, residual: Value) -> Value:
+    """Return the output of the SequenceMap that holds `residual` of every element."""
+    node, names = rule.node, rule.op.names
+    for position, value in enumerate(body.outputs):
+        if value is residual:
+            return node.outputs[position]
+    formals = list(body.inputs)
+    if residual in formals:
+        actual = node.inputs[formals.index(residual)]
+        assert actual is not None
+        return actual
+    body.outputs.append(residual)
+    (output,) = flow.grow_outputs(node, [names.unique(f"{node.name or 'SequenceMap'}/residual/{residual.name}")])
+    assert residual.type is not None
+    output.type, output.shape = ir.SequenceType(residual.type), residual.shape
+    return output
+
+
+def _from_the_front(rule: Rule, position: Value, sequence: Value) -> Value:
+    """Return `position` counted from the front of `sequence`; a negative one counts from its end."""
+    op = rule.op
+    known = rule.constant_input("position")
+    if known is not None and known.size and int(known.reshape(-1)[0]) >= 0:
+        return position
+    index = op.cast(position, ir.DataType.INT64)
+    return op.Where(op.Less(index, 0), op.Add(index, op.SequenceLength(sequence)), index)
