@@ -15,6 +15,7 @@ from onward.train.data import DataSource, Preparation
 from onward.train.history import History
 from onward.train.metrics import METRICS, Metric
 from onward.train.trainer import Trainer
+from onward.train.watchers import JsonLog, LossPlot, Report, TensorBoard
 
 __all__ = [
     "METRICS",
@@ -25,9 +26,13 @@ __all__ = [
     "EarlyStopping",
     "FunctionCallback",
     "History",
+    "JsonLog",
     "LearningRateSchedule",
+    "LossPlot",
     "Metric",
     "Preparation",
     "ReduceOnPlateau",
+    "Report",
+    "TensorBoard",
     "Trainer",
 ]
