@@ -246,7 +246,7 @@ def parse(proto: onnx.TensorProto, place: str) -> Reference:
     for key in ("offset", "length"):
         text = entries.get(key)
         if text is not None:
-            if not re.fullmatch(r"[0-9]{1,18}", text):
+            if not re.fullmatch(r"[0-9]{1,19}", text):
                 raise _bad(proto, place, f"{key} `{_short(text)}`, which is no number of bytes")
             numbers[key] = int(text)
     extra = tuple((k, v) for k, v in entries.items() if k not in _KEYS)

@@ -198,16 +198,18 @@ class Reader:
     def node(self, proto: onnx.NodeProto, scopes: list[Scope]) -> ir.Node:
         """Return a node whose outputs are declared already."""
         self._place.append(f"node `{proto.name or proto.op_type}`")
+        own = scopes[-1]
         inputs: list[ir.Value | None] = []
         for name in proto.input:
             if not name:
                 inputs.append(None)
                 continue
-            found = next((s[name] for s in reversed(scopes) if name in s), None)
+            found = own.get(name)
+            if found is None and len(scopes) > 1:
+                found = next((s[name] for s in reversed(scopes) if name in s), None)
             if found is None:  # an invalid model, which `check` reports; the name is kept
-                found = scopes[-1][name] = ir.Value(name=name)
+                found = own[name] = ir.Value(name=name)
             inputs.append(found)
-        own = scopes[-1]
         outputs = [own[name] if name else ir.Value(name="") for name in proto.output]
         fresh = [v if v.producer() is None else ir.Value(name=v.name) for v in outputs]  # reported when declared
         attributes = [self.attribute(a, scopes) for a in proto.attribute]
@@ -254,32 +256,12 @@ class Reader:
             if kind == ir.AttributeType.GRAPH:
                 return ir.AttrGraph(proto.name, graphs[0], doc_string=doc)
             return ir.AttrGraphs(proto.name, graphs, doc_string=doc)
-        return ir.Attr(proto.name, kind, self._plain(proto, kind), doc_string=doc)
+        return ir.Attr(proto.name, kind, _READ[kind](self, proto), doc_string=doc)
 
     def _inner(self, proto: onnx.GraphProto, scopes: list[Scope]) -> ir.Graph:
         graph = self.graph(proto, scopes, "subgraph")
         scopes.pop()
         return graph
-
-    def _plain(self, proto: onnx.AttributeProto, kind: ir.AttributeType) -> Any:
-        where = f"attribute `{proto.name}`"
-        read: dict[ir.AttributeType, Callable[[], Any]] = {
-            ir.AttributeType.INT: lambda: proto.i,
-            ir.AttributeType.FLOAT: lambda: proto.f,
-            ir.AttributeType.STRING: lambda: _text(proto.s),
-            ir.AttributeType.INTS: lambda: tuple(proto.ints),
-            ir.AttributeType.FLOATS: lambda: tuple(proto.floats),
-            ir.AttributeType.STRINGS: lambda: tuple(_text(s) for s in proto.strings),
-            ir.AttributeType.TENSOR: lambda: self.tensor(proto.t, where),
-            ir.AttributeType.TENSORS: lambda: tuple(self.tensor(t, where) for t in proto.tensors),
-            ir.AttributeType.SPARSE_TENSOR: lambda: self._raw_sparse(proto.sparse_tensor, where),
-            ir.AttributeType.SPARSE_TENSORS: lambda: [self._raw_sparse(s, where) for s in proto.sparse_tensors],
-            ir.AttributeType.TYPE_PROTO: lambda: ir.TypeAndShape(*self.type_and_shape(proto.tp)),
-            ir.AttributeType.TYPE_PROTOS: lambda: [
-                ir.TypeAndShape(*self.type_and_shape(tp)) for tp in proto.type_protos
-            ],
-        }
-        return read[kind]()
 
     def tensor(self, proto: onnx.TensorProto, where: str) -> ir.TensorProtocol:
         """Return a tensor whose type, shape and data belong together; an empty one (and a report) if they do not."""
@@ -398,6 +380,32 @@ class Reader:
             return None, None
         kind = ir.serde.deserialize_type_proto_for_type(proto)
         return kind, ir.serde.deserialize_type_proto_for_shape(proto)
+
+
+def _where(proto: onnx.AttributeProto) -> str:
+    return f"attribute `{proto.name}`"
+
+
+# How the value of each kind of attribute is read; graphs need the scopes and are read apart.
+_READ: dict[ir.AttributeType, Callable[[Reader, onnx.AttributeProto], Any]] = {
+    ir.AttributeType.INT: lambda r, a: a.i,
+    ir.AttributeType.FLOAT: lambda r, a: a.f,
+    ir.AttributeType.STRING: lambda r, a: _text(a.s),
+    ir.AttributeType.INTS: lambda r, a: tuple(a.ints),
+    ir.AttributeType.FLOATS: lambda r, a: tuple(a.floats),
+    ir.AttributeType.STRINGS: lambda r, a: tuple(_text(s) for s in a.strings),
+    ir.AttributeType.TENSOR: lambda r, a: r.tensor(a.t, _where(a)),
+    ir.AttributeType.TENSORS: lambda r, a: tuple(r.tensor(t, _where(a)) for t in a.tensors),
+    ir.AttributeType.SPARSE_TENSOR: lambda r, a: r._raw_sparse(a.sparse_tensor, _where(a)),
+    ir.AttributeType.SPARSE_TENSORS: lambda r, a: [r._raw_sparse(s, _where(a)) for s in a.sparse_tensors],
+    ir.AttributeType.TYPE_PROTO: lambda r, a: ir.TypeAndShape(*r.type_and_shape(a.tp)),
+    ir.AttributeType.TYPE_PROTOS: lambda r, a: [ir.TypeAndShape(*r.type_and_shape(t)) for t in a.type_protos],
+}
+
+
+def describe(value: ir.Value, info: onnx.ValueInfoProto) -> None:
+    """Give `value` the type, shape, documentation and metadata of `info`, whatever the type is."""
+    Reader(Folder(None), owned=True)._describe(value, info)
 
 
 def metadata(entries: Sequence[onnx.StringStringEntryProto]) -> dict[str, str] | None:

@@ -81,12 +81,8 @@ def read_proto(
     if isinstance(source, onnx.ModelProto):
         return source
     proto, folder = _parse(source, base_dir, limits)
-    try:
-        problems = check_structure(proto, limits)
-        if not problems:
-            _touch_text(proto)
-    except UnicodeDecodeError as error:
-        raise _not_text(error, _place(source)) from error
+    _check_text(proto)
+    problems = check_structure(proto, limits)
     if problems:
         raise ModelError(problems)
     if external_data:
@@ -237,20 +233,18 @@ def _place(source: object) -> str:
     return str(os.fspath(source)) if isinstance(source, str | os.PathLike) else ""
 
 
-def _not_text(error: UnicodeDecodeError, place: str = "") -> ModelError:
-    shown = error.object[:60].decode("utf-8", "backslashreplace")
-    return ModelError(Diagnostic(M109, "a text of the model is not UTF-8", place, found=f"`{shown}`"))
+def _not_text(data: bytes) -> ModelError:
+    shown = data[:60].decode("utf-8", "backslashreplace")
+    return ModelError(Diagnostic(M109, "a text of the model is not UTF-8", found=f"`{shown}`"))
 
 
 def _from_proto(proto: onnx.ModelProto, folder: str | None, owned: bool, limits: Limits) -> TrainingModel:
-    try:
-        problems = check_structure(proto, limits)
-        if problems:
-            raise ModelError(problems)
-        with Folder(folder) as data:
-            return _build(proto, Reader(data, owned=owned, limits=limits))
-    except UnicodeDecodeError as error:
-        raise _not_text(error) from error
+    _check_text(proto)
+    problems = check_structure(proto, limits)
+    if problems:
+        raise ModelError(problems)
+    with Folder(folder) as data:
+        return _build(proto, Reader(data, owned=owned, limits=limits))
 
 
 def _build(proto: onnx.ModelProto, reader: Reader) -> TrainingModel:
@@ -357,38 +351,38 @@ def _inline(proto: onnx.ModelProto, folder: str | None, limits: Limits) -> None:
         raise ModelError(problems)
 
 
-_TEXT_PLAN: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {}
-
-
-def _touch_text(root: Any) -> None:
-    """Read every text field once; upb decodes lazily, so bad text would surface later, anywhere."""
+def _check_text(root: Any) -> None:
+    """Raise for text that is not UTF-8. Protobuf does not look: it hands out bytes, or fails when the text is read."""
     stack = [root]
-    while stack:
-        message = stack.pop()
-        descriptor = message.DESCRIPTOR
-        plan = _TEXT_PLAN.get(descriptor.full_name)
-        if plan is None:
-            plan = _TEXT_PLAN[descriptor.full_name] = _text_plan(descriptor)
-        for name in plan[0]:
-            getattr(message, name)
-        for name in plan[1]:
-            tuple(getattr(message, name))
-        for name in plan[2]:
-            if message.HasField(name):
-                stack.append(getattr(message, name))
-        for name in plan[3]:
-            stack.extend(getattr(message, name))
-
-
-def _text_plan(descriptor: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    plan: tuple[list[str], list[str], list[str], list[str]] = ([], [], [], [])
-    for field in descriptor.fields:
-        repeated = field.is_repeated
-        if field.type == field.TYPE_STRING:
-            plan[1 if repeated else 0].append(field.name)
-        elif field.type == field.TYPE_MESSAGE:
-            plan[3 if repeated else 2].append(field.name)
-    return tuple(plan[0]), tuple(plan[1]), tuple(plan[2]), tuple(plan[3])
+    kinds: dict[Any, int] = {}  # 1: text, 2: repeated text, 3: a message, 4: repeated messages, 0: nothing to look at
+    try:
+        while stack:
+            message = stack.pop()
+            if type(message) is onnx.TensorProto:  # listing its fields would copy its data
+                fields: list[Any] = [message.name, message.doc_string]
+                if not all(type(text) is str for text in fields):
+                    raise _not_text(next(text for text in fields if type(text) is not str))
+                stack.extend(message.external_data)
+                stack.extend(message.metadata_props)
+                continue
+            for field, content in message.ListFields():
+                kind = kinds.get(field)
+                if kind is None:
+                    kind = {field.TYPE_STRING: 1, field.TYPE_MESSAGE: 3}.get(field.type, 0)
+                    kind = kinds[field] = kind + bool(kind and field.is_repeated)
+                if kind == 1:
+                    if type(content) is not str:
+                        raise _not_text(content)
+                elif kind == 2:
+                    for text in content:
+                        if type(text) is not str:
+                            raise _not_text(text)
+                elif kind == 3:
+                    stack.append(content)
+                elif kind == 4:
+                    stack.extend(content)
+    except UnicodeDecodeError as error:
+        raise _not_text(error.object) from error
 
 
 def serialize(proto: onnx.ModelProto) -> bytes:

@@ -184,12 +184,16 @@ class Writer:
     def node(self, proto: onnx.NodeProto, node: ir.Node) -> None:
         """Write a node."""
         proto.op_type = node.op_type
-        for name in ("domain", "name", "overload", "doc_string"):
-            value = getattr(node, name)
-            if value:
-                setattr(proto, name, value)
-        proto.input.extend("" if v is None else v.name or "" for v in node.inputs)
-        proto.output.extend(v.name or "" for v in node.outputs)
+        if node.domain:
+            proto.domain = node.domain
+        if node.name:
+            proto.name = node.name
+        if node.overload:
+            proto.overload = node.overload
+        if node.doc_string:
+            proto.doc_string = node.doc_string
+        proto.input.extend(["" if v is None else v.name or "" for v in node.inputs])
+        proto.output.extend([v.name or "" for v in node.outputs])
         for attribute in node.attributes.values():
             self.attribute(proto.attribute.add(), attribute)
         for data in node.meta.get(reader.DEVICES, ()):
@@ -210,37 +214,46 @@ class Writer:
             return
         if kind == ir.AttributeType.UNDEFINED:
             return
-        write: dict[ir.AttributeType, Callable[[], object]] = {
-            ir.AttributeType.INT: lambda: setattr(proto, "i", value),
-            ir.AttributeType.FLOAT: lambda: setattr(proto, "f", value),
-            ir.AttributeType.STRING: lambda: setattr(proto, "s", _bytes(value)),
-            ir.AttributeType.INTS: lambda: proto.ints.extend(value),
-            ir.AttributeType.FLOATS: lambda: proto.floats.extend(value),
-            ir.AttributeType.STRINGS: lambda: proto.strings.extend(_bytes(s) for s in value),
-            ir.AttributeType.TENSOR: lambda: self._tensors([proto.t], [value]),
-            ir.AttributeType.TENSORS: lambda: self._tensors([proto.tensors.add() for _ in value], value),
-            ir.AttributeType.GRAPH: lambda: self.graph(proto.g, value),
-            ir.AttributeType.GRAPHS: lambda: self._graphs(proto, value),
-            ir.AttributeType.SPARSE_TENSOR: lambda: proto.sparse_tensor.ParseFromString(value.data),
-            ir.AttributeType.SPARSE_TENSORS: lambda: proto.sparse_tensors.extend(
-                onnx.SparseTensorProto.FromString(s.data) for s in value
-            ),
-            ir.AttributeType.TYPE_PROTO: lambda: type_and_shape(proto.tp, value.type, value.shape),
-            ir.AttributeType.TYPE_PROTOS: lambda: _types(proto, value),
-        }
-        if kind == ir.AttributeType.GRAPH:
-            proto.g.SetInParent()
-        write[kind]()
+        _WRITE[kind](self, proto, value)
 
-    def _graphs(self, proto: onnx.AttributeProto, graphs: Iterable[ir.Graph]) -> None:
-        for graph in graphs:
-            self.graph(proto.graphs.add(), graph)
+    def _graphs(self, protos: Iterable[onnx.GraphProto], graphs: Iterable[ir.Graph]) -> None:
+        for proto, graph in zip(protos, graphs, strict=True):
+            proto.SetInParent()
+            self.graph(proto, graph)
 
     def _tensors(self, protos: Iterable[onnx.TensorProto], tensors: Iterable[ir.TensorProtocol]) -> None:
         for proto, tensor in zip(protos, tensors, strict=True):
             self.put(proto, tensor)
             if not isinstance(tensor, ProtoTensor) and tensor.name:
                 proto.name = tensor.name
+
+
+def _set(field: str) -> Callable[[Writer, Any, Any], object]:
+    return lambda writer, proto, value: setattr(proto, field, value)
+
+
+def _extend(field: str) -> Callable[[Writer, Any, Any], object]:
+    return lambda writer, proto, value: getattr(proto, field).extend(value)
+
+
+_WRITE: dict[ir.AttributeType, Callable[[Writer, Any, Any], object]] = {
+    ir.AttributeType.INT: _set("i"),
+    ir.AttributeType.FLOAT: _set("f"),
+    ir.AttributeType.STRING: lambda w, a, v: setattr(a, "s", _bytes(v)),
+    ir.AttributeType.INTS: _extend("ints"),
+    ir.AttributeType.FLOATS: _extend("floats"),
+    ir.AttributeType.STRINGS: lambda w, a, v: a.strings.extend([_bytes(s) for s in v]),
+    ir.AttributeType.TENSOR: lambda w, a, v: w._tensors([a.t], [v]),
+    ir.AttributeType.TENSORS: lambda w, a, v: w._tensors([a.tensors.add() for _ in v], v),
+    ir.AttributeType.GRAPH: lambda w, a, v: w._graphs([a.g], [v]),
+    ir.AttributeType.GRAPHS: lambda w, a, v: w._graphs([a.graphs.add() for _ in v], v),
+    ir.AttributeType.SPARSE_TENSOR: lambda w, a, v: a.sparse_tensor.ParseFromString(v.data),
+    ir.AttributeType.SPARSE_TENSORS: lambda w, a, v: a.sparse_tensors.extend(
+        onnx.SparseTensorProto.FromString(s.data) for s in v
+    ),
+    ir.AttributeType.TYPE_PROTO: lambda w, a, v: type_and_shape(a.tp, v.type, v.shape),
+    ir.AttributeType.TYPE_PROTOS: lambda w, a, v: _types(a, v),
+}
 
 
 def value_info(proto: onnx.ValueInfoProto, value: ir.Value) -> None:
