@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from onward.check.safety import element_count
+from onward.check.safety import element_count, is_data_type
 from onward.check.views import (
     BEFORE_ALL,
     GRAPH,
@@ -24,6 +24,7 @@ from onward.check.views import (
     Node,
     View,
     domain_of,
+    element_types,
     function_key,
     is_gradient,
     known_opset,
@@ -90,14 +91,12 @@ class _Copy:
 
     def model(self, top: View, base_types: Mapping[str, Any]) -> onnx.ModelProto:
         copy = onnx.ModelProto(ir_version=min(max(self._model.proto.ir_version, 4), onnx.IR_VERSION))
-        copy.opset_import.extend(self._model.proto.opset_import)
-        if "" not in self._model.opsets:
-            copy.opset_import.add(domain="", version=1)
+        _import_opsets({"": 1, **self._model.opsets}, copy)
         bodies = self._copier.reachable(top)
         for body in _callees_first(self._model, bodies):
             if not self._function(body, copy.functions.add()):
                 self._incomplete.add(function_key(body.proto))
-        unknown = {v.name for v in top.proto.input if v.type.WhichOneof("value") is None}
+        unknown = {v.name for v in top.proto.input if not _is_declared(v) and v.name not in top.initializers}
         if top.base is not None:
             unknown |= self._import(top, top.base, copy.graph, base_types)
         self._graph(top, copy.graph, unknown)
@@ -107,13 +106,14 @@ class _Copy:
         source = view.proto
         target.name = source.name or "graph"
         misfits = self._model.misfits.get(id(view), ())
-        target.input.extend(v for v in source.input if v.name not in misfits)
-        target.output.extend(source.output)
-        target.value_info.extend(source.value_info)
+        target.input.extend(_declared(v) for v in source.input if v.name not in misfits)
+        target.output.extend(_declared(v, v.name in misfits) for v in source.output)
+        target.value_info.extend(v for v in source.value_info if v.name not in misfits and _is_declared(v))
         inputs = set(view.inputs).difference(misfits)
         for name, tensor in view.initializers.items():
             count = element_count(tensor.dims)
-            if not name:
+            if not name or not is_data_type(tensor.data_type):
+                unknown.add(name)
                 continue
             if _is_small(tensor):
                 target.initializer.add().CopyFrom(tensor)
@@ -123,18 +123,18 @@ class _Copy:
                 else:
                     _fill(name, tensor, target.node)
         for name, sparse in view.sparse.items():
-            if name not in inputs and view.parent is None and element_count(sparse.dims) is not None:
+            valid = element_count(sparse.dims) is not None and is_data_type(sparse.values.data_type)
+            if name not in inputs and view.parent is None and valid:
                 target.input.append(onnx.helper.make_tensor_value_info(name, sparse.values.data_type, sparse.dims))
-        declared = {v.name for v in (*source.value_info, *source.output) if v.type.WhichOneof("value") is not None}
+        declared = {v.name for v in (*target.value_info, *target.output) if v.type.WhichOneof("value") is not None}
         return self._nodes(view, target.node, unknown, declared)
 
     def _function(self, body: View, target: Any) -> bool:
         for field in ("name", "domain", "overload"):
             setattr(target, field, getattr(body.proto, field))
-        for field in ("input", "output", "attribute", "attribute_proto", "opset_import"):
+        for field in ("input", "output", "attribute", "attribute_proto"):
             getattr(target, field).extend(getattr(body.proto, field))
-        if "" not in body.opsets:
-            target.opset_import.add(domain="", version=self._model.opsets.get("", 1))
+        _import_opsets({"": self._model.opsets.get("", 1), **body.opsets}, target)
         return self._nodes(body, target.node, set(), set())
 
     def _nodes(self, view: View, target: Any, unknown: set[str], declared: set[str]) -> bool:
@@ -230,10 +230,13 @@ class _Copy:
             position = base.defined[name]
             node = base.nodes[position] if position != BEFORE_ALL else None
             tensor = base.initializers.get(name)
-            if tensor is not None and _is_small(tensor):
+            if tensor is not None and not is_data_type(tensor.data_type):
+                unknown.add(name)
+            elif tensor is not None and _is_small(tensor):
                 graph.initializer.add().CopyFrom(tensor)
-            elif node is not None and node.op_type == "Constant" and not node.domain and node.ByteSize() < _KEPT_BYTES:
+            elif node is not None and name in base_types and _is_small_constant(node):
                 graph.node.add().CopyFrom(node)
+                graph.node[-1].name = self._copier.tag(base, position)
             else:
                 value = graph.input.add(name=name)
                 if name in base_types:
@@ -247,6 +250,24 @@ def _is_small(tensor: Any) -> bool:
     count = element_count(tensor.dims)
     small = count is not None and count <= _KEPT_ELEMENTS and tensor.data_location != TensorProto.EXTERNAL
     return small and tensor.ByteSize() < _KEPT_BYTES
+
+
+def _is_small_constant(node: Node) -> bool:
+    return bool(node.op_type == "Constant" and not node.domain and node.ByteSize() < _KEPT_BYTES)
+
+
+def _is_declared(value: Any) -> bool:
+    return value.type.WhichOneof("value") is not None and all(is_data_type(e) for e in element_types(value.type))
+
+
+def _declared(value: Any, untyped: bool = False) -> Any:
+    """Return `value`, without its type where that is none."""
+    return value if not untyped and _is_declared(value) else onnx.ValueInfoProto(name=value.name)
+
+
+def _import_opsets(opsets: Mapping[str, int], target: Any) -> None:
+    for domain, version in opsets.items():
+        target.opset_import.add(domain=domain, version=min(known_opset(domain, version), 2**31 - 1))
 
 
 def _fill(name: str, tensor: Any, target: Any) -> None:

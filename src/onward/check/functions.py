@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from onward.check.report import Findings, listing, quote
 from onward.check.safety import C507
 from onward.check.views import (
@@ -82,6 +84,9 @@ def _check_identity(model: Model, findings: Findings) -> None:
                 needed="one function for each domain, name and overload",
             )
         seen.add(key)
+        attributes = [*body.proto.attribute, *(a.name for a in body.proto.attribute_proto)]
+        for name in sorted(n for n, count in Counter(attributes).items() if count > 1):
+            findings.error(C118, f"the function declares its attribute {quote(name)} twice", place=body.place)
     version = model.proto.ir_version
     for needed, what, users in (
         (8, "model-local functions", list(model.bodies)),
@@ -222,7 +227,3 @@ def function_hint(model: Model, key: FunctionKey, findings: Findings) -> str:
     if overloads:
         return f"the function has the overloads {listing([k[2] or '(none)' for k in overloads])}"
     return findings.near(key[1], [k[1] for k in model.functions if k[0] == key[0]])
-
-
-def call_text(key: FunctionKey) -> str:
-    return quote(key[1])

@@ -333,11 +333,39 @@ def _check_attribute_form(view: View, position: int, node: Node, findings: Findi
             problem, needed = f"the attribute {quote(name)} is given twice", "once"
         elif attribute.type == onnx.AttributeProto.UNDEFINED:
             problem, needed = f"the attribute {quote(name)} has no type", "its type"
+        elif not attribute.ref_attr_name and (wrong := _wrong_fields(attribute)):
+            problem, needed = f"the attribute {quote(name)} of type {_type_name(attribute.type)} {wrong}", "its value"
         names.add(name)
         if problem:
             findings.error(C137, problem, place=view.node_place(position), needed=needed)
         if attribute.ref_attr_name:
             _check_reference(attribute, view, position, findings)
+
+
+_SCALARS = {
+    "FLOAT": ("f", "floats"),
+    "INT": ("i", "ints"),
+    "STRING": ("s", "strings"),
+    "TENSOR": ("t", "tensors"),
+    "GRAPH": ("g", "graphs"),
+    "SPARSE_TENSOR": ("sparse_tensor", "sparse_tensors"),
+    "TYPE_PROTO": ("tp", "type_protos"),
+}
+_VALUE_FIELDS = {_ATTRIBUTE_TYPES.Value(kind): (field, True) for kind, (field, _) in _SCALARS.items()} | {
+    _ATTRIBUTE_TYPES.Value(kind + "S"): (field, False) for kind, (_, field) in _SCALARS.items()
+}
+_LABELS = ("name", "type", "doc_string", "ref_attr_name")
+
+
+def _wrong_fields(attribute: Any) -> str:
+    """Return what is wrong with where an attribute keeps its value, or ""."""
+    expected, scalar = _VALUE_FIELDS.get(attribute.type, ("", False))
+    given = [field.name for field, _ in attribute.ListFields() if field.name not in _LABELS]
+    if any(name != expected for name in given):
+        return f"has its value in the field {listing([n for n in given if n != expected])}"
+    if scalar and not given:
+        return "has no value"
+    return ""
 
 
 def _check_reference(attribute: Any, view: View, position: int, findings: Findings) -> None:

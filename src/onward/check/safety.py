@@ -166,6 +166,11 @@ for _name, _bits in (
 _DATA_FIELDS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 
+def is_data_type(elem_type: int) -> bool:
+    """Return whether a number is an element type that ONNX has."""
+    return elem_type in _STORAGE
+
+
 def type_text(elem_type: int) -> str:
     """Return the name of an element type, e.g. `FLOAT`."""
     return str(TensorProto.DataType.Name(elem_type)) if elem_type in TensorProto.DataType.values() else str(elem_type)
@@ -197,6 +202,7 @@ def check_tensors(model: Model, findings: Findings) -> None:
                 label = f"{view.place}, sparse_initializer {index} {quote(sparse.values.name)}"
                 _check_sparse(sparse, label, model, findings)
         for position, attribute in _attributes(view):
+            before = len(findings.found)
             for kind, tensor in _attribute_tensors(attribute):
                 place = view.place if position is None else view.node_place(position)
                 label = f"{place}, attribute {quote(attribute.name)}"
@@ -204,6 +210,8 @@ def check_tensors(model: Model, findings: Findings) -> None:
                     check_tensor(tensor, label, model, findings)
                 else:
                     _check_sparse(tensor, label, model, findings)
+            if position is not None and len(findings.found) > before:
+                model.mark_broken(view, position)
 
 
 def _attributes(view: View) -> Iterator[tuple[int | None, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 
 from onward.check.report import Findings, listing, quote
-from onward.check.views import BEFORE_ALL, Model, View, domain_of, domain_text, is_empty
+from onward.check.views import BEFORE_ALL, Model, View, domain_of, domain_text, element_types, is_empty
 from onward.errors import define
 from onward.model.schema import newest_opset
 
@@ -126,6 +126,7 @@ def check_structure(model: Model, findings: Findings) -> None:
         if not top.is_function:
             _check_value_infos(top, findings)
         for view in top.walk():
+            _check_element_types(view, findings)
             _check_names(view, model, findings)
             _check_clashes(view, model, findings)
             _check_reads(view, model, training_names, findings)
@@ -179,13 +180,13 @@ def _check_imports(imports: Any, place: str, findings: Findings) -> None:
             )
             continue
         seen[domain] = entry.version
-        if entry.version < 1:
+        if not 1 <= entry.version < 2**31:
             findings.error(
                 C139,
                 f"opset_import gives {domain_text(domain)} no valid version",
                 place=place,
                 found=str(entry.version),
-                needed="1 or above",
+                needed="a version of 1 or above that fits in 32 bits",
             )
         elif domain in ("", "ai.onnx.ml") and entry.version > newest_opset(domain):
             findings.warning(
@@ -302,7 +303,8 @@ def _check_reads(view: View, model: Model, training_names: dict[str, str], findi
                 model.mark_broken(view, position)
     end = len(view.nodes)
     for name in view.outputs:
-        if name and name not in view.defined and view.lookup(name, end) is None:
+        inner = view.kind == "subgraph"  # a subgraph gives out its own values only
+        if name and name not in view.defined and (inner or view.lookup(name, end) is None):
             if _report_foreign(view, view.place, name, f"the output {quote(name)}", model, training_names, findings):
                 continue
             findings.error(
@@ -310,7 +312,9 @@ def _check_reads(view: View, model: Model, training_names: dict[str, str], findi
                 f"nothing makes the output {quote(name)}",
                 place=view.place,
                 needed="an input, an initializer or a node output of this name",
-                hint=findings.near(name, view.visible()),
+                hint="a value of the graph around can be given out through an Identity"
+                if inner and view.lookup(name, end) is not None
+                else findings.near(name, view.visible()),
             )
 
 
@@ -409,7 +413,7 @@ def _check_value_infos(view: View, findings: Findings) -> None:
                 lacking = "type"
             elif which != "tensor_type":
                 continue
-            elif tensor.elem_type not in onnx.TensorProto.DataType.values() or tensor.elem_type == 0:
+            elif tensor.elem_type == 0:
                 lacking = "element type"
             elif not tensor.HasField("shape"):
                 lacking = "shape"
@@ -420,4 +424,21 @@ def _check_value_infos(view: View, findings: Findings) -> None:
                 f"the {kind} {quote(value.name)} has no {lacking}",
                 place=view.place,
                 needed=f"its {lacking}" + ("; unknown dims are allowed, an unknown rank is not" * (lacking == "shape")),
+            )
+
+
+def _check_element_types(view: View, findings: Findings) -> None:
+    """Report declared element types that ONNX does not have, in any graph."""
+    values = view.proto.value_info if view.is_function else (
+        *view.proto.input, *view.proto.value_info, *view.proto.output
+    )  # fmt: skip
+    for value in values:
+        unknown = [e for e in element_types(value.type) if e != 0 and e not in onnx.TensorProto.DataType.values()]
+        if unknown:
+            findings.error(
+                C119,
+                f"{quote(value.name)} has an element type that ONNX does not know",
+                place=view.place,
+                found=f"elem_type {unknown[0]}",
+                needed="one of TensorProto.DataType",
             )

@@ -18,7 +18,7 @@ from google.protobuf.message import Error as ProtobufError  # type: ignore[impor
 
 from onward.check.copies import Copier
 from onward.check.report import Findings, quote
-from onward.check.safety import element_count, type_text
+from onward.check.safety import element_count, is_data_type, type_text
 from onward.check.views import (
     GRAPH,
     GRAPHS,
@@ -38,8 +38,9 @@ C401 = define(
 )
 C402 = define(
     "C402",
-    "initializer and input of one name disagree",
-    why="An initializer with the name of an input is that input's default, so it must have its type and shape.",
+    "initializer declared as something else",
+    why="An initializer with the name of an input is that input's default, so it must have its type and shape. The "
+    "same holds where an output or a value_info has its name.",
     fix="Give both the same element type and shape.",
 )
 C410 = define(
@@ -148,7 +149,7 @@ class Types:
     def _infer(self, top: View) -> None:
         known = self._types.setdefault(id(top), {})
         for name, tensor in top.initializers.items():
-            if element_count(tensor.dims) is not None and tensor.data_type:
+            if element_count(tensor.dims) is not None and is_data_type(tensor.data_type):
                 known[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
         for value in (*top.proto.input, *top.proto.value_info, *top.proto.output):
             if value.type.WhichOneof("value") is not None:
@@ -164,7 +165,7 @@ class Types:
             try:
                 inferred = onnx.shape_inference.infer_shapes(copy, check_type=True, strict_mode=True)
                 break
-            except (ValueError, ProtobufError) as error:
+            except (ValueError, TypeError, ProtobufError) as error:
                 self.unread.append((top, _clean(str(error))))
                 break
             except _REFUSALS as error:
@@ -215,7 +216,7 @@ class Types:
     def _collect(self, view: View, graph: Any) -> None:
         known = self._types.setdefault(id(view), {})
         for tensor in view.initializers.values():
-            if element_count(tensor.dims) is not None and tensor.data_type:
+            if element_count(tensor.dims) is not None and is_data_type(tensor.data_type):
                 known[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
         for value in (*graph.input, *graph.value_info, *graph.output):
             if value.type.WhichOneof("value") is not None:
@@ -241,11 +242,13 @@ def _type_names(match: re.Match[str]) -> str:
 
 
 def check_defaults(model: Model, findings: Findings) -> None:
-    """Report inputs whose default (the initializer of the same name) is of another type."""
+    """Report initializers that are declared as another type: as the default of an input, an output or a value."""
     for view in model.views():
         if view.is_function:
             continue
-        for value in view.proto.input:
+        declarations = [("input", v) for v in view.proto.input]
+        declarations += [("output", v) for v in view.proto.output] + [("value_info", v) for v in view.proto.value_info]
+        for kind, value in declarations:
             tensor = view.initializers.get(value.name)
             declared = tensor_type(value.type)
             if tensor is None or declared is None:
@@ -255,7 +258,7 @@ def check_defaults(model: Model, findings: Findings) -> None:
                 model.misfits.setdefault(id(view), set()).add(value.name)
                 findings.error(
                     C402,
-                    f"the initializer {quote(value.name)} does not fit the input of the same name",
+                    f"the initializer {quote(value.name)} does not fit the {kind} of the same name",
                     place=view.place,
                     found=str(actual),
                     needed=str(declared),

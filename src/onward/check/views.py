@@ -292,3 +292,19 @@ def known_opset(domain: str, version: int) -> int:
 def is_empty(graph: Any) -> bool:
     """Return whether a GraphProto says nothing at all, which is the same as its absence."""
     return not (graph.node or graph.input or graph.output or graph.initializer or graph.sparse_initializer)
+
+
+def element_types(type_proto: Any) -> list[int]:
+    """Return the element types of the tensors in a TypeProto, through sequences, optionals and maps."""
+    found: list[int] = []
+    while True:
+        kind = type_proto.WhichOneof("value")
+        if kind in ("tensor_type", "sparse_tensor_type"):
+            return [*found, getattr(type_proto, kind).elem_type]
+        if kind == "map_type":
+            found.append(type_proto.map_type.key_type)
+            type_proto = type_proto.map_type.value_type
+        elif kind in ("sequence_type", "optional_type"):
+            type_proto = getattr(type_proto, kind).elem_type
+        else:
+            return found
