@@ -366,6 +366,11 @@ def rule_19_initialization_output_without_type(model):
     initialization(model).output[0].ClearField("type")
 
 
+@case("C119", culprit="elem_type 99", base=models.with_if)
+def rule_19_element_type_that_does_not_exist(model):
+    then_branch(model).output[0].type.tensor_type.elem_type = 99
+
+
 # Rule 22: warnings
 
 
@@ -458,6 +463,27 @@ def attribute_reference_to_nothing(model):
     model.functions[1].node[2].attribute[0].ref_attr_name = "keepdim"
 
 
+@case("C137", culprit="has no value")
+def attribute_without_value(model):
+    algorithm(model).node[2].attribute[0].ClearField("i")
+
+
+@case("C137", culprit="has its value in the field `f`")
+def attribute_with_its_value_in_another_field(model):
+    attribute = algorithm(model).node[2].attribute[0]
+    attribute.f = 1.0
+
+
+@case("C133", culprit="through an Identity", base=models.with_if)
+def subgraph_gives_out_a_value_of_the_graph_around_it(model):
+    then_branch(model).output[0].name = "difference"
+
+
+@case("C118", culprit="declares its attribute `keepdims` twice", base=models.with_functions)
+def function_declares_an_attribute_twice(model):
+    model.functions[1].attribute.append("keepdims")
+
+
 @case("C135", culprit="`Upsample`")
 def deprecated_operator(model):
     algorithm(model).node.append(node("Upsample", ["labels", "R"], ["up"]))
@@ -525,9 +551,19 @@ def declared_output_is_of_another_type(model):
     model.graph.output[0].CopyFrom(info("Y", ["N", 1], INT64))
 
 
+@case("C401", culprit="`Y` is declared as FLOAT[4, 4], and is FLOAT[N, 1] in graph")
+def algorithm_declares_an_inference_value_as_another_type(model):
+    algorithm(model).value_info.append(info("Y", [4, 4]))
+
+
 @case("C402", culprit="needed: FLOAT[4, 1]")
 def default_does_not_fit_its_input(model):
     model.graph.input.append(info("W", [4, 1]))
+
+
+@case("C402", culprit="the value_info of the same name")
+def initializer_is_declared_as_another_type(model):
+    algorithm(model).value_info.append(info("T", []))
 
 
 @case("C141", culprit="`W`")

@@ -156,7 +156,10 @@ class Types:
                 known.setdefault(value.name, value.type)
         if not self._model.expandable:
             return
-        base_types = self._types[id(top.base)] if top.base is not None else {}
+        base_types: dict[str, Any] = {}
+        if top.base is not None:
+            base_types = self._types[id(top.base)]
+            self._compare_declarations(top, top.base)
         dropped: set[str] = set()
         started = time.monotonic()
         inferred = None
@@ -176,6 +179,17 @@ class Types:
             dropped |= fresh
         if inferred is not None:
             self._collect(top, inferred.graph)
+
+    def _compare_declarations(self, top: View, base: View) -> None:
+        """Complain of values of the inference graph that the algorithm declares as something else."""
+        for value in (*top.proto.output, *top.proto.value_info):
+            if value.name in top.defined or value.name not in base.defined:
+                continue
+            declared, actual = tensor_type(value.type), self.at(base, value.name)
+            if declared is not None and actual is not None and not declared.fits(actual):
+                words = f"{quote(value.name)} is declared as {declared}, and is {actual} in {base.place}"
+                self.complaints.append(Complaint(top, None, None, words))
+                self._model.misfits.setdefault(id(top), set()).add(value.name)
 
     def _infer_leniently(self, copy: onnx.ModelProto) -> onnx.ModelProto | None:
         try:
