@@ -72,7 +72,10 @@ def _with_loss(model: OneNodeModel, weights: Mapping[str, np.ndarray]) -> onnx.M
     proto.CopyFrom(model.proto)
     graph = proto.graph
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    types = {o.name: o.type.tensor_type.elem_type for o in inferred.graph.output}
+    # Where inference finds no type (GroupNormalization has none), it is that of the first floating-point input.
+    first = next((a.dtype for a in model.feeds.values() if a.dtype.kind == "f"), np.dtype(np.float32))
+    default = onnx.helper.np_dtype_to_tensor_dtype(first)
+    types = {o.name: o.type.tensor_type.elem_type or default for o in inferred.graph.output}
     floating = [n for n in model.outputs if types[n] in {t.value for t in FLOAT_TYPES}]
     terms = []
     for name in floating:
