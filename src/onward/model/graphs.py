@@ -8,7 +8,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onward.model import writer
 from onward.model.builder import Names
+from onward.model.reader import describe
 
 GraphLike = ir.Graph | ir.Function
 
@@ -269,7 +271,7 @@ def _light_proto(model: ir.Model) -> onnx.ModelProto:
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
     for function in model.functions.values():
-        ir.serde.serialize_function_into(proto.functions.add(), function)
+        writer.Writer().function(proto.functions.add(), function)
     proto.graph.CopyFrom(_light_graph(graph))
     return proto
 
@@ -278,7 +280,7 @@ def _light_graph(graph: ir.Graph) -> onnx.GraphProto:
     light = onnx.GraphProto(name=graph.name or "graph")
     given = set()
     for value in graph.inputs:
-        ir.serde.serialize_value_into(light.input.add(), value)
+        writer.value_info(light.input.add(), value)
         given.add(value.name)
     for name, value in graph.initializers.items():
         tensor = value.const_value
@@ -286,18 +288,19 @@ def _light_graph(graph: ir.Graph) -> onnx.GraphProto:
             continue
         if tensor.size > _INFERENCE_SIZE_LIMIT:
             if name not in given:
-                ir.serde.serialize_value_into(light.input.add(), value)
+                writer.value_info(light.input.add(), value)
         else:
-            ir.serde.serialize_tensor_into(light.initializer.add(), tensor)
+            writer.put_inline(light.initializer.add(), tensor)
             light.initializer[-1].name = name
+    write = writer.Writer()
     for node in graph:
-        ir.serde.serialize_node_into(light.node.add(), node)
+        write.node(light.node.add(), node)
         _stand_in(light.node[-1])
         for output in node.outputs:
             if output.name and output.type is not None and not output.is_graph_output():
-                ir.serde.serialize_value_into(light.value_info.add(), output)
+                writer.value_info(light.value_info.add(), output)
     for value in graph.outputs:
-        ir.serde.serialize_value_into(light.output.add(), value)
+        writer.value_info(light.output.add(), value)
     return light
 
 
@@ -317,7 +320,7 @@ def merge_inferred(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
         for value in node.outputs:
             info = infos.get(value.name or "")
             if info is not None and info.HasField("type"):
-                ir.serde.deserialize_value_info_proto(info, value)
+                describe(value, info)
         inner = list(subgraphs(node))
         if inner:
             protos = [g for a in node_proto.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]

@@ -405,6 +405,10 @@ _READ: dict[ir.AttributeType, Callable[[Reader, onnx.AttributeProto], Any]] = {
 
 def describe(value: ir.Value, info: onnx.ValueInfoProto) -> None:
     """Give `value` the type, shape, documentation and metadata of `info`, whatever the type is."""
+    tensor = info.type.tensor_type
+    if info.type.HasField("tensor_type") and not tensor.HasField("elem_type"):  # inference found a shape alone
+        value.type, value.shape = None, ir.serde.deserialize_type_proto_for_shape(info.type)
+        return
     Reader(Folder(None), owned=True)._describe(value, info)
 
 
