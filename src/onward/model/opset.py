@@ -144,6 +144,8 @@ class _Conversion:
         if missing:
             self._problem(None, f"onnx's converter renamed {', '.join(f'`{m}`' for m in sorted(missing)[:5])}")
             return
+        if self.source < 11 <= self.target:
+            _repair_resize(nodes)
         del graph.node[:]
         graph.node.extend(nodes)
         graph.initializer.extend(tensors)
@@ -277,6 +279,17 @@ class _Conversion:
                 found=reason,
             )
         )
+
+
+def _repair_resize(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Let a Resize that was one of operator set 10, or an Upsample, divide coordinates by the scale as it did.
+
+    Operator set 11 made half_pixel the default; onnx's converter lets the node slip into it.
+    """
+    for node in nodes:
+        if node.op_type == "Resize" and all(a.name != "coordinate_transformation_mode" for a in node.attribute):
+            node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
 
 
 def _declare(
