@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import onnx
-from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]  # ships no types
 
 from onward.check.bindings import check_binding_types, check_bindings, check_state_use
 from onward.check.functions import check_functions
@@ -19,8 +18,8 @@ from onward.check.safety import check_readable, check_tensors
 from onward.check.structure import check_structure
 from onward.check.types import Types, check_defaults, check_with_onnx, report_complaints
 from onward.check.views import Model
-from onward.errors import A101, ArgumentError, Diagnostic, ModelError, Severity
-from onward.model.serde import M100
+from onward.errors import A101, ArgumentError, Diagnostic, Severity
+from onward.model.serde import parse_proto
 
 __all__ = ["Report", "check", "render_codes_page"]
 
@@ -79,17 +78,10 @@ def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
     if isinstance(source, onnx.ModelProto):
         return source, None, ""
     if isinstance(source, bytes | bytearray | memoryview):
-        return _parse(bytes(source), "bytes"), None, "bytes"
+        return parse_proto(bytes(source))[0], None, "bytes"
     if isinstance(source, str | os.PathLike):
-        path = os.fspath(source)
-        try:
-            with open(path, "rb") as file:
-                data = file.read()
-        except OSError as error:
-            raise ModelError(
-                Diagnostic(M100, f"cannot read the model: {error.strerror or error}", place=str(path))
-            ) from error
-        return _parse(data, str(path)), os.path.dirname(os.path.abspath(path)), str(path)
+        proto, folder = parse_proto(source)
+        return proto, folder, str(os.fspath(source))
     if hasattr(source, "proto"):
         return source.proto(), None, ""
     raise ArgumentError(
@@ -100,21 +92,3 @@ def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
             needed="a path, bytes, an onnx.ModelProto or a TrainingModel",
         )
     )
-
-
-def _parse(data: bytes, place: str) -> onnx.ModelProto:
-    try:
-        proto = onnx.load_model_from_string(data)
-    except (ProtobufError, ValueError, RuntimeError) as error:
-        raise ModelError(Diagnostic(M100, f"cannot read the model: {error}", place=place)) from error
-    if not proto.HasField("graph") and not proto.ir_version:
-        raise ModelError(
-            Diagnostic(
-                M100,
-                "this is not an ONNX model",
-                place=place,
-                found="neither a graph nor an ir_version" if data else "nothing: it is empty",
-                needed="a ModelProto",
-            )
-        )
-    return proto

@@ -90,6 +90,18 @@ def read_proto(
     return proto
 
 
+def parse_proto(source: Path | bytes, *, limits: Limits = DEFAULT) -> tuple[onnx.ModelProto, str | None]:
+    """Return the message of a file or of bytes exactly as it is, and the folder of its external data if it has one.
+
+    Nothing but the file's size is checked and no external data is read: this is what `check` looks at, which reports
+    the rest as findings. Whoever builds something from the message reads it with `read_proto` or `load`.
+
+    Raises:
+        ModelError: the file is missing or is not a model.
+    """
+    return _parse(source, None, limits)
+
+
 def from_proto(proto: onnx.ModelProto, *, base_dir: Path | None = None, limits: Limits = DEFAULT) -> TrainingModel:
     """Return the `TrainingModel` of `proto`, which is left as it was; the data of its tensors is shared, not copied.
 
