@@ -20,6 +20,7 @@ import onnx
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.tensorfile import read_tensor_bytes, tensor_file_chunks
 from onward.program import Program, StepGraph, TensorSpec
+from onward.train.data.matching import Preparation
 
 if TYPE_CHECKING:
     from onward.model.training_model import TrainingModel
@@ -116,13 +117,40 @@ def _compile(model: TrainingModel) -> Program:
     return program
 
 
-def with_state(model: TrainingModel, state: Mapping[str, np.ndarray]) -> TrainingModel:
+PREPARATION = "onward.preparation"
+"""The metadata entry that says how the training data was scaled and its classes numbered."""
+
+
+def stored_preparation(model: TrainingModel | None) -> Preparation | None:
+    """Return what the model says about the data it was trained on; None when it says nothing usable."""
+    text = None if model is None else model.ir.metadata_props.get(PREPARATION)
+    if text is None:
+        return None
+    try:
+        return Preparation.from_dict(json.loads(text))
+    except (ValueError, TypeError, KeyError):
+        return None  # written by hand or by another version: the same as nothing
+
+
+def store_preparation(proto: onnx.ModelProto, preparation: Preparation) -> None:
+    """Write into the metadata of `proto` how its data must be prepared; nothing when it is used as it is."""
+    kept = [p for p in proto.metadata_props if p.key != PREPARATION]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    portable = dataclasses.replace(preparation, columns={})  # columns are names of one file
+    if portable != Preparation():
+        proto.metadata_props.add(key=PREPARATION, value=json.dumps(portable.as_dict()))
+
+
+def with_state(model: TrainingModel, state: Mapping[str, np.ndarray], preparation: Preparation) -> TrainingModel:
     """Return a copy of the training model that holds `state`; what the model has no place for is left out."""
     import onnx_ir as ir
 
     from onward.model.serde import from_proto, to_proto
 
-    copy = from_proto(to_proto(model))
+    proto = to_proto(model)
+    store_preparation(proto, preparation)
+    copy = from_proto(proto)
     for name, value in copy.initializers().items():
         if name in state:
             value.const_value = ir.tensor(np.asarray(state[name]), name=name)

@@ -27,7 +27,7 @@ from onward.train.history import History
 from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
 from onward.train.metrics import Metric, get_metrics
 from onward.train.numeric import NumericGuard, bad_names
-from onward.train.origin import Origin, with_state
+from onward.train.origin import Origin, store_preparation, stored_preparation, with_state
 from onward.train.progress import progress_callback
 
 K106 = define(
@@ -57,8 +57,8 @@ class Trainer:
         self.run_id = uuid.uuid4().hex
         self.steps = 0
         """The number of training steps done."""
-        self.preparation = Preparation()
-        """What the last `fit` did to its data; `evaluate` and `predict` do the same."""
+        self.preparation = stored_preparation(self._origin.model) or Preparation()
+        """What the last `fit` did to its data; `evaluate` and `predict` do the same. Models saved after it carry it."""
         self.history = History()
         self._guard = NumericGuard(self.session)
         self._resumed: Checkpoint | None = None
@@ -501,7 +501,9 @@ class Trainer:
             from onward.model.convert import to_inference
 
             known = self._origin.model.initializers()
-            return to_inference(self._origin.model, {n: a for n, a in state.items() if n in known})
+            proto = to_inference(self._origin.model, {n: a for n, a in state.items() if n in known})
+            store_preparation(proto, self.preparation)
+            return proto
         return _bake(self.program.infer, state)
 
     def to_model(self) -> TrainingModel:
@@ -514,7 +516,7 @@ class Trainer:
                     hint="make the Trainer from the model or its file",
                 )
             )
-        return with_state(self._origin.model, self.session.get_state())
+        return with_state(self._origin.model, self.session.get_state(), self.preparation)
 
 
 def _describe_rate(rate: float | Schedule | None) -> float | str | None:

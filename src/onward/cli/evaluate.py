@@ -1,0 +1,89 @@
+"""`onward evaluate FILE|DIR --data D`: loss and metrics of a model or of the newest checkpoint of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onward.cli.train import make_preparation, open_source, split_names
+
+if TYPE_CHECKING:
+    from onward.train import Trainer
+
+
+def evaluate(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE|DIR", help="A training model (.onnx), a program, or a checkpoint directory.")
+    ],
+    data: Annotated[
+        list[str], typer.Option("--data", "-d", help="A file or folder, or NAME=FILE per input.", show_default=False)
+    ],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric", "-m", help="accuracy, top5, precision, recall, f1, auc, mae, rmse, r2, perplexity, confusion."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", "-b", help="Samples at a time (default: 256).")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="What runs the model (default: onnxruntime).")] = None,
+    scale: Annotated[str | None, typer.Option(help="Multiply inputs by this, e.g. 1/255.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Subtract this: one number, or one per channel.")] = None,
+    std: Annotated[str | None, typer.Option(help="Divide by this: one number, or one per channel.")] = None,
+    one_hot: Annotated[bool, typer.Option("--one-hot", help="Code integer targets as rows of 0 and 1.")] = False,
+    column: Annotated[list[str] | None, typer.Option(help="INPUT=COLUMN: where an input or target comes from.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the loss and the metrics of a model over some data.
+
+    A checkpoint, and a model saved by `onward train`, remember how the training data was scaled and its classes
+    numbered; the options change that.
+    """
+    trainer = _open(file, backend)
+    preparation = make_preparation(trainer.preparation, scale, mean, std, one_hot, column)
+    source = open_source(data, trainer, preparation, "evaluate")
+    metrics = split_names(metric)
+    result = trainer.evaluate(source, batch_size=batch_size, metrics=metrics, preparation=preparation)
+    if as_json:
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()}
+        typer.echo(json.dumps({"samples": source.size, **finite}))
+    else:
+        _print(result, source.size, preparation.classes or tuple(source.classes))
+
+
+def _open(file: Path, backend: str | None) -> Trainer:
+    from onward.train import Trainer
+    from onward.train.checkpoint import CheckpointDirectory
+
+    if file.is_dir() and CheckpointDirectory(file).step_files():
+        # Nothing is trained on, so another thread count or version does no harm.
+        options = {} if backend is None else {"backend": backend}
+        return Trainer.resume(file, allow_changes=True, **options)
+    return Trainer(file, backend or "onnxruntime")
+
+
+def _print(result: dict[str, Any], samples: int | None, classes: tuple[str, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    matrix = result.pop("confusion", None)
+    table = Table.grid(padding=(0, 3))
+    table.add_column()
+    table.add_column(justify="right", style="bold")
+    if samples is not None:
+        table.add_row("samples", f"{samples:,}")
+    for name, value in result.items():
+        table.add_row(name, f"{value:.6g}")
+    console.print(table)
+    if matrix is not None:
+        names = [classes[i] if i < len(classes) else str(i) for i in range(len(matrix))]
+        grid = Table("true \\ predicted", *names, title="confusion matrix", title_justify="left", box=None)
+        for name, row in zip(names, matrix, strict=True):
+            grid.add_row(name, *(str(n) if n else "·" for n in row))
+        console.print(grid)
