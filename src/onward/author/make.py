@@ -46,6 +46,11 @@ A114 = define(
     fix="Freeze the weight, or convert the model to float32.",
 )
 
+# Gradient takes the element types of opset 9 only.
+_NOT_IN_GRADIENT = frozenset(
+    t for t in ir.DataType if t.name.startswith(("BFLOAT", "FLOAT8", "FLOAT4", "INT4", "UINT4"))
+)
+
 BATCH_NORM = ("train", "freeze", "always")
 
 
@@ -226,11 +231,14 @@ def _gradient(
     labels: Sequence[Value],
     loss: Value,
 ) -> Mapping[Value, Value]:
-    """Emit the Gradient node: d loss / d parameter for each, at the parameters, data inputs and labels."""
+    """Emit the Gradient node: d loss / d parameter for each, at the parameters and everything else the loss reads."""
     needed = set()
     for node in ancestors([loss]):
         needed.update(reads(node))
-    zs = [v for v in [*work.graph.inputs, *labels] if v in needed]
+    # Read strictly, xs and zs determine y: what is frozen or constant belongs to zs, if Gradient takes its type.
+    others = [v for v in work.graph.initializers.values() if v.dtype not in _NOT_IN_GRADIENT]
+    trained = set(parameters)
+    zs = [v for v in dict.fromkeys([*work.graph.inputs, *labels, *others]) if v in needed and v not in trained]
     outputs = op.call(
         "Gradient",
         [*parameters, *zs],
