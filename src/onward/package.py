@@ -134,6 +134,11 @@ def _graph_roles(program: Program) -> dict[str, tuple[str, onnx.ModelProto, Mapp
         single = len(program.steps) == 1
         file = "step.onnx" if single else f"step-{index}.onnx"
         found[file] = ("step" if single else f"step:{name}", step.model, step.replaces)
+    for role, parts in (("gradients", program.gradients), ("update", program.updates)):
+        for index, (name, part) in enumerate(parts.items()):
+            single = len(parts) == 1
+            file = f"{role}.onnx" if single else f"{role}-{index}.onnx"
+            found[file] = (role if single else f"{role}:{name}", part.model, part.replaces)
     if program.evaluate is not None:
         found["evaluate.onnx"] = ("evaluate", program.evaluate, {})
     found["infer.onnx"] = ("infer", program.infer, {})
@@ -174,15 +179,18 @@ def _spec(spec: TensorSpec) -> dict[str, Any]:
 def _program(
     manifest: Mapping[str, Any], models: Mapping[str, onnx.ModelProto], state: Mapping[str, np.ndarray]
 ) -> Program:
-    steps = {}
+    parts: dict[str, dict[str, StepGraph]] = {"step": {}, "gradients": {}, "update": {}}
     for role, graph in manifest["graphs"].items():
-        if role == "step" or role.startswith("step:"):
-            name = manifest["entries"][0] if role == "step" else role.removeprefix("step:")
+        kind, _, name = role.partition(":")
+        if kind in parts:
+            name = name or manifest["entries"][0]
             replaces = {o["name"]: o["replaces"] for o in graph["outputs"] if o["role"] == "state"}
             outputs = tuple(o["name"] for o in graph["outputs"] if o["role"] != "state")
-            steps[name] = StepGraph(name, models[role], replaces, outputs)
+            parts[kind][name] = StepGraph(name, models[role], replaces, outputs)
     return Program(
-        steps=steps,
+        steps=parts["step"],
+        gradients=parts["gradients"],
+        updates=parts["update"],
         initialize=models.get("initialize"),
         infer=models["infer"],
         evaluate=models.get("evaluate"),

@@ -44,6 +44,8 @@ class Program:
     state: Mapping[str, np.ndarray]  # initial values: parameters, moments, counters, random key
     parameters: tuple[str, ...]  # the trained part of `state`
     loss: str  # name of the loss output
+    gradients: Mapping[str, StepGraph] = dataclasses.field(default_factory=dict)  # with split: batch -> gradients
+    updates: Mapping[str, StepGraph] = dataclasses.field(default_factory=dict)  # with split: gradients -> new state
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -9,6 +9,7 @@ import pytest
 import onward
 from models import batch, dropout_network, perceptron
 from onward.backends import open_session
+from onward.backends.reference import Evaluator
 from onward.errors import ArgumentError, ModelError
 
 
@@ -142,3 +143,35 @@ def test_the_random_key_changes_the_masks() -> None:
     losses = {float(open_session(onward.compile(model, seed=s), "onnxruntime").step(data)["loss"]) for s in range(4)}
 
     assert len(losses) == 4
+
+
+def test_split_halves_make_the_whole_step() -> None:
+    model = onward.make_trainable(dropout_network(), loss="cross_entropy", optimizer=onward.Adam(1e-2))
+    program = onward.compile(model, split=True)
+    state = dict(program.state)
+    data = batch()
+    whole = open_session(program, "reference")
+
+    half = run(program.gradients["train"].model, {**state, **program.settings, **data})
+    other = run(program.updates["train"].model, {**state, **program.settings, **half})
+    outputs = whole.step(data)
+
+    np.testing.assert_array_equal(half["loss"], outputs["loss"])
+    expected = whole.get_state()
+    parts = {**program.gradients["train"].replaces, **program.updates["train"].replaces}
+    assert set(parts.values()) == set(state) - {"random/key"}
+    for output, name in parts.items():
+        np.testing.assert_array_equal({**half, **other}[output], expected[name], err_msg=name)
+
+
+def test_the_update_half_needs_no_batch() -> None:
+    program = onward.compile(onward.make_trainable(perceptron(), loss="mse", optimizer="adam"), split=True)
+
+    inputs = {i.name for i in program.updates["train"].model.graph.input}
+
+    assert not inputs & set(program.input_names)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    wanted = {i.name for i in model.graph.input}
+    return Evaluator(model).run({k: v for k, v in feeds.items() if k in wanted})

@@ -16,6 +16,10 @@ def compile_command(
     ] = None,
     target_ir: Annotated[int | None, typer.Option(help="The IR version of the graphs (default: the lowest).")] = None,
     seed: Annotated[int, typer.Option(help="The initial random key.")] = 0,
+    split: Annotated[
+        bool,
+        typer.Option("--split", help="Also write gradient and update as two graphs (accumulation, federation)."),
+    ] = False,
 ) -> None:
     """Compile a training model to plain ONNX graphs that any runtime can train with."""
     from rich.console import Console
@@ -23,12 +27,14 @@ def compile_command(
 
     from onward.lower.pipeline import compile_model
 
-    program = compile_model(file, target_opset=target_opset, target_ir=target_ir, seed=seed)
+    program = compile_model(file, target_opset=target_opset, target_ir=target_ir, seed=seed, split=split)
     program.save(output)
     table = Table(title=f"{file.name} → {output}/", title_justify="left", box=None)
     for heading in ("graph", "nodes", "opset", "inputs", "outputs"):
         table.add_column(heading, justify="left" if heading == "graph" else "right")
     steps = {f"step {name}": s.model for name, s in program.steps.items()}
+    steps |= {f"gradients {name}": s.model for name, s in program.gradients.items()}
+    steps |= {f"update {name}": s.model for name, s in program.updates.items()}
     graphs = {**steps, "evaluate": program.evaluate, "infer": program.infer, "initialize": program.initialize}
     for name, model in graphs.items():
         if model is not None:

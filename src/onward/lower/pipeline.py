@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.autodiff import rules as rules  # importing the package registers every rule
-from onward.autodiff.lowering import lower_model
+from onward.autodiff.lowering import is_gradient, lower_model
 from onward.errors import A101, ArgumentError, Diagnostic, ModelError
 from onward.lower import combine as combining
 from onward.lower.combine import M301, Combined, combine, inline_functions, set_outputs, state_names, tensor_array
@@ -38,12 +38,19 @@ TRAINING_PREFIX = "train/"  # make_trainable names the training-mode copy of a v
 
 
 def compile_model(
-    model: Source, *, target_opset: int | None = None, target_ir: int | None = None, seed: int = 0
+    model: Source,
+    *,
+    target_opset: int | None = None,
+    target_ir: int | None = None,
+    seed: int = 0,
+    split: bool = False,
 ) -> Program:
     """Return `model` as a `Program`: step, initialize, infer and evaluate as plain ONNX graphs.
 
     `target_opset` and `target_ir` default to the lowest that the graphs need, so that as many runtimes as possible
-    load them. `seed` is the initial random key.
+    load them. `seed` is the initial random key. With `split`, each step is also given as two graphs: `gradients` (batch
+    to gradients, and what changes without them, such as running statistics) and `updates` (gradients to new state), for
+    accumulation over batches or devices.
 
     Raises:
         NotDifferentiable: listing every node that blocks a gradient.
@@ -56,24 +63,27 @@ def compile_model(
         training = to_working_opset(training)
     _check_target(target_opset)
     random = _Randomness(seed)
-    steps = {}
+    steps: dict[str, _Step] = {}
+    gradients: dict[str, _Step] = {}
+    updates: dict[str, _Step] = {}
     for index, entry in enumerate(training.entries):
         if entry.algorithm is not None and entry.update_binding:
             name = entry.name if entry.name not in steps else f"{entry.name}_{index}"
-            steps[name] = _step(training, entry, name, random)
+            steps[name] = _step(training, entry, random)
+            if split:
+                gradients[name] = _step(training, entry, random, part="gradients")
+                updates[name] = _step(training, entry, random, part="updates")
     evaluate = _evaluate(training)
     infer = _infer(training)
     initialize = _initialize(training)
-    finished = [s.combined for s in steps.values()] + [c for c in (evaluate, infer, initialize) if c is not None]
+    finished = [s.combined for s in (*steps.values(), *gradients.values(), *updates.values())]
+    finished += [c for c in (evaluate, infer, initialize) if c is not None]
     for combined in finished:
         _label(combined, target_opset, target_ir)
     state, settings = _state_values(training, random), _settings(training)
     loss = next((s.outputs[0] for s in steps.values()), "")
     return Program(
-        steps={
-            name: StepGraph(name, _proto(s.combined, f"{name} step"), s.replaces, s.outputs)
-            for name, s in steps.items()
-        },
+        steps=_step_graphs(steps, "step"),
         initialize=None if initialize is None else _proto(initialize, "initialize"),
         infer=_proto(infer, "infer"),
         evaluate=None if evaluate is None else _proto(evaluate, "evaluate"),
@@ -83,6 +93,8 @@ def compile_model(
         state=state,
         parameters=tuple(training.parameters),
         loss=loss,
+        gradients=_step_graphs(gradients, "gradients"),
+        updates=_step_graphs(updates, "update"),
         metadata={"name": training.graph.name or "", "producer": "onward"},
     )
 
@@ -102,10 +114,16 @@ class _Step:
         self.outputs = outputs
 
 
-def _step(model: TrainingModel, entry: TrainingEntry, name: str, random: _Randomness) -> _Step:
+def _step_graphs(steps: dict[str, _Step], title: str) -> dict[str, StepGraph]:
+    return {
+        name: StepGraph(name, _proto(s.combined, f"{name} {title}"), s.replaces, s.outputs) for name, s in steps.items()
+    }
+
+
+def _step(model: TrainingModel, entry: TrainingEntry, random: _Randomness, part: str = "step") -> _Step:
+    """Return one entry as a plain graph: the whole step, or with `part` only its gradients or only its update."""
     combined = combine(model, entry)
     inline_functions(combined)
-    values = {v.name: v for v in combined.values.values() if v.name}
     extra: list[tuple[str, Value]] = []
     if any(is_random(n) for n in _all_nodes(combined.graph)):
         graphs.infer_shapes(combined.model)
@@ -117,20 +135,49 @@ def _step(model: TrainingModel, entry: TrainingEntry, name: str, random: _Random
         following.shape = ir.Shape([])
         combined.graph.extend(op.nodes)
         extra.append((STEP, following))
+    gradient_names = [v.name or "" for n in combined.graph if is_gradient(n) for v in n.outputs if v.name]
     lower_model(combined.model)
     decompose_optimizers(combined.graph, combined.opset, combined.names)
     values = {v.name: v for v in _defined(combined.graph) if v.name}
+    gradients = [values[n] for n in gradient_names]
     assert entry.algorithm is not None
     bound = set(entry.update_binding.values())
     visible = [v.name or "" for v in entry.algorithm.outputs if v.name not in bound]
     new_state = [(key, values[value]) for key, value in entry.update_binding.items()] + extra
-    needed = graphs.ancestors([v for _, v in new_state] + [values[n] for n in visible])
-    # The model's own outputs come along where the step computes them anyway.
-    visible += [n for n in model.outputs if n not in visible and values[n].producer() in needed]
+    if part != "step":
+        moved = _behind([v for _, v in new_state], gradients)
+        new_state = [(k, v) for k, v in new_state if (v in moved) == (part == "updates")]
+    if part == "updates":
+        _cut_at(combined, gradients)
+        visible = []
+    else:
+        needed = graphs.ancestors([v for _, v in new_state] + [values[n] for n in visible])
+        # The model's own outputs come along where the step computes them anyway.
+        visible += [n for n in model.outputs if n not in visible and values[n].producer() in needed]
+        visible += gradient_names if part == "gradients" else []
     outputs = [(n, values[n]) for n in visible] + [(f"next/{key}", value) for key, value in new_state]
     _finish(combined, outputs)
     replaces = {f"next/{key}": key for key, _ in new_state}
     return _Step(combined, replaces, tuple(visible))
+
+
+def _behind(values: Sequence[Value], gradients: Sequence[Value]) -> set[Value]:
+    """Return those of `values` that depend on a gradient."""
+    sources = {g.producer() for g in gradients}
+    return {v for v in values if sources & graphs.ancestors([v])}
+
+
+def _cut_at(combined: Combined, gradients: Sequence[Value]) -> None:
+    """Make each gradient an input of the graph, and drop the batch inputs: an update needs no batch."""
+    graph = combined.graph
+    for gradient in gradients:
+        name, stand_in = gradient.name, graphs.copy_value(gradient)
+        gradient.name = combined.names.unique(f"{name}/cut")
+        gradient.replace_all_uses_with(stand_in)
+        stand_in.name = name
+        graph.inputs.append(stand_in)
+    combined.settings += combined.data  # inputs that may go when nothing reads them
+    combined.data = []
 
 
 def _evaluate(model: TrainingModel) -> Combined | None:

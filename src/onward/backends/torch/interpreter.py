@@ -1,0 +1,166 @@
+"""Run an ONNX graph with PyTorch operators.
+
+The graph is lowered to plain tuples once; running it is a loop over them, which autograd records and `torch.compile`
+and `torch.export` trace. Values that are known on the host (shapes, axes, sizes) are kept there as numpy arrays, so that
+a traced graph sees constants and no data-dependent control flow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onward.backends.torch.registry import Attributes, find, missing
+from onward.backends.torch.tensors import to_tensor
+from onward.model import graphs
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One node: what to call, where its inputs are and where its outputs go (-1: absent)."""
+
+    handler: Callable[..., Any]
+    attributes: Attributes
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dead: tuple[int, ...]  # slots that nobody reads after this node
+    name: str
+
+
+class Interpreter:
+    """A graph ready to run: `run({name: tensor})` returns its outputs by name.
+
+    Args:
+        graph: an onnx-ir graph; values of outer scopes that it reads are inputs too, by name.
+        opset: the version of ai.onnx.
+        stop: names of values that are given from outside although a node computes them (the cut of a slice).
+    """
+
+    def __init__(self, graph: ir.Graph, opset: int, *, outputs: Sequence[ir.Value] | None = None) -> None:
+        self.opset = opset
+        wanted = list(graph.outputs if outputs is None else outputs)
+        needed = graphs.ancestors(wanted)
+        nodes = [n for n in graph if n in needed]
+        absent = sorted({_label(n) for n in _nested(nodes) if find(n.op_type, n.domain, opset) is None})
+        if absent:
+            raise missing(absent)
+        self._slots: dict[ir.Value, int] = {}
+        self.input_slots: dict[str, int] = {}
+        self.constants: dict[int, Any] = {}
+        for value in graph.inputs:
+            self.input_slots[value.name or ""] = self._slot(value)
+        for name, value in graph.initializers.items():
+            if name not in self.input_slots:
+                slot = self._slot(value)
+                assert value.const_value is not None
+                self.constants[slot] = to_tensor(value.const_value.numpy())
+        for value in graphs.captured(graph):
+            self.input_slots.setdefault(value.name or "", self._slot(value))
+        instructions = [self._instruction(n) for n in nodes]
+        self.output_names = [v.name or "" for v in wanted]
+        self._outputs = [self._slot(v) for v in wanted]
+        self.instructions = self._with_lifetimes(instructions)
+        self._size = len(self._slots)
+
+    def _slot(self, value: ir.Value) -> int:
+        return self._slots.setdefault(value, len(self._slots))
+
+    def _instruction(self, node: ir.Node) -> Instruction:
+        handler = find(node.op_type, node.domain, self.opset)
+        assert handler is not None
+        given: dict[str, Any] = {}
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.GRAPH:
+                given[name] = Body(attribute.as_graph(), self.opset)
+            elif attribute.type == ir.AttributeType.TENSOR:
+                given[name] = attribute.as_tensor().numpy()
+            else:
+                value = attribute.value
+                given[name] = list(value) if isinstance(value, tuple) else value
+        inputs = [v for v in node.inputs]
+        bodies = [b for b in given.values() if isinstance(b, Body)]
+        captured = {v for b in bodies for v in b.captured}
+        for body in bodies:
+            body.outer = {v.name or "": self._slot(v) for v in body.captured}
+        return Instruction(
+            handler,
+            Attributes(node.op_type, node.domain, self.opset, given, len(node.outputs)),
+            tuple(-1 if v is None else self._slot(v) for v in inputs),
+            tuple(self._slot(v) if v.name else -1 for v in node.outputs),
+            tuple(self._slot(v) for v in captured),
+            node.name or node.op_type,
+        )
+
+    def _with_lifetimes(self, instructions: list[Instruction]) -> list[Instruction]:
+        """Return the instructions, each with the slots that may be freed after it."""
+        keep = {*self._outputs, *self.constants, *self.input_slots.values()}
+        last: dict[int, int] = {}
+        for index, instruction in enumerate(instructions):
+            for slot in (*instruction.inputs, *instruction.outputs, *instruction.dead):
+                last[slot] = index
+        freed: dict[int, list[int]] = {}
+        for slot, index in last.items():
+            if slot not in keep and slot >= 0:
+                freed.setdefault(index, []).append(slot)
+        return [dataclasses.replace(i, dead=tuple(freed.get(k, ()))) for k, i in enumerate(instructions)]
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs for `feeds`: tensors (or lists for sequences) by name."""
+        values: list[Any] = [None] * self._size
+        for slot, constant in self.constants.items():
+            values[slot] = constant
+        for name, slot in self.input_slots.items():
+            if name in feeds:
+                values[slot] = feeds[name]
+        for instruction in self.instructions:
+            arguments = [None if s < 0 else values[s] for s in instruction.inputs]
+            for body in instruction.attributes._values.values():
+                if isinstance(body, Body):
+                    body.values = {name: values[slot] for name, slot in body.outer.items()}
+            result = instruction.handler(instruction.attributes, *arguments)
+            results = result if isinstance(result, tuple) else (result,)
+            for slot, value in zip(instruction.outputs, results, strict=False):
+                if slot >= 0:
+                    values[slot] = value
+            for slot in instruction.dead:
+                values[slot] = None
+        return {
+            name: _as_tensor(values[slot]) for name, slot in zip(self.output_names, self._outputs, strict=True)
+        }
+
+
+class Body:
+    """The graph of an If, Loop or Scan; `body(*inputs)` runs it with the outer values of the moment."""
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        self.captured = graphs.captured(graph)
+        self.interpreter = Interpreter(graph, opset)
+        self.input_names = [v.name or "" for v in graph.inputs]
+        self.outer: dict[str, int] = {}
+        self.values: dict[str, Any] = {}
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        feeds = {**self.values, **dict(zip(self.input_names, inputs, strict=False))}
+        return list(self.interpreter.run(feeds).values())
+
+
+def _nested(nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    found: list[ir.Node] = []
+    for node in nodes:
+        found.append(node)
+        for graph in graphs.subgraphs(node):
+            found += _nested(list(graph))
+    return found
+
+
+def _label(node: ir.Node) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value

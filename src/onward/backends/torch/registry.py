@@ -1,0 +1,93 @@
+"""The table of operators in PyTorch: one function per operator and version, in ops/<family>.py.
+
+    @op("Gather", since=1)
+    def gather(attributes, data, indices): ...
+
+A function takes the node's attributes (see `Attributes`) and its inputs in schema order (None where absent) and returns
+one tensor or a tuple. Versions are chosen by floor: the highest registered one not above the node's (decision 6).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onward.errors import BackendError, Diagnostic, define
+from onward.model.schema import attribute_default
+
+Handler = Callable[..., Any]
+
+B300 = define(
+    "B300",
+    "the torch backend has no such operator",
+    why="The model uses an operator that Onward has not written for PyTorch.",
+    fix="Use backend='onnxruntime', or add one function in backends/torch/ops (onward.backends.torch.registry.op).",
+)
+
+_HANDLERS: dict[tuple[str, str], dict[int, Handler]] = {}
+
+
+def op(*op_types: str, since: int = 1, domain: str = "") -> Callable[[Handler], Handler]:
+    """Register the decorated function for `op_types` from version `since` on."""
+
+    def register(handler: Handler) -> Handler:
+        for op_type in op_types:
+            versions = _HANDLERS.setdefault((domain, op_type), {})
+            if since in versions:
+                raise TypeError(f"{op_type} since {since} is registered twice")
+            versions[since] = handler
+        return handler
+
+    return register
+
+
+def find(op_type: str, domain: str, opset: int) -> Handler | None:
+    """Return the handler of the highest version not above `opset`, or None."""
+    load_all()
+    versions = _HANDLERS.get(("" if domain == "ai.onnx" else domain, op_type), {})
+    fitting = [v for v in versions if v <= opset or domain not in ("", "ai.onnx")]
+    return versions[max(fitting)] if fitting else None
+
+
+def supported() -> dict[tuple[str, str], list[int]]:
+    """Return every registered operator with its versions."""
+    load_all()
+    return {key: sorted(versions) for key, versions in sorted(_HANDLERS.items())}
+
+
+def load_all() -> None:
+    """Import every family once."""
+    from onward.backends.torch import ops
+
+    for module in pkgutil.iter_modules(ops.__path__):
+        importlib.import_module(f"{ops.__name__}.{module.name}")
+
+
+def missing(names: list[str]) -> BackendError:
+    """Return the error that lists every operator without a handler."""
+    return BackendError([Diagnostic(B300, f"the torch backend has no operator `{n}`") for n in names])
+
+
+class Attributes:
+    """A node's attributes as plain Python values, with the schema's defaults: `attributes.axis`, `attributes["axis"]`."""
+
+    def __init__(self, op_type: str, domain: str, opset: int, given: Mapping[str, Any], outputs: int) -> None:
+        self._key = (op_type, domain, opset)
+        self._values = dict(given)
+        self.outputs = outputs  # how many outputs the node has: optional ones need not be computed
+        self.opset = opset
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, else the schema's default, else `default`."""
+        if name in self._values:
+            return self._values[name]
+        found = attribute_default(*self._key, name)
+        return default if found is None else found
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values

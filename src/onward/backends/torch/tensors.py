@@ -1,0 +1,64 @@
+"""Between numpy, ONNX element types and torch tensors; and host values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+_TORCH_TYPES = {
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.DOUBLE: torch.float64,
+    ir.DataType.FLOAT16: torch.float16,
+    ir.DataType.BFLOAT16: torch.bfloat16,
+    ir.DataType.BOOL: torch.bool,
+    ir.DataType.INT8: torch.int8,
+    ir.DataType.INT16: torch.int16,
+    ir.DataType.INT32: torch.int32,
+    ir.DataType.INT64: torch.int64,
+    ir.DataType.UINT8: torch.uint8,
+    ir.DataType.UINT16: torch.uint16,
+    ir.DataType.UINT32: torch.uint32,
+    ir.DataType.UINT64: torch.uint64,
+    ir.DataType.FLOAT8E4M3FN: torch.float8_e4m3fn,
+    ir.DataType.FLOAT8E5M2: torch.float8_e5m2,
+}
+
+
+def torch_type(dtype: int | ir.DataType) -> torch.dtype:
+    """Return the torch type of an ONNX element type."""
+    return _TORCH_TYPES[ir.DataType(dtype)]
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """Return a tensor with the values of `array`; the memory is its own."""
+    array = np.asarray(array)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+    if array.dtype.name.startswith("float8"):
+        return torch.from_numpy(np.array(array).view(np.uint8)).view(torch_type(ir.DataType.from_numpy(array.dtype)))
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return the values of a tensor as an array of its own."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return np.array(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.array(tensor.numpy())
+
+
+def host(value: Any) -> np.ndarray:
+    """Return a small integer value (axes, shapes, sizes) as a numpy array, whether it is on the host or a tensor."""
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    return np.asarray(value.detach().cpu())
+
+
+def ints(value: Any) -> list[int]:
+    """Return a 1-D integer value as Python ints."""
+    return [int(v) for v in host(value).reshape(-1)]

@@ -1,0 +1,94 @@
+"""Each folder imports only from those to its left (design.md); a framework only inside its own adapter."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import onward
+
+ROOT = Path(onward.__file__).parent
+ARROW = [
+    {"errors"},
+    {"model"},
+    {"check"},
+    {"upgrade"},
+    {"autodiff"},
+    {"losses", "optimizers", "schedules"},
+    {"author"},
+    {"samples"},
+    {"program"},
+    {"lower"},
+    {"package", "package_readme"},
+    {"backends"},
+    {"frontends"},
+    {"train"},
+    {"show", "testing"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+RANK = {name: rank for rank, names in enumerate(ARROW) for name in names}
+FRAMEWORKS = {
+    "torch": ("backends/torch", "frontends/torch"),
+    "onnxscript": ("frontends/torch",),
+    "tensorflow": (),
+    "jax": (),
+    "onnxruntime": ("backends/onnxruntime",),
+    "numba": ("backends/onnxruntime",),
+    "pandas": ("train/data",),
+    "pyarrow": ("train/data",),
+    "PIL": ("train/data",),
+    "sklearn": (),
+    "tensorboard": ("train",),
+}
+# Lazy imports against the arrow, each with its reason.
+ALLOWED = {
+    ("program", "package"): "Program.save and Program.load are methods for the user; the format is package.py",
+}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            if node.module == "onward":
+                yield from (f"onward.{a.name}" for a in node.names)
+            else:
+                yield node.module
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_imports_only_from_its_left(path: Path) -> None:
+    own = room(path)
+    if own in ("__init__", "__main__"):
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "onward" and len(parts) > 1 and parts[1] in RANK:
+            allowed = RANK[parts[1]] <= RANK[own] or (own, parts[1]) in ALLOWED
+            assert allowed, f"{path.relative_to(ROOT)} imports {name}, which is to its right"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_framework_is_imported_only_in_its_adapter(path: Path) -> None:
+    where = str(path.relative_to(ROOT))
+    for name in imports(path):
+        homes = FRAMEWORKS.get(name.split(".")[0])
+        if homes is not None:
+            assert where.startswith(homes or ("nowhere",)), f"{where} imports {name}"
+
+
+def test_every_room_is_in_the_arrow() -> None:
+    rooms = {room(p) for p in FILES}
+
+    assert rooms <= set(RANK)
