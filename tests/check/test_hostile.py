@@ -317,3 +317,14 @@ def test_large_initializers_are_not_copied_and_still_typed():
     codes = set(check(model).codes)
 
     assert codes == {"C114", "C306", "C401"}  # Y, W_new, dW and H are of the old shape
+
+
+def test_hundreds_of_type_errors_are_bounded_and_the_rest_is_announced():
+    nodes = [node("Add", ["X", "I"], [f"y{i}"]) for i in range(200)]
+    graph = helper.make_graph(nodes, "g", [info("X", [2]), info("I", [2], TensorProto.INT64)], [info("y0", [2])])
+
+    report = check(models.model_of(graph))
+
+    assert len(report.errors) == 40
+    assert set(report.codes) == {"C401", "C411"}
+    assert "more types" in report.notes[0].message

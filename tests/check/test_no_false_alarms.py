@@ -11,6 +11,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from check import models
 from onward.check import check
+from onward.samples import SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,11 @@ def test_a_right_model_has_no_findings(build):
 @pytest.mark.parametrize("build", [models.linear, models.two_entries, models.with_functions, models.with_loop])
 def test_a_right_model_has_no_findings_in_pedantic_mode_either(build):
     assert check(build(), pedantic=True).findings == ()
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_the_samples_have_no_findings_in_pedantic_mode(name):
+    assert check(SAMPLES[name](), pedantic=True).findings == ()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import onnx
@@ -296,29 +297,35 @@ def _reads(model: Model) -> set[tuple[int, str]]:
 
 
 def _check_copies(model: Model, keys: set[str], findings: Findings) -> None:
-    by_shape: dict[tuple[Any, ...], list[tuple[str, Any]]] = {}
-    for view in (model.graph, *(a for a in model.algorithms if a is not None)):
-        for name, tensor in view.initializers.items():
-            if name in keys and _is_telling(tensor):
-                by_shape.setdefault(_kind(tensor), []).append((name, tensor))
-    if not by_shape:
-        return
-    for top in (model.graph, *(a for a in model.algorithms if a is not None)):
-        for view in top.walk():
-            for position, node in enumerate(view.nodes):
-                if node.op_type != "Constant" or node.domain:
-                    continue
-                for attribute in node.attribute:
-                    if attribute.type != onnx.AttributeProto.TENSOR or attribute.name != "value":
-                        continue
-                    for name, tensor in by_shape.get(_kind(attribute.t), ()):
-                        if attribute.t.raw_data == tensor.raw_data:
-                            findings.warning(
-                                C126,
-                                f"this Constant holds the data of {quote(name)}, which training changes",
-                                place=view.node_place(position),
-                                needed=f"to read {quote(name)} itself",
-                            )
+    tops = [model.graph, *(a for a in model.algorithms if a is not None)]
+    constants = [
+        (view, position, attribute.t)
+        for top in tops
+        for view in top.walk()
+        for position, node in enumerate(view.nodes)
+        if node.op_type == "Constant" and not node.domain
+        for attribute in node.attribute
+        if attribute.type == onnx.AttributeProto.TENSOR and attribute.name == "value"
+    ]
+    kinds = {_kind(tensor) for _, _, tensor in constants}
+    states: dict[tuple[Any, ...], str] = {}
+    for top in tops:
+        for name, tensor in top.initializers.items():
+            if name in keys and _kind(tensor) in kinds and _is_telling(tensor):
+                states.setdefault((*_kind(tensor), _digest(tensor)), name)
+    for view, position, tensor in constants if states else ():
+        copied = states.get((*_kind(tensor), _digest(tensor)))
+        if copied is not None:
+            findings.warning(
+                C126,
+                f"this Constant holds the data of {quote(copied)}, which training changes",
+                place=view.node_place(position),
+                needed=f"to read {quote(copied)} itself",
+            )
+
+
+def _digest(tensor: Any) -> bytes:
+    return hashlib.sha256(tensor.raw_data).digest()
 
 
 def _kind(tensor: Any) -> tuple[Any, ...]:

@@ -223,7 +223,7 @@ def _check_opsets(model: Model, body: View, findings: Findings) -> None:
 
 def function_hint(model: Model, key: FunctionKey, findings: Findings) -> str:
     """Return a hint for a call that no function answers."""
-    overloads = [k for k in model.functions if k[:2] == key[:2]]
+    overloads = model.overloads.get(key[:2])
     if overloads:
-        return f"the function has the overloads {listing([k[2] or '(none)' for k in overloads])}"
-    return findings.near(key[1], [k[1] for k in model.functions if k[0] == key[0]])
+        return f"the function has the overloads {listing([o or '(none)' for o in overloads])}"
+    return findings.near(key[1], model.function_names.get(key[0], ()))

@@ -180,13 +180,13 @@ def _report_unknown(
 ) -> None:
     key: FunctionKey = (domain, op_type, overload)
     version = view.opsets[domain]
-    has_functions = any(k[0] == domain for k in model.functions)
+    has_functions = domain in model.function_names
     if overload or (has_functions and domain not in OFFICIAL_DOMAINS and not domain.startswith(_RUNTIME_DOMAINS)):
         findings.error(
             C118,
             f"no function {function_text(key)} in the model",
             place=place,
-            found=many or f"the functions {listing([k[1] for k in model.functions if k[0] == domain])}",
+            found=many or f"the functions {listing(model.function_names.get(domain, ()))}",
             needed=f"{function_text(key)} in ModelProto.functions",
             hint=function_hint(model, key, findings),
         )
@@ -209,7 +209,7 @@ def _report_unknown(
             f"{quote(op_type)} of {domain_text(domain)} is defined neither by the standard nor by this model",
             place=place,
             found=many,
-            hint=findings.near(op_type, [k[1] for k in model.functions]),
+            hint=findings.near(op_type, (k[1] for k in model.functions)),
         )
 
 

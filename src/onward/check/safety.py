@@ -62,6 +62,11 @@ MAX_NESTING = 32
 _MAX_MESSAGE_DEPTH = 4 * MAX_NESTING
 _PLACES_TO_LIST = 5
 
+_TENSOR_TEXT = [
+    TensorProto.DESCRIPTOR.fields_by_name[name]
+    for name in ("name", "doc_string", "external_data", "metadata_props")
+    if name in TensorProto.DESCRIPTOR.fields_by_name
+]
 _STRING = 9  # google.protobuf.descriptor.FieldDescriptor.TYPE_STRING
 _MESSAGE = 11  # TYPE_MESSAGE
 
@@ -118,6 +123,8 @@ def _repeated(field: Any) -> bool:
 
 def _fields(message: Any) -> list[tuple[Any, Any]]:
     try:
+        if message.DESCRIPTOR.name == "TensorProto":  # not its data, which would be copied
+            return [(f, getattr(message, f.name)) for f in _TENSOR_TEXT]
         return list(message.ListFields())
     except UnicodeDecodeError:  # the pure Python protobuf decodes on access, upb hands over the bytes
         fields = []
@@ -163,7 +170,7 @@ for _name, _bits in (
 ):  # fmt: skip
     if hasattr(TensorProto, _name):  # each onnx release adds some
         _STORAGE[getattr(TensorProto, _name)] = (_bits, "int32_data", 1)
-_DATA_FIELDS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+_DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 
 def is_data_type(elem_type: int) -> bool:
@@ -263,7 +270,8 @@ def check_tensor(tensor: Any, place: str, model: Model, findings: Findings) -> N
         )
         return
     bits, field, per_element = _STORAGE[kind]
-    used = [f for f in _DATA_FIELDS if len(getattr(tensor, f))]
+    raw_bytes = len(tensor.raw_data)  # once: each access copies the data
+    used = ["raw_data"] * (raw_bytes > 0) + [f for f in _DATA_FIELDS if len(getattr(tensor, f))]
     if tensor.data_location == TensorProto.EXTERNAL:
         _check_external(tensor, place, (count * bits + 7) // 8, used, model, findings)
         return
@@ -276,7 +284,7 @@ def check_tensor(tensor: Any, place: str, model: Model, findings: Findings) -> N
         )
         return
     if used == ["raw_data"] and kind != TensorProto.STRING:
-        have, need, unit = len(tensor.raw_data), (count * bits + 7) // 8, "bytes in raw_data"
+        have, need, unit = raw_bytes, (count * bits + 7) // 8, "bytes in raw_data"
     elif not used or used == [field]:
         packed = 8 // bits if 0 < bits < 8 else 1
         have = len(getattr(tensor, field)) if used else 0

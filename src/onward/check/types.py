@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,13 +53,14 @@ C411 = define(
     "C411",
     "types not inferred",
     why="onnx could not take over the graph for its type and shape inference, e.g. because it holds more than 2 GB "
-    "outside its initializers. All other rules were checked.",
-    fix="Store large data in initializers.",
+    "outside its initializers, or found so many mistakes that the search was ended. All other rules were checked.",
+    fix="Store large data in initializers; correct the mistakes that are listed and check again.",
 )
 
 _REFUSALS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError)
+# onnx reports one type mismatch at a time: its node is left out and the rest is inferred again, within these bounds.
 _ROUNDS = 40
-_SECONDS = 3.0
+_NODES = 1_000_000  # in all rounds of all graphs
 _TAG = re.compile(r"\(op_type:[^,()]*, node name: (#\d+#\d+)\): ?")
 _NAMED = re.compile(r"node name:? (#\d+#\d+)\b")
 
@@ -129,6 +129,8 @@ class Types:
         self._types: dict[int, dict[str, Any]] = {}
         self.complaints: list[Complaint] = []
         self.unread: list[tuple[View, str]] = []  # graphs that onnx could not take over, and why
+        self.cut_short: list[View] = []  # graphs in which more may be wrong than the complaints say
+        self._inferred_nodes = 0
         self.copier = Copier(model)
         for top in model.tops():
             if not top.is_function:
@@ -161,7 +163,6 @@ class Types:
             base_types = self._types[id(top.base)]
             self._compare_declarations(top, top.base)
         dropped: set[str] = set()
-        started = time.monotonic()
         inferred = None
         for round_number in range(_ROUNDS):
             copy = self.copier.copy(top, base_types, dropped)
@@ -173,7 +174,11 @@ class Types:
                 break
             except _REFUSALS as error:
                 fresh = self._read(top, str(error)) - dropped
-            if not fresh or round_number == _ROUNDS - 2 or time.monotonic() - started > _SECONDS:
+            self._inferred_nodes += len(copy.graph.node)
+            out_of_bounds = round_number == _ROUNDS - 1 or self._inferred_nodes > _NODES
+            if out_of_bounds:
+                self.cut_short.append(top)
+            if out_of_bounds or not fresh:
                 inferred = self._infer_leniently(copy)
                 break
             dropped |= fresh
@@ -283,6 +288,8 @@ def report_complaints(model: Model, types: Types, findings: Findings) -> None:
     """Report what onnx's type and shape inference refused, except at nodes that are reported already."""
     for top, text in types.unread:
         findings.warning(C411, "types and shapes of this graph could not be inferred", place=top.place, found=text)
+    for top in types.cut_short:
+        findings.note(C411, "more types and shapes may not fit than are listed here", place=top.place)
     seen: set[tuple[int, int | None, str]] = set()
     for complaint in types.complaints:
         key = (id(complaint.view), complaint.position, complaint.text)

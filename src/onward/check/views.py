@@ -196,8 +196,14 @@ class Model:
         self.folder = folder  # where external data lives, if the model came from a file
         self.opsets = read_opsets(proto.opset_import)
         self.functions: dict[FunctionKey, Any] = {}
+        self.overloads: dict[tuple[str, str], list[str]] = {}
         for function in proto.functions:
-            self.functions.setdefault(function_key(function), function)
+            key = function_key(function)
+            self.functions.setdefault(key, function)
+            self.overloads.setdefault(key[:2], []).append(key[2])
+        self.function_names: dict[str, list[str]] = {}  # by domain
+        for domain, name in self.overloads:
+            self.function_names.setdefault(domain, []).append(name)
         self.graph = self._view(proto.graph, "graph", "graph", self.opsets)
         self.algorithms: list[View | None] = []
         self.initializations: list[View | None] = []
