@@ -12,6 +12,7 @@ from onward.author.hidden import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
 from onward.author.labels import LabelArgument
 from onward.author.lift import lift_constants
+from onward.author.merged import separate_merged
 from onward.author.objective import build_loss, resolve_loss
 from onward.author.training_mode import build_training_forward, to_inference_mode
 from onward.errors import A101, ArgumentError, Diagnostic, define, unknown_name
@@ -123,6 +124,7 @@ def make_trainable(
     to_inference_mode(work.graph)
     names = Names(all_names(work.graph))
     lift_constants(work.graph, names, [*as_patterns(train), *as_patterns(freeze)])
+    separate_merged(work.graph, names)
     infer_shapes(work.ir)
     terms = objective.bind(work.graph, names)
     for name, argument in [*((n, "label=") for n in terms.labels), (loss_name, "loss_name=")]:

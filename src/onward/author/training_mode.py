@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.model.builder import Builder, Names, Value
-from onward.model.graphs import ancestors, constant_of, copy_nodes, copy_value, reads, subgraphs
+from onward.model.graphs import ancestors, constant_of, copy_nodes, reads, subgraphs
 from onward.model.roles import walk
 from onward.model.training_model import TrainingModel
 
@@ -66,7 +66,6 @@ def build_training_forward(
     order = [node for node in work.graph if node in reached]
     training = {node for node in order if _trains(node, batch_norm, trained)}
     _check_bodies(order, batch_norm, trained)
-    _separate_statistics(work.graph, [n for n in order if n in training], names)
     forward = TrainingForward()
     op = Builder(work.opset, names, prefix=PREFIX)
     drops = 0
@@ -166,38 +165,6 @@ def _check_bodies(order: Sequence[ir.Node], batch_norm: str, trained: Collection
     ]
     if problems:
         raise ArgumentError(problems)
-
-
-def _separate_statistics(graph: ir.Graph, nodes: Sequence[ir.Node], names: Names) -> None:
-    """Give each batch normalisation statistics of its own where an exporter merged equal initializers.
-
-    Zero means and zero biases look the same to a deduplicating optimizer. Statistics stay shared only between nodes
-    that share all four of scale, bias, mean and variance: one normalisation used twice.
-    """
-    for index in (3, 4):
-        owners: dict[Value, ir.Node] = {}
-        for node in nodes:
-            value = _source(node.inputs[index])
-            assert value is not None
-            first = owners.get(value)
-            shared = first is not None and [_source(v) for v in first.inputs[1:5]] == [
-                _source(v) for v in node.inputs[1:5]
-            ]
-            foreign = any(
-                not (is_batch_norm(user) and place == index)
-                for user, place in value.uses()
-                if user.op_type != "Identity"
-            )
-            if shared or (first is None and not foreign):
-                owners.setdefault(value, node)
-                continue
-            role = "mean" if index == 3 else "var"
-            copy = copy_value(value, names.unique(f"{value.name}/{node.name or 'batch_norm'}/{role}"))
-            assert value.const_value is not None
-            copy.const_value = ir.tensor(value.const_value.numpy(), name=copy.name)
-            graph.register_initializer(copy)
-            node.replace_input_with(index, copy)
-            owners[copy] = node
 
 
 def _emit_batch_norm(op: Builder, node: ir.Node, forward: TrainingForward, unbiased: bool) -> None:
