@@ -106,7 +106,7 @@ class Backward:
         positions = {
             index: _condition_name(spec, known, index)
             for index, value in enumerate(node.inputs)
-            if value is not None and value in self.part.active and value.dtype in FLOAT_OR_ANY
+            if value is not None and value in self.part.active and (value.dtype in FLOAT_OR_ANY or spec.integers)
         }
         for index, name in positions.items():
             condition = spec.conditions.get(name, GRADIENT)

@@ -164,14 +164,15 @@ def prepare_slice(y: Value, xs: Sequence[Value], zs: Sequence[Value], scope: Sco
     `y` and `xs` are returned too: what an expanded call produced is another value of the same name.
     """
     names = [v.name or "" for v in (y, *xs)]
+    part = Slice([], set())
 
     def wanted() -> list[ir.Node]:
-        nonlocal y, xs
+        nonlocal y, xs, part
         y, *xs = (scope.find(n) or v for n, v in zip(names, (y, *xs), strict=True))
-        return find_slice(y, xs, zs, scope.order()).nodes
+        part = find_slice(y, xs, zs, scope.order())
+        return part.nodes
 
     scope.expand_calls(wanted)
-    part = find_slice(y, xs, zs, scope.order())
     if any(v.name and (v.type is None or v.shape is None) for n in part.nodes for v in n.outputs):
         scope.infer()
     infer_bodies(part.nodes, scope.opset)

@@ -63,6 +63,7 @@ class RuleSpec:
     variadic_output: bool
     conditions: Mapping[str, Condition]  # by schema input name
     broadcasts: bool  # the operator broadcasts its inputs: the engine sums gradients back to each input's shape
+    integers: bool = False  # the rule is asked about its integer inputs too (DequantizeLinear)
 
     @property
     def differentiable(self) -> bool:
@@ -79,12 +80,14 @@ def gradient(
     domain: str = "",
     broadcasts: bool = False,
     replace: bool = False,
+    integers: bool = False,
     **conditions: Condition,
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register the decorated function as the rule of `op_type` from `opset` on.
 
     Keyword arguments named like inputs state their condition; inputs not named have a gradient, which the function
-    returns under their name (a list for a variadic input).
+    returns under their name (a list for a variadic input). With `integers`, the rule is asked even where only an
+    integer input depends on what is differentiated by.
 
     Raises:
         TypeError: a name is not in the ONNX schema, or the operator has this rule already (and not `replace`).
@@ -98,7 +101,7 @@ def gradient(
             if not name.startswith("d"):
                 raise TypeError(f"{op_type}: parameter `{name}` must be `d` followed by an output's name")
         outputs = tuple(n[1:] for n in names)
-        _add(op_type, domain, opset, function, outputs, variadic, broadcasts, conditions, replace)
+        _add(op_type, domain, opset, function, outputs, variadic, broadcasts, conditions, replace, integers)
         return function
 
     return register
@@ -119,6 +122,7 @@ def _add(
     broadcasts: bool,
     conditions: Mapping[str, Condition],
     replace: bool,
+    integers: bool = False,
 ) -> None:
     known = schema(op_type, domain, opset) if domain == "" else schema(op_type, domain)
     full = dict(conditions)
@@ -131,7 +135,7 @@ def _add(
                 raise TypeError(f"{op_type}: no condition stated for input {', '.join(open_inputs)}")
     elif domain == "":
         raise TypeError(f"{op_type} is not an operator of ai.onnx at opset {opset}")
-    spec = RuleSpec(domain, op_type, opset, function, outputs, variadic, full, broadcasts)
+    spec = RuleSpec(domain, op_type, opset, function, outputs, variadic, full, broadcasts, integers)
     rules = _RULES.setdefault((domain, op_type), [])
     same = [r for r in rules if r.opset == opset]
     if same and not replace:

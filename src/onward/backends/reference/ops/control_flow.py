@@ -48,7 +48,7 @@ class Loop(OpRun):
         while going and (limit is None or step < limit):
             feeds = dict(context or {})
             feeds.update(zip(names, [np.array(step, np.int64), np.array(going), *carried], strict=True))
-            results = self._evaluate_subgraph(feeds, body, attributes, bindings)
+            results = body.run(None, feeds, attributes=attributes)
             going = bool(np.asarray(results[0]).reshape(-1)[0])
             carried = list(results[1 : 1 + len(carried)])
             for scan, value in zip(scans, results[1 + len(carried) :], strict=True):
@@ -93,7 +93,7 @@ class Scan(OpRun):
         for step in range(len(sources[0])):
             feeds = dict(context or {})
             feeds.update(zip(names, [*states, *(np.asarray(s[step]) for s in sources)], strict=True))
-            results = self._evaluate_subgraph(feeds, body, attributes, bindings)
+            results = body.run(None, feeds, attributes=attributes)
             states = list(results[: len(states)])
             for scan, value in zip(scans, results[len(states) :], strict=True):
                 scan.append(np.asarray(value))

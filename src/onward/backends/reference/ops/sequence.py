@@ -24,7 +24,7 @@ class SequenceMap(OpRun):
             feeds = dict(context or {})
             others = [a[index] if isinstance(a, list) else a for a in additional]
             feeds.update(zip(names, [element, *others], strict=True))
-            for output, value in zip(outputs, self._evaluate_subgraph(feeds, body, None), strict=True):
+            for output, value in zip(outputs, body.run(None, feeds), strict=True):
                 output.append(value)
         return tuple(outputs)
 
