@@ -42,7 +42,7 @@ class Origin:
         """Return the origin for a model, a Program, a ModelProto, or the path of an ONNX file or of a saved Program."""
         if isinstance(source, Program):
             return cls(source)
-        from onward.model.serde import from_proto, load
+        from onward.model.serde import from_proto, load, to_proto
         from onward.model.training_model import TrainingModel
 
         if isinstance(source, (str, Path)):
@@ -64,7 +64,9 @@ class Origin:
         elif isinstance(source, onnx.ModelProto):
             model = from_proto(source)
         elif isinstance(source, TrainingModel):
-            model = source
+            # A float attribute has 64 bits in memory and 32 in the file. What is trained is what the file says, so
+            # that a run resumed from the stored file has the very same graph.
+            model = from_proto(to_proto(source))
         else:
             raise ArgumentError(
                 Diagnostic(
@@ -105,9 +107,22 @@ class Origin:
         return self._content
 
     @functools.cached_property
+    def graph_sha256(self) -> str:
+        """The digest of the step graphs: what is computed, whatever the state."""
+        return _graph_digest(self.program)
+
+    @functools.cached_property
     def sha256(self) -> str:
         """The digest of `content`."""
         return hashlib.sha256(self.content).hexdigest()
+
+
+def _graph_digest(program: Program) -> str:
+    digest = hashlib.sha256()
+    for name, step in program.steps.items():
+        digest.update(name.encode("utf-8"))
+        digest.update(step.model.SerializeToString(deterministic=True))
+    return digest.hexdigest()
 
 
 def _compile(model: TrainingModel) -> Program:

@@ -434,7 +434,7 @@ class Trainer:
         bad = bad_names({n: tensors[n] for n in self.program.parameters if n in tensors})
         data: dict[str, Any] = {
             "run": self.run_id,
-            "backend": {"name": self._backend, "options": _json_options(self._options), **_described(self.session)},
+            "backend": {"name": self._backend, "options": _json_options(self._options), "describe": self._describe()},
             "preparation": self.preparation.as_dict(),
             "steps": self.steps if run is None else run.position.step,
             "not_finite": bad,
@@ -446,6 +446,11 @@ class Trainer:
             data["run_state"], extra = run.get_state()
             tensors |= {_EXTRA + name: array for name, array in extra.items()}
         return directory.save(int(data["steps"]), tensors, data, self._origin)
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what the bits depend on: the backend, its versions and threads, and the compiled graphs."""
+        described = {k: v if isinstance(v, (int, float, bool)) else str(v) for k, v in self.session.describe().items()}
+        return {**described, "compiled program": self._origin.graph_sha256[:16]}
 
     @classmethod
     def resume(
@@ -467,7 +472,7 @@ class Trainer:
         options = {**(stored["options"] if backend == stored["name"] else {}), **backend_options}
         trainer = cls(origin, backend, **options)
         if not allow_changes:
-            _check_backend(stored, {"name": backend, **_described(trainer.session)})
+            _check_backend(stored, {"name": backend, "describe": trainer._describe()})
         trainer.set_state({n: a for n, a in checkpoint.tensors.items() if not n.startswith(_EXTRA)})
         trainer.run_id = checkpoint.data["run"]
         trainer.steps = int(checkpoint.data["steps"])
@@ -544,12 +549,6 @@ def _bake(infer: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> onnx.Model
 
 def _extras(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name[len(_EXTRA) :]: array for name, array in tensors.items() if name.startswith(_EXTRA)}
-
-
-def _described(session: Session) -> dict[str, Any]:
-    return {
-        "describe": {str(k): v if isinstance(v, (int, float, bool)) else str(v) for k, v in session.describe().items()}
-    }
 
 
 def _json_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,211 @@
+"""`onward train` and `onward evaluate`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import onnx
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+import onward
+from onward.cli.evaluate import evaluate
+from onward.cli.train import train
+from onward.errors import OnwardError
+from onward.train.checkpoint import CheckpointDirectory
+from train.test_backends import model, network, samples
+from train.test_data import write_idx
+
+
+def call(*arguments):
+    app = typer.Typer()
+    app.command()(train)
+    app.command()(evaluate)
+    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=True)
+
+
+def ok(*arguments):
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result
+
+
+def fails(*arguments):
+    result = call(*arguments)
+    assert isinstance(result.exception, OnwardError), result.output + repr(result.exception)
+    return str(result.exception)
+
+
+@pytest.fixture
+def work(tmp_path):
+    onward.save(model(), tmp_path / "m.onnx")
+    x, y = samples(120)
+    np.savez(tmp_path / "d.npz", x=x, labels=y)
+    return tmp_path
+
+
+def test_train_writes_everything_it_is_asked_for(work):
+    result = ok(
+        "train", work / "m.onnx", "--data", work / "d.npz", "--epochs", 2, "--batch-size", 16,
+        "--validation", 0.25, "--metric", "accuracy,f1", "--checkpoint", work / "run", "--plot", work / "loss.svg",
+        "--report", work / "report.html", "--log", work / "log.jsonl", "--tensorboard", work / "tb",
+        "-o", work / "trained.onnx", "--inference", work / "inference.onnx",
+    )  # fmt: skip
+
+    assert "epoch 2/2" in result.stderr
+    assert "saved" in result.stderr
+    ET.parse(work / "loss.svg")
+    assert "Confusion matrix" in (work / "report.html").read_text()
+    assert json.loads((work / "log.jsonl").read_text().splitlines()[-1])["finished"] is True
+    assert list((work / "tb").iterdir())
+    assert onnx.load(work / "trained.onnx").training_info
+    assert not onnx.load(work / "inference.onnx").training_info
+    assert CheckpointDirectory(work / "run").load().step == 12
+
+
+def test_quiet_is_quiet(work):
+    result = ok("train", work / "m.onnx", "--data", work / "d.npz", "-q", "-o", work / "t.onnx")
+
+    assert result.output == ""
+
+
+def test_resume_gives_the_model_of_one_long_run(work):
+    common = ["train", work / "m.onnx", "--data", work / "d.npz", "-q", "-b", 16]
+    ok(*common, "--epochs", 4, "-o", work / "long.onnx")
+
+    ok(*common, "--epochs", 2, "--checkpoint", work / "run")
+    ok(*common, "--epochs", 4, "--checkpoint", work / "run", "--resume", "-o", work / "resumed.onnx")
+
+    assert (work / "long.onnx").read_bytes() == (work / "resumed.onnx").read_bytes()
+
+
+def test_resume_without_a_checkpoint_starts(work):
+    ok("train", work / "m.onnx", "--data", work / "d.npz", "-q", "--checkpoint", work / "run", "--resume")
+
+    assert CheckpointDirectory(work / "run").load().step == 4
+
+
+def test_a_run_is_not_overwritten_by_mistake(work):
+    common = ["train", work / "m.onnx", "--data", work / "d.npz", "-q", "--checkpoint", work / "run"]
+    ok(*common)
+
+    assert "already holds a run" in fails(*common)
+
+
+def test_evaluate_a_checkpoint_and_a_model_agree(work):
+    ok(
+        "train", work / "m.onnx", "--data", work / "d.npz", "-q", "--scale", "1/2",
+        "--checkpoint", work / "run", "-o", work / "t.onnx",
+    )  # fmt: skip
+
+    results = [
+        json.loads(ok("evaluate", source, "--data", work / "d.npz", "-m", "accuracy", "--json").stdout)
+        for source in (work / "run", work / "t.onnx")
+    ]
+
+    assert results[0] == results[1]
+    assert results[0]["samples"] == 120
+    assert 0 <= results[0]["accuracy"] <= 1
+
+
+def test_evaluate_prints_a_table_with_the_confusion_matrix(work):
+    result = ok("evaluate", work / "m.onnx", "--data", work / "d.npz", "-m", "accuracy,confusion")
+
+    assert "accuracy" in result.stdout
+    assert "true \\ predicted" in result.stdout
+
+
+def test_train_on_an_idx_folder_and_evaluate_on_its_test_part(tmp_path):
+    onward.save(onward.samples.build("digits"), tmp_path / "m.onnx")
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 40), ("t10k", 20)):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte", rng.integers(0, 17, (count, 8, 8)).astype(np.uint8))
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", rng.integers(0, 10, count).astype(np.uint8))
+
+    ok("train", tmp_path / "m.onnx", "--data", tmp_path, "-q", "--scale", "1/16", "--checkpoint", tmp_path / "run")
+    result = ok("evaluate", tmp_path / "run", "--data", tmp_path, "--json")
+
+    assert json.loads(result.stdout)["samples"] == 20
+
+
+def test_train_on_a_csv_with_text_labels(tmp_path):
+    onward.save(model(), tmp_path / "m.onnx")
+    x, y = samples(60)
+    names = ["ant", "bee", "cat", "dog"]
+    lines = [",".join([*(f"{v:.5f}" for v in row), names[k]]) for row, k in zip(x, y, strict=True)]
+    (tmp_path / "d.csv").write_text(",".join([*"abcdefgh", "labels"]) + "\n" + "\n".join(lines) + "\n")
+    (tmp_path / "dogs.csv").write_text("\n".join(["a,b,c,d,e,f,g,h,labels", *(l for l in lines if l.endswith("dog"))]))
+
+    ok("train", tmp_path / "m.onnx", "--data", tmp_path / "d.csv", "-q", "--epochs", 30, "-o", tmp_path / "t.onnx")
+    result = ok("evaluate", tmp_path / "t.onnx", "--data", tmp_path / "dogs.csv", "-m", "accuracy", "--json")
+
+    assert json.loads(result.stdout)["accuracy"] > 0.8  # dog is class 3 here too, although it is alone
+
+
+def test_train_on_an_image_folder(tmp_path):
+    onward.save(onward.samples.build("digits"), tmp_path / "m.onnx")
+    for k in range(3):
+        (tmp_path / "images" / f"class{k}").mkdir(parents=True)
+        for i in range(5):
+            Image.new("L", (10, 9), 60 * k + i).save(tmp_path / "images" / f"class{k}" / f"{i}.png")
+
+    ok("train", tmp_path / "m.onnx", "--data", tmp_path / "images", "-q", "--scale", "1/255", "--validation", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nowhere"], "there is no `nowhere`"),
+        (["--data", "{d}", "--epochs", 0], "epochs is 0"),
+        (["--data", "{d}", "--metric", "acuracy"], "did you mean `accuracy`"),
+        (["--data", "{d}", "--backend", "onnxruntim"], "did you mean `onnxruntime`"),
+        (["--data", "{d}", "--scale", "half"], "--scale is `half`"),
+        (["--data", "{d}", "--column", "x"], "INPUT=COLUMN"),
+        (["--data", "{d}", "--validation", "1.5"], "between 0 and 1"),
+        (["--data", "{d}", "--on-nan", "ignore"], "no such on_nan mode `ignore`"),
+        (["--data", "{d}", "--resume"], "--checkpoint DIR"),
+        (["--data", "{d}", "--entry", "nope"], "no such training entry `nope`"),
+        (["--data", "{d}", "--column", "x=labels"], "does not have the shape"),
+        (["--data", "x={d}", "--data", "{d}"], "NAME=FILE for each of them"),
+        (["--data", "{d}", "--report", "{w}"], "cannot be written"),
+    ],
+)
+def test_mistakes_are_explained(work, arguments, message):
+    filled = [str(a).format(d=work / "d.npz", w=work) for a in arguments]
+
+    assert message in fails("train", work / "m.onnx", "-q", *filled)
+
+
+def test_an_inference_model_is_told_to_be_made_trainable(tmp_path):
+    onnx.save(network(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.zeros((4, 8), np.float32))
+
+    assert "make_trainable" in fails("train", tmp_path / "m.onnx", "--data", tmp_path / "d.npz")
+
+
+def test_sigterm_saves_and_leaves_with_zero(work):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "import typer; from onward.cli.train import train; typer.run(train)"
+    command = [sys.executable, "-c", code, str(work / "m.onnx"), "--data", str(work / "d.npz"), "--epochs", "100000"]
+    with subprocess.Popen(
+        [*command, "--checkpoint", str(work / "run"), "--checkpoint-every", "20", "-q"], env=environment
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not CheckpointDirectory(work / "run").step_files() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        began = time.monotonic()
+
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(10) == 0
+        assert time.monotonic() - began < 5.0
+    assert CheckpointDirectory(work / "run").load().step > 0
