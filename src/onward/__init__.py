@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from onward.autodiff.api import lower_gradients as lower_gradients
     from onward.autodiff.api import vjp as vjp
     from onward.autodiff.registry import register_gradient as register_gradient
+    from onward.autodiff.rules.quantization import straight_through as straight_through
     from onward.check import check as check
     from onward.errors import OnwardError as OnwardError
     from onward.lower.pipeline import compile_model as compile  # noqa: F401  # the public name differs
@@ -62,6 +63,7 @@ _PUBLIC = {
     "make_trainable": "onward.author",
     "register_gradient": "onward.autodiff.registry",
     "save": "onward.model.serde",
+    "straight_through": "onward.autodiff.rules.quantization",
     "to_inference": "onward.model.convert",
     "to_torch": "onward.backends.torch",
     "vjp": "onward.autodiff.api",

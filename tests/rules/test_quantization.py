@@ -1,0 +1,126 @@
+"""Gradients through rounding are refused unless chosen, and are PyTorch's when chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import parser
+
+from cases import array
+from onward.autodiff.api import gradient
+from onward.autodiff.rules.quantization import straight_through
+from onward.backends.reference import Evaluator
+from onward.errors import NotDifferentiable
+
+
+def parse(text: str) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+
+
+def pair(scale: str, attributes: str = "", dims: str = "3,4") -> onnx.ModelProto:
+    """Return a model that quantizes x to int8 and back, times c."""
+    return parse(f"""net (float[{dims}] x, float{scale} s, int8{scale} z, float[{dims}] c) => (float[{dims}] y)
+        {{ q = QuantizeLinear{attributes}(x, s, z) d = DequantizeLinear{attributes}(q, s, z) y = Mul(d, c) }}""")
+
+
+FEEDS = {"x": (array(3, 4) * 30).astype(np.float32), "c": array(3, 4, seed=1).astype(np.float32)}
+
+
+def test_gradient_behind_rounding_is_refused_and_says_how_to_choose() -> None:
+    with pytest.raises(NotDifferentiable, match=r"with onward\.straight_through\(\):"):
+        gradient(pair(""), of="y", wrt=["x"])
+
+
+def test_straight_through_per_tensor_agrees_with_torch() -> None:
+    feeds = {**FEEDS, "s": np.array(0.3, np.float32), "z": np.array(4, np.int8)}
+
+    with straight_through():
+        lowered = gradient(pair(""), of="y", wrt=["x", "s"])
+    actual = Evaluator(lowered).run(feeds)
+
+    x, s = torch.tensor(feeds["x"], requires_grad=True), torch.tensor([0.3], requires_grad=True)
+    z = torch.tensor([4.0], requires_grad=True)
+    learned = torch._fake_quantize_learnable_per_tensor_affine(x, s, z, -128, 127)
+    (learned * torch.tensor(feeds["c"])).sum().backward()
+    assert (actual["grad/x"] == 0).any()  # some elements are out of range
+    np.testing.assert_allclose(actual["grad/x"], x.grad, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["grad/s"], s.grad[0], rtol=1e-4)
+
+
+def test_straight_through_per_channel_agrees_with_torch() -> None:
+    s, z = array(4, low=0.1, high=0.5).astype(np.float32), np.array([0, 5, -7, 3], np.int8)
+    feeds = {**FEEDS, "s": s, "z": z}
+
+    with straight_through():
+        lowered = gradient(pair("[4]", "<axis=1>"), of="y", wrt=["x", "s"])
+    actual = Evaluator(lowered).run(feeds)
+
+    x, ts = torch.tensor(feeds["x"], requires_grad=True), torch.tensor(s, requires_grad=True)
+    tz = torch.tensor(z.astype(np.float32), requires_grad=True)
+    learned = torch._fake_quantize_learnable_per_channel_affine(x, ts, tz, 1, -128, 127)
+    (learned * torch.tensor(feeds["c"])).sum().backward()
+    np.testing.assert_allclose(actual["grad/x"], x.grad, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["grad/s"], ts.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_straight_through_per_block_is_the_same_as_per_tensor_where_all_blocks_are_equal() -> None:
+    blocks = {**FEEDS, "s": np.full((3, 2), 0.3, np.float32), "z": np.full((3, 2), 4, np.int8)}
+    tensor = {**FEEDS, "s": np.array(0.3, np.float32), "z": np.array(4, np.int8)}
+
+    with straight_through():
+        actual = Evaluator(gradient(pair("[3,2]", "<axis=1, block_size=2>"), of="y", wrt=["x", "s"])).run(blocks)
+        expected = Evaluator(gradient(pair(""), of="y", wrt=["x", "s"])).run(tensor)
+
+    np.testing.assert_allclose(actual["grad/x"], expected["grad/x"], rtol=1e-6)
+    assert actual["grad/s"].shape == (3, 2)
+    np.testing.assert_allclose(actual["grad/s"].sum(), expected["grad/s"], rtol=1e-5)
+
+
+def test_straight_through_passes_the_checker_and_onnxruntime() -> None:
+    import onnxruntime
+
+    feeds = {**FEEDS, "s": np.array(0.3, np.float32), "z": np.array(4, np.int8)}
+
+    with straight_through():
+        lowered = gradient(pair(""), of="y", wrt=["x", "s"])
+
+    onnx.checker.check_model(lowered, full_check=True)
+    session = onnxruntime.InferenceSession(lowered.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = Evaluator(lowered).run(feeds)
+    for name, value in zip(("grad/x", "grad/s"), session.run(["grad/x", "grad/s"], feeds), strict=True):
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-4)
+
+
+def test_straight_through_ends_with_its_block() -> None:
+    with straight_through():
+        gradient(pair(""), of="y", wrt=["x"])
+
+    with pytest.raises(NotDifferentiable):
+        gradient(pair(""), of="y", wrt=["x"])
+
+
+def test_an_operator_between_the_pair_is_named() -> None:
+    model = parse("""net (float[3,4] x, float s) => (float[4,3] y)
+        { q = QuantizeLinear(x, s) t = Transpose(q) y = DequantizeLinear(t, s) }""")
+
+    with straight_through(), pytest.raises(NotDifferentiable, match="Transpose"):
+        gradient(model, of="y", wrt=["x"])
+
+
+def test_the_scale_alone_needs_no_choice_where_the_steps_are_constant() -> None:
+    model = parse("net (int8[3] q, float s) => (float[3] y) { y = DequantizeLinear(q, s) }")
+
+    lowered = gradient(model, of="y", wrt=["s"])
+
+    grad = Evaluator(lowered).run({"q": np.array([1, 2, -5], np.int8), "s": np.array(0.5, np.float32)})["grad/s"]
+    assert grad == -2
+
+
+def test_dynamic_quantization_is_refused_with_the_alternative() -> None:
+    model = parse("""net (float[3] x) => (float[3] y)
+        { q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }""")
+
+    with straight_through(), pytest.raises(NotDifferentiable, match="QuantizeLinear and DequantizeLinear"):
+        gradient(model, of="y", wrt=["x"])
