@@ -7,6 +7,7 @@ for travels in `meta`, and `writer` puts it back.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ M110 = define(
     fix="`onward check` lists every problem of the file; export the model again.",
 )
 
-# Where `meta` keeps what onnx-ir has no place for. Each holds serialised messages.
+# Where `meta` keeps what onnx-ir has no place for: serialised messages, and `SparseTensor`s.
 SPARSE = "onward.sparse_initializer"
 VALUE_INFO = "onward.value_info"  # on graphs: entries that describe no value; on values: they had an entry
 OUTPUT_INFO = "onward.output_info"  # graph outputs that describe a value otherwise than its input does
@@ -55,11 +56,13 @@ class RawType(ir.TypeProtocol):
         return "RawType(...)"
 
 
-class RawSparse:
-    """The value of a sparse attribute, as the file has it."""
+@dataclasses.dataclass(frozen=True)
+class SparseTensor:
+    """A sparse tensor, for which onnx-ir has no class."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    values: ir.TensorProtocol
+    indices: ir.TensorProtocol
+    dims: tuple[int, ...]
 
 
 class ProtoTensor(ir.serde.TensorProtoTensor):
@@ -116,8 +119,7 @@ class Reader:
             self._describe(value, info)
             inputs.append(value)
         initializers = self._initializers(proto, values, infos)
-        for sparse in proto.sparse_initializer:
-            self._sparse(sparse, values, infos)
+        sparse = [self._sparse_initializer(s, values, infos) for s in proto.sparse_initializer]
         self._declare_outputs(proto.node, values, infos)
         nodes = [self.node(node, scopes) for node in proto.node]
         outputs, output_infos = [], {}
@@ -144,7 +146,7 @@ class Reader:
         if output_infos:
             graph.meta[OUTPUT_INFO] = output_infos
         if proto.sparse_initializer:
-            graph.meta[SPARSE] = [s.SerializeToString() for s in proto.sparse_initializer]
+            graph.meta[SPARSE] = sparse
         described = {info.name for info in [*proto.input, *proto.output]}
         rest = [i for n, i in infos.items() if n in described or n not in values]
         if rest:
@@ -316,27 +318,27 @@ class Reader:
             found[name] = value
         return list(found.values())
 
-    def _sparse(self, proto: onnx.SparseTensorProto, values: Scope, infos: dict[str, onnx.ValueInfoProto]) -> None:
-        """Declare the value of a sparse initializer; the tensor itself stays as the file has it."""
+    def _sparse_initializer(
+        self, proto: onnx.SparseTensorProto, values: Scope, infos: dict[str, onnx.ValueInfoProto]
+    ) -> SparseTensor:
+        """Return a sparse initializer and declare its value."""
         name = proto.values.name
-        self._raw_sparse(proto, f"sparse initializer `{name}`")
+        tensor = self.sparse(proto, f"sparse initializer `{name}`")
         if name and name not in values:
             value = self._declare(values, name, "sparse initializer")
-            if proto.values.data_type in ir.DataType._value2member_map_:
-                value.type = ir.TensorType(ir.DataType(proto.values.data_type))
-                value.shape = ir.Shape(list(proto.dims))
+            value.type, value.shape = ir.TensorType(tensor.values.dtype), ir.Shape(list(proto.dims))
             if name in infos:
                 self._describe(value, infos[name])
                 value.meta[VALUE_INFO] = True
+        return tensor
 
-    def _raw_sparse(self, proto: onnx.SparseTensorProto, where: str) -> RawSparse:
-        self.tensor(proto.values, where)
-        self.tensor(proto.indices, f"{where}, indices")
+    def sparse(self, proto: onnx.SparseTensorProto, where: str) -> SparseTensor:
+        """Return a sparse tensor, its parts checked as any other tensor."""
         if any(d < 0 for d in proto.dims) or math.prod(max(d, 1) for d in proto.dims) > self.limits.tensor_bytes:
-            self.report(
-                M106, f"sparse tensor `{proto.values.name}` has impossible dimensions", found=str(list(proto.dims))
-            )
-        return RawSparse(proto.SerializeToString())
+            self.report(M106, f"sparse tensor `{proto.values.name}` has bad dimensions", found=str(list(proto.dims)))
+        return SparseTensor(
+            self.tensor(proto.values, where), self.tensor(proto.indices, f"{where}, indices"), tuple(proto.dims)
+        )
 
     def _declare(self, values: Scope, name: str, kind: str) -> ir.Value:
         if name in values:
@@ -396,8 +398,8 @@ _READ: dict[ir.AttributeType, Callable[[Reader, onnx.AttributeProto], Any]] = {
     ir.AttributeType.STRINGS: lambda r, a: tuple(_text(s) for s in a.strings),
     ir.AttributeType.TENSOR: lambda r, a: r.tensor(a.t, _where(a)),
     ir.AttributeType.TENSORS: lambda r, a: tuple(r.tensor(t, _where(a)) for t in a.tensors),
-    ir.AttributeType.SPARSE_TENSOR: lambda r, a: r._raw_sparse(a.sparse_tensor, _where(a)),
-    ir.AttributeType.SPARSE_TENSORS: lambda r, a: [r._raw_sparse(s, _where(a)) for s in a.sparse_tensors],
+    ir.AttributeType.SPARSE_TENSOR: lambda r, a: r.sparse(a.sparse_tensor, _where(a)),
+    ir.AttributeType.SPARSE_TENSORS: lambda r, a: [r.sparse(s, _where(a)) for s in a.sparse_tensors],
     ir.AttributeType.TYPE_PROTO: lambda r, a: ir.TypeAndShape(*r.type_and_shape(a.tp)),
     ir.AttributeType.TYPE_PROTOS: lambda r, a: [ir.TypeAndShape(*r.type_and_shape(t)) for t in a.type_protos],
 }

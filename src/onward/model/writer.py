@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onward.model import reader
 from onward.model.external_data import ExternalTensor, PackedExternalTensor
-from onward.model.reader import ProtoTensor, RawType
+from onward.model.reader import ProtoTensor, RawType, SparseTensor
 
 Put = Callable[[onnx.TensorProto, ir.TensorProtocol], None]
 
@@ -118,8 +118,8 @@ class Writer:
                 self.put(target, tensor)
                 target.name = name
         sparse = graph.meta.get(reader.SPARSE, ())
-        for data in sparse:
-            proto.sparse_initializer.add().ParseFromString(data)
+        for tensor in sparse:
+            self._sparse(proto.sparse_initializer.add(), tensor)
         for node in graph:
             self.node(proto.node.add(), node)
             for value in node.outputs:
@@ -216,6 +216,11 @@ class Writer:
             return
         _WRITE[kind](self, proto, value)
 
+    def _sparse(self, proto: onnx.SparseTensorProto, tensor: SparseTensor) -> onnx.SparseTensorProto:
+        self._tensors([proto.values, proto.indices], [tensor.values, tensor.indices])
+        proto.dims.extend(tensor.dims)
+        return proto
+
     def _graphs(self, protos: Iterable[onnx.GraphProto], graphs: Iterable[ir.Graph]) -> None:
         for proto, graph in zip(protos, graphs, strict=True):
             proto.SetInParent()
@@ -247,10 +252,8 @@ _WRITE: dict[ir.AttributeType, Callable[[Writer, Any, Any], object]] = {
     ir.AttributeType.TENSORS: lambda w, a, v: w._tensors([a.tensors.add() for _ in v], v),
     ir.AttributeType.GRAPH: lambda w, a, v: w._graphs([a.g], [v]),
     ir.AttributeType.GRAPHS: lambda w, a, v: w._graphs([a.graphs.add() for _ in v], v),
-    ir.AttributeType.SPARSE_TENSOR: lambda w, a, v: a.sparse_tensor.ParseFromString(v.data),
-    ir.AttributeType.SPARSE_TENSORS: lambda w, a, v: a.sparse_tensors.extend(
-        onnx.SparseTensorProto.FromString(s.data) for s in v
-    ),
+    ir.AttributeType.SPARSE_TENSOR: lambda w, a, v: w._sparse(a.sparse_tensor, v),
+    ir.AttributeType.SPARSE_TENSORS: lambda w, a, v: [w._sparse(a.sparse_tensors.add(), s) for s in v],
     ir.AttributeType.TYPE_PROTO: lambda w, a, v: type_and_shape(a.tp, v.type, v.shape),
     ir.AttributeType.TYPE_PROTOS: lambda w, a, v: _types(a, v),
 }
