@@ -1,0 +1,149 @@
+"""Capture modules and losses as ONNX graphs, with PyTorch's own exporter.
+
+The module is exported in training mode, so that Dropout is there, with batch normalisation written as ONNX's
+BatchNormalization (the exporter would hard-code inference and lose the momentum). `make_trainable` then gives the
+inference graph its inference mode and the algorithm its training mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+
+from onward.errors import ArgumentError, Diagnostic, define
+from onward.model.schema import WORKING_OPSET
+
+A200 = define(
+    "A200",
+    "the module cannot be captured",
+    why="torch.export follows the module once with example inputs; it cannot follow control flow that depends on data, "
+    "hooks that change values, or code that leaves the tensors.",
+    fix="Write that part with torch operators (torch.where, torch.cond), or split the module.",
+)
+OPSET = max(20, WORKING_OPSET)
+
+Dynamic = Any  # True, False, or what torch.export takes as dynamic_shapes
+
+
+def export(
+    module: torch.nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    dynamic_shapes: Any,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+    what: str,
+) -> onnx.ModelProto:
+    """Return `module` as ONNX, nothing folded and nothing merged.
+
+    Raises:
+        ArgumentError: with the exporter's own reason, where the module cannot be captured.
+    """
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                arguments,
+                kwargs=dict(keywords) or None,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                opset_version=OPSET,
+                dynamic_shapes=dynamic_shapes,
+                input_names=list(input_names) if input_names else None,
+                output_names=list(output_names) if output_names else None,
+                custom_translation_table=_translations(),
+            )
+    except Exception as error:  # the exporter raises many kinds; each becomes one clear error
+        raise ArgumentError(
+            Diagnostic(
+                A200,
+                f"PyTorch cannot capture {what}: {_reason(error)}",
+                place=type(module).__name__,
+                hint="data-dependent Python control flow must be written with torch operators; "
+                "dynamic=False captures fixed shapes",
+            )
+        ) from error
+    assert program is not None
+    proto: onnx.ModelProto = program.model_proto
+    return proto
+
+
+def _reason(error: BaseException) -> str:
+    """Return the innermost cause, in at most a few lines: it names the line of the user's code."""
+    seen = set()
+    while error.__cause__ is not None and id(error) not in seen:
+        seen.add(id(error))
+        error = error.__cause__
+    lines = [line.rstrip() for line in str(error).strip().splitlines() if line.strip()]
+    place = [line for line in lines if "File " in line][-1:]
+    return " ".join(line.strip() for line in [*lines[:3], *place])[:600] or type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's progress prints and warnings to itself; errors still come through."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def _translations() -> dict[Any, Callable[..., Any]]:
+    from onnxscript import opset20 as op
+
+    def batch_norm(
+        input: Any,
+        weight: Any,
+        bias: Any,
+        running_mean: Any,
+        running_var: Any,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Any:
+        if weight is None:
+            weight = op.ConstantOfShape(op.Shape(running_mean), value=onnx.helper.make_tensor("one", 1, [1], [1.0]))
+            weight = op.CastLike(weight, running_mean)
+        if bias is None:
+            bias = op.Sub(running_mean, running_mean)
+        y = op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=eps, momentum=1.0 - momentum)
+        unused = [op.Identity(v) for v in (running_mean, running_var, running_mean, running_var)]
+        return y, *unused
+
+    aten = torch.ops.aten
+    return {aten._native_batch_norm_legit_functional.default: batch_norm}
+
+
+class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """A callable `loss(outputs, targets)` as a module over flat tensors."""
+
+    def __init__(self, loss: Callable[..., Any], outputs: Any, targets: Any) -> None:
+        super().__init__()
+        import torch.utils._pytree as pytree
+
+        self.loss = loss
+        flat_outputs, self._outputs = pytree.tree_flatten(outputs)
+        flat_targets, self._targets = pytree.tree_flatten(targets)
+        self._count = len(flat_outputs)
+        self.example = (*flat_outputs, *flat_targets)
+        self.target_count = len(flat_targets)
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        import torch.utils._pytree as pytree
+
+        outputs = pytree.tree_unflatten(list(values[: self._count]), self._outputs)
+        targets = pytree.tree_unflatten(list(values[self._count :]), self._targets)
+        result: torch.Tensor = self.loss(outputs, targets) if self.target_count else self.loss(outputs)
+        return result

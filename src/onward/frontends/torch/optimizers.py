@@ -1,0 +1,154 @@
+"""From `torch.optim` to Onward's optimizers, settings and current state, exactly or not at all."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.errors import ArgumentError, Diagnostic, define
+from onward.optimizers import SGD, Adagrad, Adamax, NAdam, Optimizer, RAdam, RMSprop, TorchAdam, TorchAdamW
+
+A210 = define(
+    "A210",
+    "an optimizer that cannot be converted",
+    why="An optimizer is converted exactly or not at all.",
+    fix="Use one of the supported optimizers and options, or pass an optimizer of onward.optimizers "
+    "(onward.optimizers.Custom takes an update function of your own).",
+)
+
+Settings = dict[str, Any]
+Translation = Callable[[Mapping[str, Any]], Settings]
+
+
+def _sgd(g: Mapping[str, Any]) -> Settings:
+    return {"momentum": g["momentum"], "nesterov": g["nesterov"], "dampening": g["dampening"]}
+
+
+def _adam(g: Mapping[str, Any]) -> Settings:
+    return {**_betas(g), "amsgrad": g["amsgrad"]}
+
+
+def _betas(g: Mapping[str, Any]) -> Settings:
+    return {"beta1": float(g["betas"][0]), "beta2": float(g["betas"][1]), "epsilon": g["eps"]}
+
+
+def _adagrad(g: Mapping[str, Any]) -> Settings:
+    accumulator = g.get("initial_accumulator_value", 0.0)
+    return {"decay_factor": g["lr_decay"], "epsilon": g["eps"], "initial_accumulator": accumulator}
+
+
+def _rmsprop(g: Mapping[str, Any]) -> Settings:
+    return {"alpha": g["alpha"], "epsilon": g["eps"], "momentum": g["momentum"], "centered": g["centered"]}
+
+
+def _nadam(g: Mapping[str, Any]) -> Settings:
+    decoupled = {"decoupled": True} if g.get("decoupled_weight_decay") else {}
+    return {**_betas(g), "momentum_decay": g["momentum_decay"], **decoupled}
+
+
+def _radam(g: Mapping[str, Any]) -> Settings:
+    return {**_betas(g), **({"decoupled": True} if g.get("decoupled_weight_decay") else {})}
+
+
+# torch class -> (our class, settings of a group, our slot -> torch's state key)
+_TABLE: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], Translation, dict[str, str]]] = {
+    torch.optim.SGD: (SGD, _sgd, {"v": "momentum_buffer"}),
+    torch.optim.Adam: (TorchAdam, _adam, {"m": "exp_avg", "v": "exp_avg_sq", "max_v": "max_exp_avg_sq"}),
+    torch.optim.AdamW: (TorchAdamW, _adam, {"m": "exp_avg", "v": "exp_avg_sq", "max_v": "max_exp_avg_sq"}),
+    torch.optim.Adagrad: (Adagrad, _adagrad, {"h": "sum"}),
+    torch.optim.RMSprop: (RMSprop, _rmsprop, {"v": "square_avg", "mean": "grad_avg", "momentum": "momentum_buffer"}),
+    torch.optim.Adamax: (Adamax, _betas, {"m": "exp_avg", "u": "exp_inf"}),
+    torch.optim.NAdam: (NAdam, _nadam, {"m": "exp_avg", "v": "exp_avg_sq", "mu_product": "mu_product"}),
+    torch.optim.RAdam: (RAdam, _radam, {"m": "exp_avg", "v": "exp_avg_sq"}),
+}
+
+
+def convert_optimizer(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], trained: Sequence[str]
+) -> tuple[Optimizer, list[str]]:
+    """Return our optimizer and the parameters it trains (`requires_grad` ∩ `param_groups`).
+
+    `names` maps id(parameter) to its name. Raises ArgumentError for an optimizer or an option that is not exact.
+    """
+    kind = type(optimizer)
+    if kind not in _TABLE:
+        raise ArgumentError(
+            Diagnostic(
+                A210,
+                f"`torch.optim.{kind.__name__}` cannot be converted",
+                needed="one of: " + ", ".join(sorted(k.__name__ for k in _TABLE)),
+                hint="pass optimizer=onward.optimizers.Custom(...) with the update as a function",
+            )
+        )
+    ours, translate, _ = _TABLE[kind]
+    chosen: list[str] = []
+    groups: list[tuple[Settings, list[str]]] = []
+    problems: list[Diagnostic] = []
+    for index, group in enumerate(optimizer.param_groups):
+        if group.get("maximize"):
+            problems.append(
+                Diagnostic(A210, "`maximize=True` cannot be converted", place=f"param_groups[{index}]",
+                           hint="minimise the negative loss instead")
+            )  # fmt: skip
+        members = []
+        for parameter in group["params"]:
+            name = names.get(id(parameter))
+            if name is None:
+                problems.append(
+                    Diagnostic(A210, "the optimizer holds a parameter that is not in the module",
+                               place=f"param_groups[{index}]", found=f"a tensor of shape {list(parameter.shape)}")
+                )  # fmt: skip
+            elif name in trained and name not in chosen:
+                members.append(name)
+        chosen += members
+        rate = group["lr"]
+        settings = {"learning_rate": float(rate), "weight_decay": float(group["weight_decay"]), **translate(group)}
+        if members:
+            groups.append((settings, members))
+    if not groups:
+        problems.append(Diagnostic(A210, "the optimizer trains no parameter of the module that requires a gradient"))
+    if problems:
+        raise ArgumentError(problems)
+    base = groups[0][0]
+    overrides: dict[str, Settings] = {}
+    for settings, members in groups[1:]:
+        different = {k: v for k, v in settings.items() if v != base[k]}
+        if different:
+            overrides.update({glob.escape(name): different for name in members})
+    return ours(**base, groups=overrides), chosen
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str], label: str) -> dict[str, np.ndarray]:
+    """Return the current state under our names (`torchadam/m/fc.weight`, `step`); empty before the first step."""
+    slots = _TABLE[type(optimizer)][2]
+    found: dict[str, np.ndarray] = {}
+    steps: dict[int, str] = {}
+    for parameter, state in optimizer.state.items():
+        name = names.get(id(parameter))
+        if name is None or not state:
+            continue
+        if "step" in state:
+            steps[int(state["step"])] = name
+        for ours, theirs in slots.items():
+            value = state.get(theirs)
+            if value is not None:
+                found[f"{label}/{ours}/{name}"] = torch.as_tensor(value).detach().cpu().numpy().copy()
+    if len(steps) > 1:
+        counts = ", ".join(f"`{n}`: {s}" for s, n in sorted(steps.items()))
+        raise ArgumentError(
+            Diagnostic(
+                A210,
+                "the parameters have taken different numbers of steps, and one counter serves them all",
+                found=counts,
+                hint="train them the same number of steps, or start with a fresh optimizer",
+            )
+        )
+    if steps:
+        found["step"] = np.array(next(iter(steps)), np.int64)
+    elif found:  # SGD keeps no counter; any step but the first is like any other
+        found["step"] = np.array(1, np.int64)
+    return found
