@@ -145,7 +145,7 @@ def fuzz(
     kind: str, count: int, jobs: int = 2, start: int = 0
 ) -> tuple[collections.Counter[str], list[dict[str, Any]], float]:
     """Return the outcomes of `count` mutants, those that must not be, and the longest time one took."""
-    outcomes = Outcomes()
+    outcomes: collections.Counter[str] = collections.Counter()
     bad: list[dict[str, Any]] = []
     slowest = 0.0
     workers = [Supervised(kind, start + j, jobs, start + count) for j in range(jobs)]
