@@ -165,7 +165,10 @@ class Rule:
         static = graphs.static_shape(value)
         if static == ():
             return self.op.constant(array.reshape(()))
-        out = self.op.ConstantOfShape(self.shape_of(value), value=array)
+        if dtype == ir.DataType.BFLOAT16 and self.op.opset < 20:  # ConstantOfShape has no bfloat16 before opset 20
+            out = self.op.Expand(self.op.constant(array), self.shape_of(value))
+        else:
+            out = self.op.ConstantOfShape(self.shape_of(value), value=array)
         out.shape = value.shape
         return out
 

@@ -43,7 +43,7 @@ def mod(rule: Rule, dC: Value) -> Grads:
     if not rule.needs("B"):
         return {"A": dC}
     op, A, B = rule.op, rule.input("A"), rule.input("B")
-    n = op.Round(op.Div(op.Sub(A, rule.output("C")), B))
+    n = op.Floor(op.Add(op.Div(op.Sub(A, rule.output("C")), B), 0.5))  # Round has no bfloat16 before opset 22
     return {"A": dC, "B": op.Neg(op.Mul(dC, n))}
 
 
