@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onward.autodiff.engine import Unsupported
+from onward.autodiff.problems import Unsupported
 from onward.autodiff.rule import Rule
 from onward.model.builder import Value
 
