@@ -84,14 +84,17 @@ def worker(kind: str, start: int, step: int, stop: int) -> None:
 class Supervised:
     """One worker process, restarted behind a mutant that kills or stops it."""
 
-    def __init__(self, kind: str, start: int, step: int, stop: int) -> None:
-        self.kind, self.next, self.step, self.stop = kind, start, step, stop
+    def __init__(self, kind: str, start: int, step: int, stop: int, scratch: str) -> None:
+        self.kind, self.next, self.step, self.stop, self.scratch = kind, start, step, stop, scratch
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         here = [sys.executable, "-W", "ignore", __file__, "--worker", self.kind]
         command = [*here, str(self.next), str(self.step), str(self.stop)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        environment = {**os.environ, "TMPDIR": self.scratch}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self.since, self.ready, self.rest = time.monotonic(), False, ""
@@ -108,20 +111,25 @@ class Supervised:
             self.since = time.monotonic()
             self.next = answers[-1]["index"] + self.step
         if self.next >= self.stop:
-            self.process.kill()
-            self.process.wait()
+            self._end()
             return answers
         limit = HANG_SECONDS if self.ready else 60.0
         if ended:
             answers.append({"index": self.next, "outcome": f"CRASHED with {self.process.returncode}", "seconds": 0.0})
         elif time.monotonic() - self.since > limit:
-            self.process.kill()
-            self.process.wait()
             answers.append({"index": self.next, "outcome": "HANG", "seconds": limit})
         if answers and answers[-1]["index"] == self.next:
             self.next += self.step
-            self.process = None
+            self._end()
         return answers
+
+    def _end(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process.wait()
+        self.process = None
 
     def _read(self, stream: IO[str]) -> list[dict[str, Any]]:
         chunk = ""
@@ -148,7 +156,8 @@ def fuzz(
     outcomes: collections.Counter[str] = collections.Counter()
     bad: list[dict[str, Any]] = []
     slowest = 0.0
-    workers = [Supervised(kind, start + j, jobs, start + count) for j in range(jobs)]
+    scratch = tempfile.TemporaryDirectory()
+    workers = [Supervised(kind, start + j, jobs, start + count, scratch.name) for j in range(jobs)]
     shown = time.monotonic()
     while any(not w.done for w in workers):
         for each in workers:
@@ -163,6 +172,7 @@ def fuzz(
             shown = time.monotonic()
             print(f"  {kind}: {sum(outcomes.values()):,} of {count:,}, {len(bad)} bad", file=sys.stderr, flush=True)
         time.sleep(0.02)
+    scratch.cleanup()
     return outcomes, bad, slowest
 
 

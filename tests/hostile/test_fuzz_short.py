@@ -8,7 +8,7 @@ from hostile import fuzz
 from hostile.mutate import byte_mutant, corpus, structural_mutant
 
 
-@pytest.mark.parametrize(("kind", "count"), [("bytes", 400), ("structural", 150)])
+@pytest.mark.parametrize(("kind", "count"), [("bytes", 250), ("structural", 80)])
 def test_mutants_are_refused_with_errors_of_ours(kind, count):
     outcomes, bad, _ = fuzz.fuzz(kind, count, jobs=1, start=10_000_000)
 
