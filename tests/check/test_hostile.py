@@ -327,4 +327,14 @@ def test_hundreds_of_type_errors_are_bounded_and_the_rest_is_announced():
 
     assert len(report.errors) == 40
     assert set(report.codes) == {"C401", "C411"}
-    assert "more types" in report.notes[0].message
+    assert "not every type" in report.notes[0].message
+
+
+def test_thousands_of_calls_are_checked_without_the_inference_that_would_take_minutes(monkeypatch):
+    monkeypatch.setattr("onward.check.types._COPIED_NAMES", 2)
+    model = models.with_if()
+
+    report = check(model)
+
+    assert report.ok
+    assert set(report.codes) == {"C411"}

@@ -69,6 +69,22 @@ def test_a_second_order_gradient_has_no_findings():
     assert check(model).findings == ()
 
 
+def test_a_gradient_through_a_loop_depends_on_the_inputs_of_the_loop_only():
+    model = models.linear()
+    algorithm = model.training_info[0].algorithm
+    body = onnx.helper.make_graph(
+        [models.node("Add", ["sum", "square"], ["next"]), models.node("Identity", ["go_on"], ["go_out"])],
+        "body",
+        [models.info("i", [], models.INT64), models.info("go_on", [], models.BOOL), models.info("sum", ["N", 1])],
+        [models.info("go_out", [], models.BOOL), models.info("next", ["N", 1])],
+    )
+    algorithm.node[2].input[0] = "looped"
+    algorithm.node.insert(2, models.node("Loop", ["trips", "", "square"], ["looped"], body=body))
+    algorithm.node.insert(2, models.node("Constant", [], ["trips"], value_int=2))
+
+    assert check(model, pedantic=True).findings == ()
+
+
 def test_a_gradient_at_an_intermediate_that_cuts_the_graph_has_no_findings():
     model = models.linear()
     algorithm = model.training_info[0].algorithm

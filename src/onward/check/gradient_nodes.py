@@ -89,7 +89,7 @@ C213 = define(
 )
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
-_VISITS = 3_000_000  # how many values are looked at in all, for all Gradient nodes
+_VISITS = 400_000  # how many values are looked at in all, for all Gradient nodes
 
 Value = tuple[View, str]  # the view that defines it, and its name
 
@@ -185,6 +185,7 @@ class _Follower:
     def __init__(self, model: Model) -> None:
         self._model = model
         self.visits = 0
+        self.announced = False
         self.doubtful = False  # whether the last way back went through something that is broken itself
         self.captured: dict[tuple[int, int], list[Value]] = {}  # what each Gradient's own y hangs on besides xs, zs
 
@@ -215,6 +216,7 @@ class _Follower:
         met: set[tuple[int, str]] = set()
         leaves: list[Value] = []
         seen: set[tuple[int, str]] = set()
+        followed: set[tuple[int, int]] = set()  # nodes: one with many outputs is followed once
         stack = list(start)
         self.doubtful = False
         while stack and not self.exhausted:
@@ -231,8 +233,10 @@ class _Follower:
             if name in self._model.ambiguous or self._model.is_broken(view, position):
                 self.doubtful = True
             if position == BEFORE_ALL:
-                leaves.append((view, name))
-            else:
+                if view.parent is None:  # the inputs of a subgraph are fed by its node, whose inputs are followed
+                    leaves.append((view, name))
+            elif (id(view), position) not in followed:
+                followed.add((id(view), position))
                 stack.extend(self.sources(view, position))
         return met, leaves
 
@@ -253,11 +257,15 @@ def _check_dependencies(
         assert found is not None  # all names were found before
         return found[0], name
 
+    if follow.announced:
+        return
     members = {(id(v), n): n for v, n in map(value, xs + zs)}
     met, leaves = follow.back([value(y)], set(members))
     follow.captured[id(view), position] = leaves
     if follow.exhausted:
-        findings.note(C213, "this Gradient and those behind it were not followed", place=place)
+        if not follow.announced:
+            findings.note(C213, "this Gradient and those behind it were not followed", place=place)
+        follow.announced = True
         return
     doubtful = follow.doubtful
     if not _check_independence(follow, [value(n) for n in xs + zs], members, place, findings) or doubtful:

@@ -53,13 +53,15 @@ C411 = define(
     "C411",
     "types not inferred",
     why="onnx could not take over the graph for its type and shape inference, e.g. because it holds more than 2 GB "
-    "outside its initializers, or found so many mistakes that the search was ended. All other rules were checked.",
+    "outside its initializers; or it has so many subgraphs and calls, or so many mistakes, that the search was ended. "
+    "All other rules were checked.",
     fix="Store large data in initializers; correct the mistakes that are listed and check again.",
 )
 
 _REFUSALS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError)
 # onnx reports one type mismatch at a time: its node is left out and the rest is inferred again, within these bounds.
 _ROUNDS = 40
+_COPIED_NAMES = 60_000_000  # some seconds
 _NODES = 1_000_000  # in all rounds of all graphs
 _TAG = re.compile(r"\(op_type:[^,()]*, node name: (#\d+#\d+)\): ?")
 _NAMED = re.compile(r"node name:? (#\d+#\d+)\b")
@@ -158,6 +160,9 @@ class Types:
                 known.setdefault(value.name, value.type)
         if not self._model.expandable:
             return
+        if self._is_costly(top):
+            self.cut_short.append(top)
+            return
         base_types: dict[str, Any] = {}
         if top.base is not None:
             base_types = self._types[id(top.base)]
@@ -184,6 +189,12 @@ class Types:
             dropped |= fresh
         if inferred is not None:
             self._collect(top, inferred.graph)
+
+    def _is_costly(self, top: View) -> bool:
+        """Return whether onnx would take too long: at each subgraph and each call it copies every name around it."""
+        inner = sum(view.parent is not None for view in top.walk())
+        calls = sum(self._model.callee(node) is not None for view in top.walk() for node in view.nodes)
+        return (inner + calls) * len(top.defined) > _COPIED_NAMES
 
     def _compare_declarations(self, top: View, base: View) -> None:
         """Complain of values of the inference graph that the algorithm declares as something else."""
@@ -289,7 +300,7 @@ def report_complaints(model: Model, types: Types, findings: Findings) -> None:
     for top, text in types.unread:
         findings.warning(C411, "types and shapes of this graph could not be inferred", place=top.place, found=text)
     for top in types.cut_short:
-        findings.note(C411, "more types and shapes may not fit than are listed here", place=top.place)
+        findings.note(C411, "not every type and shape of this graph was checked", place=top.place)
     seen: set[tuple[int, int | None, str]] = set()
     for complaint in types.complaints:
         key = (id(complaint.view), complaint.position, complaint.text)

@@ -7,6 +7,7 @@ meaning, and so repair the very mistakes that are looked for.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -290,6 +291,7 @@ def function_key(function: Any) -> FunctionKey:
     return domain_of(function.domain), function.name, function.overload
 
 
+@functools.cache
 def known_opset(domain: str, version: int) -> int:
     """Return `version`, kept within what the installed onnx package can be asked for."""
     return max(1, min(version, newest_opset(domain) if domain in OFFICIAL_DOMAINS else 2**30))
