@@ -206,3 +206,11 @@ def test_explain_of_an_unknown_code_names_near_ones(run):
 
 def test_no_file_is_a_usage_error(run):
     assert run(None).exit_code == 2
+
+
+def test_onward_check_stays_callable_after_its_package_was_imported():
+    import onward
+    import onward.check.report
+
+    assert onward.check(models.linear()).ok
+    assert onward.check(models.linear(), pedantic=True).ok

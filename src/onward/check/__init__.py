@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
+import types
 from typing import Any
 
 import onnx
@@ -92,3 +94,13 @@ def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
             needed="a path, bytes, an onnx.ModelProto or a TrainingModel",
         )
     )
+
+
+class _CallableModule(types.ModuleType):
+    """`onward.check` is this package and the public function of the same name: importing the first must not hide it."""
+
+    def __call__(self, source: Any, *, pedantic: bool = False) -> Report:
+        return check(source, pedantic=pedantic)
+
+
+sys.modules[__name__].__class__ = _CallableModule
