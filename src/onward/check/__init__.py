@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import types
+from types import ModuleType
 from typing import Any
 
 import onnx
@@ -96,7 +96,7 @@ def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
     )
 
 
-class _CallableModule(types.ModuleType):
+class _CallableModule(ModuleType):
     """`onward.check` is this package and the public function of the same name: importing the first must not hide it."""
 
     def __call__(self, source: Any, *, pedantic: bool = False) -> Report:
