@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onward.autodiff.registry import find_rule
 from onward.model import graphs
 from onward.model.builder import Names
-from onward.model.schema import raw_schema
+from onward.model.schema import TRAINING_DOMAIN, raw_schema
 
 Functions = Mapping[tuple[str, str, str], ir.Function]
 
@@ -81,7 +81,23 @@ def inline_call(node: ir.Node, function: ir.Function, names: Names) -> list[ir.N
             new = identity.outputs[0]
         _take_place(old, new)
     graph.remove(node, safe=True)
+    _rename_in_gradients(copies, {old.name or "": new.name or "" for old, new in values.items()})
     return copies
+
+
+def _rename_in_gradients(nodes: Iterable[ir.Node], names: Mapping[str, str]) -> None:
+    """Let Gradient nodes, which name tensors by strings, name them as they are called now."""
+    for node in nodes:
+        for graph in graphs.subgraphs(node):
+            _rename_in_gradients(graph, names)
+        if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN:
+            for key in ("xs", "zs"):
+                if key in node.attributes:
+                    renamed = [names.get(n, n) for n in node.attributes[key].as_strings()]
+                    node.attributes[key] = ir.AttrStrings(key, renamed)
+            if "y" in node.attributes:
+                y = node.attributes["y"].as_string()
+                node.attributes["y"] = ir.AttrString("y", names.get(y, y))
 
 
 def _take_place(old: ir.Value, new: ir.Value) -> None:

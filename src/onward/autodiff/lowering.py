@@ -112,12 +112,15 @@ def _inline_gradient_functions(model: ir.Model, callers: Sequence[ir.Graph], nam
 
 def _lower(graph: graphs.GraphLike, scope: Scope) -> int:
     count = 0
-    for node in list(graph):
+    nodes = list(graph)
+    scope.pending.update(nodes)
+    for node in nodes:
         for sub in graphs.subgraphs(node):
             count += _lower(sub, scope.inner(sub))
         if is_gradient(node):
             lower_gradient(node, scope)
             count += 1
+        scope.pending.discard(node)
     graphs.remove_dead_nodes(graph, scope.emitted)
     return count
 

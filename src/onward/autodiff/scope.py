@@ -41,6 +41,7 @@ class Scope:
     cache: Cache = dataclasses.field(default_factory=Cache)
     index: dict[str, Value] = dataclasses.field(default_factory=dict)
     emitted: list[ir.Node] = dataclasses.field(default_factory=list)
+    pending: set[ir.Node] = dataclasses.field(default_factory=set)  # nodes whose outputs do not exist yet
 
     def inner(self, graph: ir.Graph) -> Scope:
         """Return the scope inside a subgraph."""
@@ -108,6 +109,14 @@ class Scope:
                 place=place,
                 needed="an input, an initializer or a node's output",
                 hint=guess if near else f"there are: {', '.join(reach[:20])}",
+            )
+        if value.producer() in self.pending:
+            return Diagnostic(
+                D100,
+                f"{what} names `{name}`, which is computed only after it",
+                place=place,
+                needed="a tensor that is defined before the gradient is taken",
+                hint="move the node that computes it before this one",
             )
         tensor = isinstance(value.type, ir.TensorType)
         if floating and value.type is not None and not (tensor and value.dtype in FLOAT_TYPES):
