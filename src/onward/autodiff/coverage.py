@@ -1,0 +1,90 @@
+"""What is known of the gradient of every operator: the conditions from the registry, the measurements from the tests.
+
+The measurements (tested types, unknown dimensions, second order, cost) are in `coverage.json`, which
+`python docs/generate.py` writes from tests/cases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from onward.autodiff import rules as rules  # importing the package registers every rule
+from onward.autodiff.registry import Condition, find_rule
+from onward.model.schema import all_schemas, newest_opset, versions
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """One operator of the standard: its inputs' conditions, and what its test cases measure."""
+
+    name: str
+    domain: str
+    versions: tuple[int, ...]
+    deprecated: bool
+    inputs: Mapping[str, Condition]  # empty for an operator without inputs
+    stated: bool  # whether the registry knows the operator
+    cases: int
+    dtypes: tuple[str, ...]
+    dynamic: bool
+    second_order: bool
+    cost: int | None  # backward nodes for one forward node, in its first ordinary case
+
+    @property
+    def differentiable(self) -> bool:
+        return any(c.kind == "GRADIENT" for c in self.inputs.values())
+
+    @property
+    def condition(self) -> str:
+        """The operator's own condition: GRADIENT if some input has one, else the strongest of its inputs'."""
+        kinds = {c.kind for c in self.inputs.values()}
+        for kind in ("GRADIENT", "UNSUPPORTED", "ZERO", "NON_DIFFERENTIABLE"):
+            if kind in kinds:
+                return kind
+        return "NON_DIFFERENTIABLE"  # no inputs: nothing to differentiate by
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for `--json`."""
+        fields = dataclasses.asdict(self)
+        fields["inputs"] = {name: str(condition) for name, condition in self.inputs.items()}
+        return {**fields, "condition": self.condition}
+
+
+def coverage(domain: str = "") -> list[Operator]:
+    """Return every operator of `domain` at its newest opset, by name.
+
+    >>> next(o for o in coverage() if o.name == "Gather").inputs["indices"].kind
+    'NON_DIFFERENTIABLE'
+    """
+    found = []
+    opset = newest_opset(domain)
+    for schema in all_schemas(domain):
+        rule = find_rule(schema.op_type, domain, opset)
+        measured = measurements().get(schema.op_type, {}) if domain == "" else {}
+        found.append(
+            Operator(
+                schema.op_type,
+                domain or "ai.onnx",
+                tuple(versions(schema.op_type, domain)),
+                schema.deprecated,
+                dict(rule.conditions) if rule is not None else {},
+                rule is not None,
+                measured.get("cases", 0),
+                tuple(measured.get("dtypes", ())),
+                measured.get("dynamic", False),
+                measured.get("second_order", False),
+                measured.get("cost"),
+            )
+        )
+    return found
+
+
+@functools.cache
+def measurements() -> dict[str, Any]:
+    """Return what the tests measured, by operator; nothing where it was never generated."""
+    file = resources.files("onward.autodiff") / "coverage.json"
+    return dict(json.loads(file.read_text())) if file.is_file() else {}

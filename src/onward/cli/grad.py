@@ -1,0 +1,32 @@
+"""`onward grad`: a model with its gradient as further outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def grad(
+    file: Annotated[Path, typer.Argument(help="The ONNX model.", show_default=False)],
+    of: Annotated[str, typer.Option("--of", help="The value to differentiate; not a scalar: its sum.")],
+    wrt: Annotated[
+        list[str], typer.Option("--wrt", help="An input, initializer or value to differentiate by; repeat for more.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the model.")],
+) -> None:
+    """Write the model with outputs grad/NAME: the derivative of OF by each WRT, in plain ONNX operators.
+
+    Example: onward grad net.onnx --of loss --wrt x --wrt fc.weight -o net.grad.onnx
+    """
+    from onward.autodiff.api import gradient
+    from onward.model import serde
+
+    names = [name for given in wrt for name in given.split(",") if name]
+    before = len(serde.read_proto(file).graph.node)
+    proto = gradient(file, of=of, wrt=names)
+    serde.save(proto, output)
+    added = len(proto.graph.node) - before
+    outputs = ", ".join(o.name for o in proto.graph.output[-len(names) :])
+    typer.echo(f"{output}: {added} nodes added, outputs {outputs}")

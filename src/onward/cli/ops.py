@@ -1,0 +1,56 @@
+"""`onward ops`: every operator and what is known of its gradient."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def ops(
+    name: Annotated[str | None, typer.Argument(help="Show only operators whose name contains this.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List every operator of the standard with the condition of each input and what its tests cover."""
+    from onward.autodiff.coverage import coverage
+
+    operators = [o for o in coverage() if name is None or name.lower() in o.name.lower()]
+    if as_json:
+        typer.echo(json.dumps([o.as_dict() for o in operators], indent=1))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("operator", "versions", "inputs", "types", "unknown dims", "2nd order", "cost"):
+        table.add_column(column, justify="right" if column == "cost" else "left")
+    for operator in operators:
+        inputs = ", ".join(
+            name if c.kind == "GRADIENT" else f"{name}: {_WORDS[c.kind]}" for name, c in operator.inputs.items()
+        )
+        table.add_row(
+            operator.name + (" (deprecated)" if operator.deprecated else ""),
+            " ".join(map(str, operator.versions)),
+            inputs or "none",
+            " ".join(_SHORT.get(t, t) for t in operator.dtypes),
+            "yes" if operator.dynamic else "",
+            "yes" if operator.second_order else "",
+            "" if operator.cost is None else str(operator.cost),
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)
+    console.print(table)
+    counts = Counter(o.condition for o in operators)
+    summary = ", ".join(f"{counts[k]} {_WORDS[k]}" for k in _WORDS if counts[k])
+    console.print(f"\n{len(operators)} operators: {summary}")
+
+
+_WORDS = {
+    "GRADIENT": "gradient",
+    "ZERO": "zero",
+    "NON_DIFFERENTIABLE": "not differentiable",
+    "UNSUPPORTED": "unsupported",
+}
+_SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
