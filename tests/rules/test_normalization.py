@@ -11,6 +11,7 @@ from onnx import parser
 from cases import array
 from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
+from onward.errors import NotDifferentiable
 
 
 def parse(text: str, opset: int = 23) -> onnx.ModelProto:
@@ -103,3 +104,21 @@ def test_gradient_is_the_same_with_an_unknown_rank(node: str) -> None:
 
     np.testing.assert_allclose(actual["grad/X"], expected["grad/X"], rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(actual["grad/S"], expected["grad/S"], rtol=1e-10, atol=1e-12)
+
+
+def test_group_normalization_takes_an_empty_batch_where_the_batch_is_symbolic() -> None:
+    model = parse("""net (float[N,4,3] X, float[4] S) => (float[N,4,3] Y)
+        { Y = GroupNormalization<num_groups=2>(X, S, S) }""")
+
+    lowered = gradient(model, of="Y", wrt=["X", "S"])
+
+    results = Evaluator(lowered).run({"X": np.zeros((0, 4, 3), np.float32), "S": np.ones(4, np.float32)})
+    assert results["grad/X"].shape == (0, 4, 3)
+    np.testing.assert_array_equal(results["grad/S"], np.zeros(4))
+
+
+def test_a_vector_cannot_be_batch_normalized_and_the_message_says_what_can() -> None:
+    model = parse("net (float[4] X, float[1] S) => (float[4] Y) { Y = BatchNormalization(X, S, S, S, S) }")
+
+    with pytest.raises(NotDifferentiable, match="Unsqueeze"):
+        gradient(model, of="Y", wrt=["X"])

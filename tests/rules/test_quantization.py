@@ -15,14 +15,15 @@ from onward.backends.reference import Evaluator
 from onward.errors import NotDifferentiable
 
 
-def parse(text: str) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+def parse(text: str, opset: int = 21) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> {text}')
 
 
-def pair(scale: str, attributes: str = "", dims: str = "3,4") -> onnx.ModelProto:
+def pair(scale: str, attributes: str = "", opset: int = 21) -> onnx.ModelProto:
     """Return a model that quantizes x to int8 and back, times c."""
-    return parse(f"""net (float[{dims}] x, float{scale} s, int8{scale} z, float[{dims}] c) => (float[{dims}] y)
-        {{ q = QuantizeLinear{attributes}(x, s, z) d = DequantizeLinear{attributes}(q, s, z) y = Mul(d, c) }}""")
+    text = f"""net (float[3,4] x, float{scale} s, int8{scale} z, float[3,4] c) => (float[3,4] y)
+        {{ q = QuantizeLinear{attributes}(x, s, z) d = DequantizeLinear{attributes}(q, s, z) y = Mul(d, c) }}"""
+    return parse(text, opset)
 
 
 FEEDS = {"x": (array(3, 4) * 30).astype(np.float32), "c": array(3, 4, seed=1).astype(np.float32)}
@@ -33,11 +34,12 @@ def test_gradient_behind_rounding_is_refused_and_says_how_to_choose() -> None:
         gradient(pair(""), of="y", wrt=["x"])
 
 
-def test_straight_through_per_tensor_agrees_with_torch() -> None:
+@pytest.mark.parametrize("opset", [18, 21, 28])
+def test_straight_through_per_tensor_agrees_with_torch(opset: int) -> None:
     feeds = {**FEEDS, "s": np.array(0.3, np.float32), "z": np.array(4, np.int8)}
 
     with straight_through():
-        lowered = gradient(pair(""), of="y", wrt=["x", "s"])
+        lowered = gradient(pair("", opset=opset), of="y", wrt=["x", "s"])
     actual = Evaluator(lowered).run(feeds)
 
     x, s = torch.tensor(feeds["x"], requires_grad=True), torch.tensor([0.3], requires_grad=True)

@@ -279,20 +279,21 @@ def group_normalization(rule: Rule, dY: Value) -> Grads:
 
 def _group_normalization(rule: Rule, dY: Value, *, per_channel: bool) -> Grads:
     op, X, scale = rule.op, rule.input("X"), rule.input("scale")
-    wide = _wide_type(rule, X)
-    groups, static = rule.attr("num_groups"), rule.static_shape(X)
-    rest = -1 if static is None else int(np.prod(static[1:])) // groups
-    by_group = np.array([0, groups, rest], np.int64)
+    wide, groups = _wide_type(rule, X), rule.attr("num_groups")
+    inner, tail = _known_product(rule, X, 2), _known_product(rule, X, 1)
+    by_group = np.array([0, groups, -1 if tail is None else tail // groups], np.int64)
     axes = np.array([2], np.int64)
     centered, inverse = _statistics(rule, op.Reshape(op.cast(X, wide), by_group), axes, rule.attr("epsilon"))
     N = op.Mul(centered, inverse)
     slope, wide_dY = op.Unsqueeze(op.cast(scale, wide), [1]), op.cast(dY, wide)
     if per_channel:
         # The same numbers as [N, C, -1], for what belongs to a channel.
-        inner = -1 if static is None else int(np.prod(static[2:]))
-        wide_dY = op.Reshape(wide_dY, np.array([0, 0, inner], np.int64))
+        wide_dY = op.Reshape(wide_dY, np.array([0, 0, -1 if inner is None else inner], np.int64))
         dN = op.Reshape(op.Mul(wide_dY, slope), by_group)
-        N_here = op.Reshape(N, op.Shape(wide_dY) if static is None else np.array([0, static[1], inner], np.int64))
+        if inner and tail is not None:
+            N_here = op.Reshape(N, np.array([0, tail // inner, inner], np.int64))
+        else:
+            N_here = op.Reshape(N, op.Shape(wide_dY))
     else:
         wide_dY = op.Reshape(wide_dY, by_group)
         dN = op.Mul(wide_dY, slope)
@@ -304,6 +305,18 @@ def _group_normalization(rule: Rule, dY: Value, *, per_channel: bool) -> Grads:
         "scale": op.ReduceSum(op.Mul(wide_dY, N_here), over, keepdims=0),
         "bias": op.ReduceSum(wide_dY, over, keepdims=0),
     }
+
+
+def _known_product(rule: Rule, X: Value, start: int) -> int | None:
+    """Return the product of the dimensions from `start` on, if they are known."""
+    dims = rule.dims(X)
+    sizes = [None] if dims is None else dims[start:]
+    product = 1
+    for size in sizes:
+        if not isinstance(size, int):
+            return None
+        product *= size
+    return product
 
 
 # -- others ----------------------------------------------------------------------------------------------------------

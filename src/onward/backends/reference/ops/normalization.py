@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 from onnx.reference.op_run import OpRun
@@ -66,10 +68,11 @@ class GroupNormalization(OpRun):
         epsilon: float = 1e-5,
         stash_type: int = 1,
     ) -> tuple[np.ndarray]:
-        grouped = _wide(x, stash_type).reshape(x.shape[0], num_groups, -1)
+        inner = math.prod(x.shape[1:])
+        grouped = _wide(x, stash_type).reshape(x.shape[0], num_groups, inner // num_groups)
         normal = _standardize(grouped, (2,), epsilon)[0]
         # Version 18 has one scale per group, version 21 one per channel.
-        normal = normal.reshape(x.shape[0], len(scale), -1) * scale[:, None] + bias[:, None]
+        normal = normal.reshape(x.shape[0], len(scale), inner // len(scale)) * scale[:, None] + bias[:, None]
         return (normal.reshape(x.shape).astype(x.dtype),)
 
 
