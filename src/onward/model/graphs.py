@@ -307,7 +307,9 @@ def _light_graph(graph: ir.Graph) -> onnx.GraphProto:
 
 
 def _stand_in(node: onnx.NodeProto) -> None:
-    """Turn a node that onnx (1.23) has no inference for into one with the same types and shapes that it has."""
+    """Turn a node that onnx (1.23) has no or a wrong inference for into one with the same types and shapes."""
+    if node.op_type == "STFT" and all(a.name != "onesided" for a in node.attribute):
+        node.attribute.append(onnx.helper.make_attribute("onesided", 1))  # its default, which inference takes as 0
     if node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx"):
         node.op_type = "Identity"
         del node.input[1:]
