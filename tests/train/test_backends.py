@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onward
-from onward.errors import ArgumentError, NumericError
+from onward.errors import ArgumentError, DataError, NumericError
 from onward.train import Callback, Preparation, Trainer
 
 QUIET = {"progress": "none"}
@@ -232,6 +232,19 @@ def test_mixed_batch_sizes_from_an_iterable():
 
     assert trainer.steps == 8
     assert history["loss"][1] < history["loss"][0]
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "reference"])
+def test_a_label_beyond_the_classes_is_explained(backend):
+    trainer = Trainer(model(), backend=backend)
+    x, y = samples(40)
+    before = digest(trainer)
+
+    with pytest.raises(DataError, match="`labels` holds class 9, and output `logits` has 4 classes"):
+        trainer.step({"x": x, "labels": np.where(np.arange(40) == 7, 9, y)})
+
+    assert digest(trainer) == before
+    trainer.step({"x": x, "labels": y})
 
 
 def test_uint8_labels_and_lists_are_taken():

@@ -124,6 +124,18 @@ def test_evaluate_prints_a_table_with_the_confusion_matrix(work):
     assert "true \\ predicted" in result.stdout
 
 
+def test_evaluate_an_inference_model(work):
+    ok("train", work / "m.onnx", "--data", work / "d.npz", "-q", "-o", work / "t.onnx", "--inference", work / "i.onnx")
+
+    trained, inference = (
+        json.loads(ok("evaluate", work / name, "--data", work / "d.npz", "-m", "accuracy", "--json").stdout)
+        for name in ("t.onnx", "i.onnx")
+    )
+
+    assert inference == {"samples": 120, "accuracy": trained["accuracy"]}
+    assert "has no loss to evaluate" in fails("evaluate", work / "i.onnx", "--data", work / "d.npz")
+
+
 def test_train_on_an_idx_folder_and_evaluate_on_its_test_part(tmp_path):
     onward.save(onward.samples.build("digits"), tmp_path / "m.onnx")
     rng = np.random.default_rng(0)

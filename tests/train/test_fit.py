@@ -280,6 +280,17 @@ def test_wrong_settings_are_reported_together():
     assert len(caught.value.diagnostics) == 4
 
 
+def test_an_entry_is_passed_on():
+    trainer = make_trainer()
+    seen = []
+    whole = trainer.session.step
+    trainer.session.step = lambda feeds, *, entry=None: (seen.append(entry), whole(feeds))[1]
+
+    trainer.fit(*linear_data(16), batch_size=8, entry="train", progress="none")
+
+    assert seen == ["train", "train"]
+
+
 def test_validation_share_is_held_back():
     trainer = make_trainer()
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from onward.backends.base import Outputs, Session
-from onward.program import Program
-from onward.train.data.matching import Matching, fixed_batch
+from onward.errors import BackendError, DataError, Diagnostic
+from onward.program import Program, TensorSpec
+from onward.train.data.matching import T115, Matching, fixed_batch
 from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length
 from onward.train.metrics import ConfusionMatrix, Metric, label
 
 _PROBABILITIES = {"Softmax", "Sigmoid", "HardSigmoid"}
 _TRANSPARENT = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Transpose"}
+
+
+def loose_targets(program: Program, source: DataSource) -> tuple[TensorSpec, ...]:
+    """Return the targets of the program, or for an inference model the first column that is no input of it."""
+    if program.targets:
+        return program.targets
+    columns = source.specs()
+    inputs = [s.name for s in program.inputs]
+    named = any(c.name in inputs for c in columns)
+    left = [c for c in columns if c.name not in inputs] if named else columns[len(inputs) :]
+    return tuple(dataclasses.replace(c, name=c.name if named else "target") for c in left[:1])
 
 
 def output_names(program: Program) -> list[str]:
@@ -47,6 +61,35 @@ def update_metrics(program: Program, metrics: Sequence[Metric], outputs: Outputs
             metric.update(np.asarray(outputs[output]), np.asarray(feeds[target]))
 
 
+@contextlib.contextmanager
+def explaining(program: Program, feeds: Mapping[str, Any]) -> Iterator[None]:
+    """Turn a failure of the backend into an error about the data where a class number is the cause."""
+    try:
+        yield
+    except (BackendError, IndexError) as error:
+        problems = list(_bad_labels(program, feeds))
+        if problems:
+            raise DataError(problems) from error
+        raise
+
+
+def _bad_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Yield integer targets beyond the number of classes; called only after a failure, since 255 may mean "ignore"."""
+    for output in program.infer.graph.output:
+        dims = [d.dim_value for d in output.type.tensor_type.shape.dim]
+        for target in program.targets:
+            values = np.asarray(feeds.get(target.name, ()))
+            is_class = values.dtype.kind in "iu" and values.size and len(dims) == values.ndim + 1 and dims[1] > 0
+            if is_class and int(values.max()) >= dims[1]:
+                highest = int(values.max())
+                yield Diagnostic(
+                    T115,
+                    f"`{target.name}` holds class {highest}, and output `{output.name}` has {dims[1]} classes",
+                    found=f"classes from {int(values.min())} to {highest} in this batch",
+                    needed=f"0 to {dims[1] - 1}",
+                )
+
+
 def run_evaluation(
     session: Session,
     source: DataSource,
@@ -57,7 +100,8 @@ def run_evaluation(
 ) -> dict[str, Any]:
     """Return the loss, other scalar outputs (means over the samples) and the metrics over the whole source.
 
-    For a model with a fixed batch size a last, smaller batch is filled up for the metrics and left out of the means.
+    A model without a loss gives the metrics alone. For a model with a fixed batch size a last, smaller batch is filled
+    up for the metrics and left out of the means.
     """
     program = session.program
     for metric in metrics:
@@ -69,7 +113,9 @@ def run_evaluation(
         feeds = matching.make(batch)
         samples = batch_length(feeds)
         padded = fixed is not None and samples < fixed
-        outputs = session.evaluate(_fill(feeds, fixed or 0))
+        with explaining(program, feeds):
+            run = session.infer if program.evaluate is None else session.evaluate
+            outputs = run(_fill(feeds, fixed or 0))
         if padded:
             outputs = {k: v[:samples] if np.ndim(v) and len(v) == fixed else v for k, v in outputs.items()}
         else:

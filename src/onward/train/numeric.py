@@ -94,7 +94,11 @@ class NumericGuard:
             self._start()
         self._hold(number, feeds, entry)
         began = time.perf_counter()
-        outputs = self._session.step(feeds, entry=entry)
+        try:
+            outputs = self._session.step(feeds, entry=entry)
+        except BaseException:
+            self._held.pop()  # it changed nothing, so it must not be repeated
+            raise
         self._step_seconds = time.perf_counter() - began
         if self._loss_is_finite(outputs):
             if len(self._held) >= self._every or self._held_bytes >= _MAX_BYTES:

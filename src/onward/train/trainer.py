@@ -166,7 +166,8 @@ class Trainer:
 
     def guarded_step(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None) -> Outputs | None:
         """Run one step whose feeds are known to fit; None when the batch was skipped. For the loop."""
-        outputs = self._guard.step(feeds, number, entry)
+        with evaluation.explaining(self.program, feeds):
+            outputs = self._guard.step(feeds, number, entry)
         if outputs is not None and "loss" not in outputs and self.program.loss in outputs:
             outputs = {"loss": outputs[self.program.loss], **outputs}
         return outputs
@@ -398,12 +399,28 @@ class Trainer:
         metrics: Sequence[str | Metric] = (),
         preparation: Preparation | None = None,
     ) -> dict[str, Any]:
-        """Return the loss and the metrics over the data, in inference mode; the state stays as it is."""
+        """Return the loss and the metrics over the data, in inference mode; the state stays as it is.
+
+        For an inference model, which has no targets of its own, the data's column beside the inputs is the target.
+        """
         preparation = preparation or self.preparation
         source = as_source(x, y, self.program.inputs, self.program.targets, preparation, part="evaluate")
-        matching = match(source, self.program.inputs, self.program.targets, preparation)
+        targets = evaluation.loose_targets(self.program, source)
+        matching = match(source, self.program.inputs, targets, preparation)
         size = fixed_batch(self._specs) or batch_size or 256
-        return self.run_evaluation(source, matching, size, self.make_metrics(metrics))
+        made = self.make_metrics(metrics)
+        if self.program.evaluate is None:
+            if not made or not targets:
+                raise ArgumentError(
+                    Diagnostic(
+                        A101,
+                        "an inference model has no loss to evaluate",
+                        needed="metrics, and data with a target beside the inputs",
+                    )
+                )
+            for metric in made:
+                metric.target = metric.target or targets[0].name
+        return self.run_evaluation(source, matching, size, made)
 
     def predict(
         self, x: Data, *, batch_size: int | None = None, preparation: Preparation | None = None
