@@ -121,13 +121,17 @@ def reduce_prod(rule: Rule, dreduced: Value) -> Grads:
         return {"data": dreduced}
     op, data = rule.op, rule.input("data")
     assert data.dtype is not None
-    # With the zeros replaced by ones, the product of the others is P / data unless there is a zero among them.
+    # With the zeros replaced by ones the product P' has no zero to divide by. The product of the others is P' / data,
+    # times the zeros among the others: none (1), or one (that element itself, so that second derivatives are right
+    # too), or more (0).
     zero = op.cast(op.Equal(data, 0.0), data.dtype)
     filled = op.Add(data, zero)
     product = again(rule, "ReduceProd", filled)
-    no_other_zero = op.cast(op.Equal(again(rule, "ReduceSum", zero), zero), data.dtype)
-    others = op.Mul(op.Div(product, filled), no_other_zero)
-    return {"data": op.Mul(spread(rule, dreduced), others)}
+    others = op.Sub(again(rule, "ReduceSum", zero), zero)
+    zeros = op.Mul(data, zero)
+    only = op.Mul(op.Sub(again(rule, "ReduceSum", zeros), zeros), op.cast(op.Equal(others, 1.0), data.dtype))
+    rest = op.Add(op.cast(op.Equal(others, 0.0), data.dtype), only)
+    return {"data": op.Mul(spread(rule, dreduced), op.Mul(op.Div(product, filled), rest))}
 
 
 @gradient("ReduceL1", opset=18, axes=NON_DIFFERENTIABLE)
