@@ -10,7 +10,7 @@ from models import batch, perceptron
 from onward.backends import Session, open_session
 from onward.errors import ArgumentError, BackendError, DataError
 
-BACKENDS = ("onnxruntime", "reference")
+BACKENDS = ("onnxruntime", "reference", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,7 @@ def test_all_backends_give_the_same_losses(program: onward.Program) -> None:
     losses = [[float(s.step(batch(seed=i))["loss"]) for i in range(10)] for s in sessions]
 
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    np.testing.assert_allclose(losses[0], losses[2], rtol=1e-5)
 
 
 def test_evaluate_and_infer_leave_the_state_alone(session: Session) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from onward.backends.base import Session as Session
 from onward.backends.base import open_session as open_session
 from onward.backends.base import register_backend as register_backend
+from onward.errors import require_extra
 from onward.program import Program
 
 
@@ -22,5 +23,16 @@ def _onnxruntime(program: Program, **options: Any) -> Session:
     return OnnxRuntimeSession(program, **options)
 
 
+def _torch(program: Program, **options: Any) -> Session:
+    try:
+        from onward.backends.torch.session import TorchSession
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise require_extra("torch", "torch", "the torch backend") from error
+    return TorchSession(program, **options)
+
+
+register_backend("torch", _torch)
 register_backend("reference", _reference)
 register_backend("onnxruntime", _onnxruntime)

@@ -1,8 +1,8 @@
 """Run an ONNX graph with PyTorch operators.
 
 The graph is lowered to plain tuples once; running it is a loop over them, which autograd records and `torch.compile`
-and `torch.export` trace. Values that are known on the host (shapes, axes, sizes) are kept there as numpy arrays, so that
-a traced graph sees constants and no data-dependent control flow.
+and `torch.export` trace. Values that are known on the host (shapes, axes, sizes) stay Python numbers (`host.Host`), so
+that a traced graph sees constants and no data-dependent control flow.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onward.backends.torch.host import Host, host_constant, is_host_constant, run_on_host
 from onward.backends.torch.registry import Attributes, find, missing
 from onward.backends.torch.tensors import to_tensor
 from onward.model import graphs
@@ -24,6 +25,7 @@ from onward.model import graphs
 class Instruction:
     """One node: what to call, where its inputs are and where its outputs go (-1: absent)."""
 
+    op_type: str
     handler: Callable[..., Any]
     attributes: Attributes
     inputs: tuple[int, ...]
@@ -58,7 +60,7 @@ class Interpreter:
             if name not in self.input_slots:
                 slot = self._slot(value)
                 assert value.const_value is not None
-                self.constants[slot] = to_tensor(value.const_value.numpy())
+                self.constants[slot] = constant(value.const_value.numpy())
         for value in graphs.captured(graph):
             self.input_slots.setdefault(value.name or "", self._slot(value))
         instructions = [self._instruction(n) for n in nodes]
@@ -82,12 +84,13 @@ class Interpreter:
             else:
                 value = attribute.value
                 given[name] = list(value) if isinstance(value, tuple) else value
-        inputs = [v for v in node.inputs]
+        inputs = list(node.inputs)
         bodies = [b for b in given.values() if isinstance(b, Body)]
         captured = {v for b in bodies for v in b.captured}
         for body in bodies:
             body.outer = {v.name or "": self._slot(v) for v in body.captured}
         return Instruction(
+            node.op_type if node.domain in ("", "ai.onnx") else "",
             handler,
             Attributes(node.op_type, node.domain, self.opset, given, len(node.outputs)),
             tuple(-1 if v is None else self._slot(v) for v in inputs),
@@ -109,6 +112,12 @@ class Interpreter:
                 freed.setdefault(index, []).append(slot)
         return [dataclasses.replace(i, dead=tuple(freed.get(k, ()))) for k, i in enumerate(instructions)]
 
+    def to(self, device: torch.device) -> None:
+        """Move the constants to `device`."""
+        for slot, value in self.constants.items():
+            if isinstance(value, torch.Tensor):
+                self.constants[slot] = value.to(device)
+
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs for `feeds`: tensors (or lists for sequences) by name."""
         values: list[Any] = [None] * self._size
@@ -122,16 +131,16 @@ class Interpreter:
             for body in instruction.attributes._values.values():
                 if isinstance(body, Body):
                     body.values = {name: values[slot] for name, slot in body.outer.items()}
-            result = instruction.handler(instruction.attributes, *arguments)
+            result = run_on_host(instruction.op_type, instruction.attributes, arguments)
+            if result is None:
+                result = instruction.handler(instruction.attributes, *_on_device(instruction, arguments))
             results = result if isinstance(result, tuple) else (result,)
             for slot, value in zip(instruction.outputs, results, strict=False):
                 if slot >= 0:
                     values[slot] = value
             for slot in instruction.dead:
                 values[slot] = None
-        return {
-            name: _as_tensor(values[slot]) for name, slot in zip(self.output_names, self._outputs, strict=True)
-        }
+        return {name: _as_tensor(values[slot]) for name, slot in zip(self.output_names, self._outputs, strict=True)}
 
 
 class Body:
@@ -162,5 +171,32 @@ def _label(node: ir.Node) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
+# Inputs that a handler wants as Python numbers: (operator, position). All other host values become tensors.
+_WANTED_ON_HOST = {
+    "Reshape": {1}, "Expand": {1}, "Tile": {1}, "Pad": {1, 3}, "Slice": {1, 2, 3, 4}, "Squeeze": {1}, "Unsqueeze": {1},
+    "ConstantOfShape": {0}, "Split": {1}, "TopK": {1}, "Resize": {2, 3, 4}, "OneHot": {1}, "Trilu": {1}, "CumSum": {1},
+    "CumProd": {1}, "Range": {0, 1, 2}, "CenterCropPad": {1}, "DFT": {1, 2}, "STFT": {1, 3}, "Col2Im": {1, 2},
+    "AffineGrid": {1}, "SequenceAt": {1}, "SequenceErase": {1}, "SequenceInsert": {2}, "SplitToSequence": {1},
+    "Loop": {0, 1}, "If": {0}, "MaxUnpool": {2}, "HannWindow": {0}, "HammingWindow": {0}, "BlackmanWindow": {0},
+    "ReduceSum": {1}, "ReduceMean": {1}, "ReduceMax": {1}, "ReduceMin": {1}, "ReduceProd": {1}, "ReduceL1": {1},
+    "ReduceL2": {1}, "ReduceLogSum": {1}, "ReduceLogSumExp": {1}, "ReduceSumSquare": {1}, "Identity": {0}, "Shape": {0},
+    "Size": {0}, "Dropout": {2}, "Cast": set(),
+}  # fmt: skip
+
+
+def _on_device(instruction: Instruction, arguments: list[Any]) -> list[Any]:
+    """Return the arguments with host values as tensors beside the other tensors, except where numbers are wanted."""
+    if not any(isinstance(a, Host) for a in arguments):
+        return arguments
+    kept = _WANTED_ON_HOST.get(instruction.op_type, set())
+    device = next((a.device for a in arguments if isinstance(a, torch.Tensor)), None)
+    return [a.tensor(device) if isinstance(a, Host) and i not in kept else a for i, a in enumerate(arguments)]
+
+
+def constant(array: np.ndarray) -> Any:
+    """Return a constant as a host value where it is small and integer, else as a tensor."""
+    return host_constant(array) if is_host_constant(array) else to_tensor(array)
+
+
 def _as_tensor(value: Any) -> Any:
-    return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+    return value.tensor() if isinstance(value, Host) else value

@@ -71,7 +71,7 @@ def missing(names: list[str]) -> BackendError:
 
 
 class Attributes:
-    """A node's attributes as plain Python values, with the schema's defaults: `attributes.axis`, `attributes["axis"]`."""
+    """A node's attributes as plain Python values, with the schema's defaults: `attributes["axis"]`."""
 
     def __init__(self, op_type: str, domain: str, opset: int, given: Mapping[str, Any], outputs: int) -> None:
         self._key = (op_type, domain, opset)

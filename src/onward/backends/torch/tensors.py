@@ -1,8 +1,6 @@
-"""Between numpy, ONNX element types and torch tensors; and host values."""
+"""Between numpy, ONNX element types and torch tensors."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -50,15 +48,3 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
         return np.array(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
     return np.array(tensor.numpy())
-
-
-def host(value: Any) -> np.ndarray:
-    """Return a small integer value (axes, shapes, sizes) as a numpy array, whether it is on the host or a tensor."""
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    return np.asarray(value.detach().cpu())
-
-
-def ints(value: Any) -> list[int]:
-    """Return a 1-D integer value as Python ints."""
-    return [int(v) for v in host(value).reshape(-1)]

@@ -1,0 +1,111 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.backends.torch.registry import Attributes, op
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def pads_of(
+    attributes: Attributes, sizes: list[int], kernel: list[int], strides: list[int], dilations: list[int]
+) -> list[tuple[int, int]]:
+    """Return (before, after) per spatial axis, from `pads` or `auto_pad`."""
+    mode = attributes.get("auto_pad", "NOTSET")
+    rank = len(kernel)
+    if mode in ("NOTSET", ""):
+        flat = attributes.get("pads") or [0] * (2 * rank)
+        return [(flat[i], flat[i + rank]) for i in range(rank)]
+    if mode == "VALID":
+        return [(0, 0)] * rank
+    found = []
+    for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        total = max((-(-size // stride) - 1) * stride + dilation * (k - 1) + 1 - size, 0)
+        small, large = total // 2, total - total // 2
+        found.append((small, large) if mode == "SAME_UPPER" else (large, small))
+    return found
+
+
+def pad_spatial(x: Tensor, pads: list[tuple[int, int]], value: float = 0.0) -> Tensor:
+    """Pad the spatial axes, all behind the first two."""
+    if not any(v for pair in pads for v in pair):
+        return x
+    return F.pad(x, [v for pair in reversed(pads) for v in pair], value=value)
+
+
+@op("Conv")
+def conv(attributes: Attributes, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    rank = w.ndim - 2
+    strides = attributes.get("strides") or [1] * rank
+    dilations = attributes.get("dilations") or [1] * rank
+    pads = pads_of(attributes, list(x.shape[2:]), list(w.shape[2:]), strides, dilations)
+    groups = attributes["group"]
+    if all(before == after for before, after in pads):
+        return _CONV[rank](x, w, b, strides, [p[0] for p in pads], dilations, groups)
+    return _CONV[rank](pad_spatial(x, pads), w, b, strides, 0, dilations, groups)
+
+
+@op("ConvTranspose")
+def conv_transpose(attributes: Attributes, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    rank = w.ndim - 2
+    strides = attributes.get("strides") or [1] * rank
+    dilations = attributes.get("dilations") or [1] * rank
+    extra = attributes.get("output_padding") or [0] * rank
+    full = [(x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + extra[i] for i in range(rank)]
+    wanted = attributes.get("output_shape")
+    mode = attributes.get("auto_pad", "NOTSET")
+    if wanted is not None:
+        wanted = wanted[-rank:]
+    elif mode in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [x.shape[2 + i] * strides[i] for i in range(rank)]
+    if wanted is not None:
+        pads = []
+        for i in range(rank):
+            total = full[i] - wanted[i]
+            small, large = total // 2, total - total // 2
+            pads.append((small, large) if mode == "SAME_UPPER" else (large, small))
+    else:
+        flat = attributes.get("pads") or [0] * (2 * rank)
+        pads = [(flat[i], flat[i + rank]) for i in range(rank)]
+    y = _TRANSPOSED[rank](x, w, None, strides, 0, 0, attributes["group"], dilations)
+    crop = [(-before, extra[i] - after) for i, (before, after) in enumerate(pads)]
+    y = pad_spatial(y, crop)
+    return y if b is None else y + b.reshape([-1] + [1] * rank)
+
+
+@op("Col2Im")
+def col2im(attributes: Attributes, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
+    from onward.backends.torch.host import ints
+
+    sizes, kernel = ints(image), ints(block)
+    rank = len(sizes)
+    strides = attributes.get("strides") or [1] * rank
+    dilations = attributes.get("dilations") or [1] * rank
+    flat = attributes.get("pads") or [0] * (2 * rank)
+    padded = [sizes[i] + flat[i] + flat[i + rank] for i in range(rank)]
+    counts = [(padded[i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(rank)]
+    index = torch.zeros([1] * (2 * rank), dtype=torch.int64)
+    for i in range(rank):
+        positions = (
+            torch.arange(kernel[i]).unsqueeze(1) * dilations[i] + torch.arange(counts[i]).unsqueeze(0) * strides[i]
+        )
+        shape = [1] * (2 * rank)
+        shape[i], shape[rank + i] = kernel[i], counts[i]
+        index = index * padded[i] + positions.reshape(shape)
+    n = x.shape[0]
+    total = 1
+    for size in padded:
+        total *= size
+    channels = x.shape[1] // index[..., :].reshape(-1).shape[0] * 0 + x.shape[1]
+    for k in kernel:
+        channels //= k
+    values = x.reshape(n, channels, -1)
+    out = torch.zeros(n, channels, total, dtype=x.dtype, device=x.device)
+    out = out.scatter_add(2, index.reshape(1, 1, -1).expand(n, channels, -1).to(x.device), values)
+    out = out.reshape(n, channels, *padded)
+    return pad_spatial(out, [(-flat[i], -flat[i + rank]) for i in range(rank)])

@@ -1,0 +1,225 @@
+"""Arithmetic, elementary functions, activations, comparisons and logic: element by element, with broadcasting."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.backends.torch.registry import Attributes, op
+
+_UNARY = {
+    "Neg": torch.neg, "Abs": torch.abs, "Exp": torch.exp, "Log": torch.log, "Sqrt": torch.sqrt, "Sin": torch.sin,
+    "Cos": torch.cos, "Tan": torch.tan, "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan, "Sinh": torch.sinh,
+    "Cosh": torch.cosh, "Tanh": torch.tanh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh,
+    "Erf": torch.erf, "Floor": torch.floor, "Ceil": torch.ceil, "Round": torch.round, "Sign": torch.sign,
+    "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Not": torch.logical_not,
+    "IsNaN": torch.isnan, "Softsign": F.softsign, "Mish": F.mish, "HardSwish": F.hardswish,
+    "BitwiseNot": torch.bitwise_not,
+}  # fmt: skip
+_BINARY = {
+    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt,
+    "GreaterOrEqual": torch.ge, "LessOrEqual": torch.le, "And": torch.logical_and, "Or": torch.logical_or,
+    "Xor": torch.logical_xor, "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor,
+}  # fmt: skip
+
+
+def _register() -> None:
+    for name, function in _UNARY.items():
+        op(name)(lambda attributes, x, _f=function: _f(x))
+    for name, function in _BINARY.items():
+        op(name)(lambda attributes, a, b, _f=function: _f(a, b))
+
+
+_register()
+
+
+@op("Identity")
+def identity(attributes: Attributes, x: Any) -> Any:
+    return x
+
+
+@op("Div")
+def div(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
+    if a.is_floating_point():
+        return a / b
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+@op("Pow")
+def pow_(attributes: Attributes, x: Tensor, y: Tensor) -> Tensor:
+    if not x.is_floating_point() and y.is_floating_point():
+        return torch.pow(x.to(y.dtype), y).to(x.dtype)
+    return torch.pow(x, y.to(x.dtype) if x.is_floating_point() else y).to(x.dtype)
+
+
+@op("Mod")
+def mod(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
+    return torch.fmod(a, b) if attributes["fmod"] else torch.remainder(a, b)
+
+
+@op("BitShift")
+def bit_shift(attributes: Attributes, x: Tensor, y: Tensor) -> Tensor:
+    wide, amount = x.to(torch.int64), y.to(torch.int64)
+    shifted = wide << amount if attributes["direction"] == "LEFT" else wide >> amount
+    if x.dtype in (torch.uint8, torch.uint16, torch.uint32):
+        shifted = shifted & ((1 << (8 * x.element_size())) - 1)
+    return shifted.to(x.dtype)
+
+
+@op("Sum")
+def sum_(attributes: Attributes, *inputs: Tensor) -> Tensor:
+    total = inputs[0]
+    for value in inputs[1:]:
+        total = total + value
+    return total
+
+
+@op("Mean")
+def mean(attributes: Attributes, *inputs: Tensor) -> Tensor:
+    return sum_(attributes, *inputs) / len(inputs)
+
+
+@op("Max")
+def max_(attributes: Attributes, *inputs: Tensor) -> Tensor:
+    result = inputs[0]
+    for value in inputs[1:]:
+        result = torch.maximum(result, value)
+    return result
+
+
+@op("Min")
+def min_(attributes: Attributes, *inputs: Tensor) -> Tensor:
+    result = inputs[0]
+    for value in inputs[1:]:
+        result = torch.minimum(result, value)
+    return result
+
+
+@op("Where")
+def where(attributes: Attributes, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(condition, x, y)
+
+
+@op("IsInf")
+def is_inf(attributes: Attributes, x: Tensor) -> Tensor:
+    positive, negative = attributes["detect_positive"], attributes["detect_negative"]
+    infinite = torch.isinf(x)
+    if not positive:
+        infinite = infinite & (x < 0)
+    if not negative:
+        infinite = infinite & (x > 0)
+    return infinite
+
+
+@op("Clip")
+def clip(attributes: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    if low is not None:
+        x = torch.maximum(x, low.to(x.dtype))
+    return torch.minimum(x, high.to(x.dtype)) if high is not None else x
+
+
+@op("LeakyRelu")
+def leaky_relu(attributes: Attributes, x: Tensor) -> Tensor:
+    return F.leaky_relu(x, attributes["alpha"])
+
+
+@op("PRelu")
+def prelu(attributes: Attributes, x: Tensor, slope: Tensor) -> Tensor:
+    return torch.where(x < 0, x * slope, x)
+
+
+@op("Elu")
+def elu(attributes: Attributes, x: Tensor) -> Tensor:
+    return F.elu(x, attributes["alpha"])
+
+
+@op("Celu")
+def celu(attributes: Attributes, x: Tensor) -> Tensor:
+    return F.celu(x, attributes["alpha"])
+
+
+@op("Selu")
+def selu(attributes: Attributes, x: Tensor) -> Tensor:
+    return attributes["gamma"] * torch.where(x > 0, x, attributes["alpha"] * torch.expm1(torch.clamp(x, max=0)))
+
+
+@op("ThresholdedRelu")
+def thresholded_relu(attributes: Attributes, x: Tensor) -> Tensor:
+    return torch.where(x > attributes["alpha"], x, torch.zeros_like(x))
+
+
+@op("HardSigmoid")
+def hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
+    return torch.clamp(attributes["alpha"] * x + attributes["beta"], 0, 1)
+
+
+@op("Softplus")
+def softplus(attributes: Attributes, x: Tensor) -> Tensor:
+    return F.softplus(x, threshold=50)
+
+
+@op("Shrink")
+def shrink(attributes: Attributes, x: Tensor) -> Tensor:
+    limit, bias = attributes["lambd"], attributes["bias"]
+    zero = torch.zeros_like(x)
+    return torch.where(x < -limit, x + bias, torch.where(x > limit, x - bias, zero)).to(x.dtype)
+
+
+@op("Gelu")
+def gelu(attributes: Attributes, x: Tensor) -> Tensor:
+    return F.gelu(x, approximate=attributes["approximate"])
+
+
+@op("Swish")
+def swish(attributes: Attributes, x: Tensor) -> Tensor:
+    return x * torch.sigmoid(attributes["alpha"] * x)
+
+
+@op("Cast", "BitCast")
+def cast(attributes: Attributes, x: Tensor) -> Tensor:
+    from onward.backends.torch.tensors import torch_type
+
+    wanted = torch_type(attributes["to"])
+    if x.is_floating_point() and not wanted.is_floating_point and wanted != torch.bool:
+        return x.to(torch.int64).to(wanted) if wanted != torch.int64 else x.to(wanted)
+    return x.to(wanted)
+
+
+@op("CastLike")
+def cast_like(attributes: Attributes, x: Tensor, like: Tensor) -> Tensor:
+    return x.to(like.dtype)
+
+
+@op("Dropout")
+def dropout(attributes: Attributes, x: Tensor, ratio: Any = None, training: Any = None) -> Any:
+    """Inference only: a training Dropout is lowered to portable arithmetic before it reaches a backend."""
+    return x, torch.ones_like(x, dtype=torch.bool)
+
+
+@op("Softmax", since=13)
+def softmax(attributes: Attributes, x: Tensor) -> Tensor:
+    return torch.softmax(x, attributes["axis"])
+
+
+@op("LogSoftmax", since=13)
+def log_softmax(attributes: Attributes, x: Tensor) -> Tensor:
+    return torch.log_softmax(x, attributes["axis"])
+
+
+@op("Softmax", "LogSoftmax", since=1)
+def softmax_flat(attributes: Attributes, x: Tensor) -> Tensor:
+    axis = attributes["axis"] % max(x.ndim, 1)
+    flat = x.reshape(math.prod(x.shape[:axis]), -1)
+    function = torch.softmax if attributes._key[0] == "Softmax" else torch.log_softmax
+    return function(flat, 1).reshape(x.shape)
+
+
+@op("Hardmax", since=13)
+def hardmax(attributes: Attributes, x: Tensor) -> Tensor:
+    axis = attributes["axis"]
+    return torch.zeros_like(x).scatter_(axis, x.argmax(axis, keepdim=True), 1)

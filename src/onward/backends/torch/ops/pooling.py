@@ -1,0 +1,154 @@
+"""Pooling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.backends.torch.host import ints
+from onward.backends.torch.ops.convolution import pad_spatial, pads_of
+from onward.backends.torch.registry import Attributes, op
+
+
+def _windows(attributes: Attributes, x: Tensor, fill: float) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+    """Return the padded input's windows (…, outputs, kernel), the flat positions they come from, and the pads."""
+    kernel = attributes["kernel_shape"]
+    rank = len(kernel)
+    strides = attributes.get("strides") or [1] * rank
+    dilations = attributes.get("dilations") or [1] * rank
+    pads = pads_of(attributes, list(x.shape[2:]), kernel, strides, dilations)
+    counts = []
+    extended = []
+    for i in range(rank):
+        size = x.shape[2 + i] + sum(pads[i])
+        span = size - dilations[i] * (kernel[i] - 1) - 1
+        count = (-(-span // strides[i]) if attributes.get("ceil_mode", 0) else span // strides[i]) + 1
+        if attributes.get("ceil_mode", 0) and (count - 1) * strides[i] >= x.shape[2 + i] + pads[i][0]:
+            count -= 1  # a window that starts in the padding after the end does not count
+        need = (count - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - x.shape[2 + i] - pads[i][0]
+        counts.append(count)
+        extended.append((pads[i][0], max(need, pads[i][1])))
+    padded = pad_spatial(x, extended, fill)
+    index = torch.zeros([1] * (2 * rank), dtype=torch.int64, device=x.device)
+    for i in range(rank):
+        where = (
+            torch.arange(counts[i], device=x.device).unsqueeze(1) * strides[i]
+            + torch.arange(kernel[i], device=x.device).unsqueeze(0) * dilations[i]
+        )
+        shape = [1] * (2 * rank)
+        shape[i], shape[rank + i] = counts[i], kernel[i]
+        index = index * padded.shape[2 + i] + where.reshape(shape)
+    index = index.reshape(*counts, -1)
+    flat = padded.reshape(*padded.shape[:2], -1)
+    return flat[:, :, index], index, extended
+
+
+@op("MaxPool")
+def max_pool(attributes: Attributes, x: Tensor) -> Any:
+    simple = _simple_pool(attributes, x)
+    if simple is not None and attributes.outputs == 1 and x.is_floating_point():
+        kernel, strides, pads, dilations = simple
+        function = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[len(kernel)]
+        return function(x, kernel, strides, pads, dilations)
+    low = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+    wide = x if x.is_floating_point() else x.to(torch.int64)
+    windows, index, pads = _windows(attributes, wide, low)
+    values, chosen = windows.max(-1)
+    if attributes.outputs == 1:
+        return values.to(x.dtype)
+    position = torch.gather(index.expand(*values.shape, -1), -1, chosen.unsqueeze(-1)).squeeze(-1)
+    return values.to(x.dtype), _unpadded(position, x, pads, attributes.get("storage_order", 0))
+
+
+def _simple_pool(attributes: Attributes, x: Tensor) -> Any:
+    """Return (kernel, strides, pads, dilations) where PyTorch's own pooling means the same, else None."""
+    kernel = attributes["kernel_shape"]
+    rank = len(kernel)
+    strides = attributes.get("strides") or [1] * rank
+    dilations = attributes.get("dilations") or [1] * rank
+    pads = pads_of(attributes, list(x.shape[2:]), kernel, strides, dilations)
+    fits = all(b == a and 2 * b <= k for (b, a), k in zip(pads, kernel, strict=True))
+    if not fits or attributes.get("ceil_mode", 0) or rank > 3:
+        return None
+    return kernel, strides, [b for b, _ in pads], dilations
+
+
+def _unpadded(position: Tensor, x: Tensor, pads: list[tuple[int, int]], order: int) -> Tensor:
+    """Return flat positions in the whole unpadded tensor, as ONNX's Indices."""
+    sizes = [x.shape[2 + i] + sum(p) for i, p in enumerate(pads)]
+    coordinates: list[Tensor] = []
+    for i in reversed(range(len(sizes))):
+        coordinates.insert(0, position % sizes[i] - pads[i][0])
+        position = position // sizes[i]
+    flat = torch.zeros_like(coordinates[0])
+    axes = range(len(sizes)) if not order else reversed(range(len(sizes)))
+    for i in axes:
+        flat = flat * x.shape[2 + i] + coordinates[i]
+    area = math.prod(x.shape[2:])
+    lead = torch.arange(x.shape[0] * x.shape[1], device=x.device).reshape(x.shape[0], x.shape[1], *[1] * len(sizes))
+    return flat + lead * area
+
+
+@op("AveragePool")
+def average_pool(attributes: Attributes, x: Tensor) -> Tensor:
+    windows, _, pads = _windows(attributes, x, 0.0)
+    ones = torch.ones_like(x[:1, :1])
+    if attributes.get("count_include_pad", 0):
+        kernel = attributes["kernel_shape"]
+        rank = len(kernel)
+        strides = attributes.get("strides") or [1] * rank
+        dilations = attributes.get("dilations") or [1] * rank
+        given = pads_of(attributes, list(x.shape[2:]), kernel, strides, dilations)
+        ones = pad_spatial(ones, given, 1.0)
+        ones = pad_spatial(ones, [(0, p[1] - g[1]) for p, g in zip(pads, given, strict=True)], 0.0)
+        flat = ones.reshape(1, 1, -1)
+        _, index, _ = _windows(attributes, x[:1, :1], 0.0)
+        count = flat[:, :, index].sum(-1)
+    else:
+        count = _windows(attributes, ones, 0.0)[0].sum(-1)
+    return windows.sum(-1) / count
+
+
+@op("LpPool")
+def lp_pool(attributes: Attributes, x: Tensor) -> Tensor:
+    p = attributes["p"]
+    windows, _, _ = _windows(attributes, x, 0.0)
+    return (windows.abs() ** p).sum(-1) ** (1.0 / p)
+
+
+@op("GlobalAveragePool")
+def global_average_pool(attributes: Attributes, x: Tensor) -> Tensor:
+    return x.mean(list(range(2, x.ndim)), keepdim=True)
+
+
+@op("GlobalMaxPool")
+def global_max_pool(attributes: Attributes, x: Tensor) -> Tensor:
+    return x.amax(list(range(2, x.ndim)), keepdim=True)
+
+
+@op("GlobalLpPool")
+def global_lp_pool(attributes: Attributes, x: Tensor) -> Tensor:
+    p = attributes["p"]
+    return (x.abs() ** p).sum(list(range(2, x.ndim)), keepdim=True) ** (1.0 / p)
+
+
+@op("MaxUnpool")
+def max_unpool(attributes: Attributes, x: Tensor, indices: Tensor, shape: Any = None) -> Tensor:
+    kernel = attributes["kernel_shape"]
+    rank = len(kernel)
+    strides = attributes.get("strides") or [1] * rank
+    flat = attributes.get("pads") or [0] * (2 * rank)
+    inferred = [(x.shape[2 + i] - 1) * strides[i] + kernel[i] - flat[i] - flat[i + rank] for i in range(rank)]
+    small = [x.shape[0], x.shape[1], *inferred]
+    size = small if shape is None else ints(shape)
+    # The indices are positions in the tensor that was pooled, whose size is the inferred one.
+    out = torch.zeros(math.prod(small), dtype=x.dtype, device=x.device)
+    out = out.scatter(0, indices.reshape(-1), x.reshape(-1)) if shape is None else None
+    if out is not None:
+        return out.reshape(small)
+    result = torch.zeros(math.prod(size), dtype=x.dtype, device=x.device)
+    return result.scatter(0, indices.reshape(-1), x.reshape(-1)).reshape(size)

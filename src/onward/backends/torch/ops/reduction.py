@@ -1,0 +1,93 @@
+"""Reductions, arg-reductions and running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.backends.torch.host import ints, number
+from onward.backends.torch.registry import Attributes, op
+
+
+def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
+    def run(attributes: Attributes, data: Tensor, axes: Any = None) -> Tensor:
+        given = attributes.get("axes") if axes is None else ints(axes)
+        if not given:
+            if attributes.get("noop_with_empty_axes", 0):
+                return data
+            given = list(range(data.ndim))
+        keep = bool(attributes.get("keepdims", 1))
+        if not given:
+            return function(data.reshape(1), [0], False)
+        return function(data, sorted(a % data.ndim for a in given), keep)
+
+    return run
+
+
+def _prod(data: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for axis in reversed(axes):
+        data = data.prod(axis, keepdim=keep).to(data.dtype)
+    return data
+
+
+def _mean(data: Tensor, axes: list[int], keep: bool) -> Tensor:
+    wide = data if data.is_floating_point() else data.double()
+    return wide.mean(axes, keepdim=keep).to(data.dtype)
+
+
+def _log_sum_exp(data: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.logsumexp(data, axes, keepdim=keep)
+
+
+op("ReduceSum")(_reduction(lambda x, a, k: x.sum(a, keepdim=k).to(x.dtype)))
+op("ReduceMean")(_reduction(_mean))
+op("ReduceMax")(_reduction(lambda x, a, k: x.amax(a, keepdim=k)))
+op("ReduceMin")(_reduction(lambda x, a, k: x.amin(a, keepdim=k)))
+op("ReduceProd")(_reduction(_prod))
+op("ReduceL1")(_reduction(lambda x, a, k: x.abs().sum(a, keepdim=k)))
+op("ReduceL2")(_reduction(lambda x, a, k: (x * x).sum(a, keepdim=k).sqrt()))
+op("ReduceLogSum")(_reduction(lambda x, a, k: x.sum(a, keepdim=k).log()))
+op("ReduceLogSumExp")(_reduction(_log_sum_exp))
+op("ReduceSumSquare")(_reduction(lambda x, a, k: (x * x).sum(a, keepdim=k)))
+
+
+def _arg(data: Tensor, attributes: Attributes, largest: bool) -> Tensor:
+    axis, keep = attributes["axis"], bool(attributes["keepdims"])
+    if attributes.get("select_last_index", 0):
+        flipped = data.flip(axis)
+        found = flipped.argmax(axis, keepdim=keep) if largest else flipped.argmin(axis, keepdim=keep)
+        return data.shape[axis] - 1 - found
+    return data.argmax(axis, keepdim=keep) if largest else data.argmin(axis, keepdim=keep)
+
+
+@op("ArgMax")
+def arg_max(attributes: Attributes, data: Tensor) -> Tensor:
+    return _arg(data, attributes, largest=True)
+
+
+@op("ArgMin")
+def arg_min(attributes: Attributes, data: Tensor) -> Tensor:
+    return _arg(data, attributes, largest=False)
+
+
+@op("CumSum")
+def cum_sum(attributes: Attributes, x: Tensor, axis: Any) -> Tensor:
+    dim = int(number(axis))
+    if attributes["reverse"]:
+        x = x.flip(dim)
+    result = x.cumsum(dim).to(x.dtype)
+    if attributes["exclusive"]:
+        result = result - x
+    return result.flip(dim) if attributes["reverse"] else result
+
+
+@op("TopK")
+def top_k(attributes: Attributes, x: Tensor, k: Any) -> tuple[Tensor, Tensor]:
+    # A stable sort gives ONNX's order among equals: the lower index first.
+    axis = attributes["axis"]
+    values, indices = torch.sort(x, dim=axis, descending=bool(attributes["largest"]), stable=True)
+    count = int(number(k))
+    return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)

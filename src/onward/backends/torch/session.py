@@ -1,0 +1,104 @@
+"""Train on PyTorch: the program's plain graphs, interpreted with torch operators, eagerly or through torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from onward.backends import state as states
+from onward.backends.torch.interpreter import Interpreter
+from onward.backends.torch.tensors import to_numpy, to_tensor
+from onward.errors import ArgumentError, BackendError, Diagnostic, define
+from onward.program import Program
+
+B301 = define(
+    "B301",
+    "PyTorch failed while running",
+    why="A torch operator refused its inputs: usually a shape or a label out of range.",
+    fix="Look at PyTorch's message; check the shapes and the labels of the batch.",
+)
+
+
+class TorchSession:
+    """A program running on PyTorch.
+
+    Args:
+        program: what to run.
+        device: where, as torch names it ("cpu", "cuda", "mps").
+        compile: run the step through `torch.compile`.
+    """
+
+    def __init__(self, program: Program, *, device: str = "cpu", compile: bool = False) -> None:
+        self.program = program
+        try:
+            self.device = torch.device(device)
+            torch.zeros(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            message = str(error).splitlines()[0]
+            raise ArgumentError(Diagnostic("A101", f"device `{device}` cannot be used: {message}")) from error
+        self.compile = compile
+        self._state = {n: to_tensor(v).to(self.device) for n, v in program.state.items()}
+        self._graphs: dict[str, tuple[Any, frozenset[str]]] = {}
+
+    def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
+        outputs: dict[str, np.ndarray] = {}
+        for name, graph in states.chosen_entries(self.program, entry):
+            results = self._run(f"step {name}", graph.model, feeds)
+            outputs.update({o: to_numpy(results[o]) for o in graph.outputs})
+            self._state.update({state: results[output] for output, state in graph.replaces.items()})
+        return outputs
+
+    def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        results = self._run("evaluate", states.evaluation_graph(self.program), feeds)
+        return {n: to_numpy(v) for n, v in results.items()}
+
+    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {n: to_numpy(v) for n, v in self._run("infer", self.program.infer, feeds).items()}
+
+    def initialize(self, seed: int = 0) -> None:
+        def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {n: to_numpy(v) for n, v in self._run("initialize", model, feeds).items()}
+
+        self.set_state(states.initial_state(self.program, seed, run))
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        return {name: to_numpy(value) for name, value in self._state.items()}
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        checked = states.checked(self.program, state)
+        self._state.update({n: to_tensor(v).to(self.device) for n, v in checked.items()})
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "backend": "torch",
+            "torch": torch.__version__,
+            "device": str(self.device),
+            "threads": torch.get_num_threads(),
+            "compile": self.compile,
+        }
+
+    def _run(self, key: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        if key not in self._graphs:
+            graph = ir.serde.deserialize_model(model).graph
+            interpreter = Interpreter(graph, model.opset_import[0].version)
+            interpreter.to(self.device)
+            run = torch.compile(interpreter.run) if self.compile and key.startswith("step") else interpreter.run
+            self._graphs[key] = (run, frozenset(v.name or "" for v in graph.inputs))
+        run, wanted = self._graphs[key]
+        given = {**self.program.settings, **feeds}
+        states.require_feeds(wanted, {**self._state, **given}, self.program)
+        values = {n: v for n, v in self._state.items() if n in wanted}
+        values.update({n: to_tensor(v).to(self.device) for n, v in given.items() if n in wanted})
+        with torch.no_grad():
+            try:
+                results: dict[str, torch.Tensor] = run(values)
+            except (RuntimeError, IndexError, ValueError) as error:
+                if isinstance(error, ArgumentError):
+                    raise
+                raise BackendError(Diagnostic(B301, f"PyTorch failed in the {key} graph: {error}")) from error
+        return results
