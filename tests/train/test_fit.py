@@ -142,6 +142,21 @@ def test_resume_gives_the_bytes_of_an_uninterrupted_run(tmp_path, stop):
     assert history.step_losses == whole_history.step_losses
 
 
+def test_bad_data_in_the_middle_loses_no_step(tmp_path):
+    x, t = linear_data(64)
+    batches = [(x[i : i + 8], t[i : i + 8]) for i in range(0, 64, 8)]
+    whole, broken = make_trainer(), make_trainer()
+    whole.fit(batches, progress="none")
+
+    with pytest.raises(DataError):
+        broken.fit([*batches[:5], (x[:8, :2], t[:8]), *batches[5:7]], checkpoint=tmp_path, progress="none")
+    repaired = Trainer.resume(tmp_path)
+
+    assert repaired.steps == 5
+    repaired.fit(batches, progress="none")
+    assert digest(repaired) == digest(whole)
+
+
 def test_resuming_with_another_batch_size_is_refused(tmp_path):
     trainer = make_trainer()
     trainer.fit(*linear_data(), batch_size=16, seed=1, checkpoint=tmp_path, progress="none")

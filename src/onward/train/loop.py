@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onward.errors import A100, A101, ArgumentError, Diagnostic
+from onward.errors import A100, A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import CheckpointDirectory
 from onward.train.data.matching import Matching
@@ -223,7 +223,14 @@ class Run:
         try:
             while self.position.epoch < self.settings.epochs and not self.history.stopped:
                 self.position.finished = False
-                self._train_epoch()
+                try:
+                    self._train_epoch()
+                except (NumericError, CheckpointError):
+                    raise
+                except Exception:  # bad data in the middle, say: the steps before it must not be lost
+                    with contextlib.suppress(OnwardError):  # the error to be seen is the one that ended the run
+                        self._save()
+                    raise
                 self._end_epoch()
                 if self._checkpoint_every is None:
                     self._save()

@@ -172,6 +172,21 @@ def with_state(model: TrainingModel, state: Mapping[str, np.ndarray], preparatio
     return copy
 
 
+def bake(infer: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """Return the inference graph with its state inputs as initializers."""
+    model = onnx.ModelProto()
+    model.CopyFrom(infer)
+    baked = [i.name for i in infer.graph.input if i.name in state]
+    kept = [i for i in infer.graph.input if i.name not in state]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    known = {i.name for i in model.graph.initializer}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(state[n]), n) for n in baked if n not in known
+    )
+    return model
+
+
 def _pack(program: Program) -> bytes:
     graphs: dict[str, onnx.ModelProto | None] = {
         "infer": program.infer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 import onnx
 
 from onward.backends.base import Outputs, Session, open_session
-from onward.errors import A101, ArgumentError, CheckpointError, DataError, Diagnostic, define
+from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.model.training_model import TrainingModel
 from onward.program import Program, TensorSpec
 from onward.train import evaluation
@@ -27,17 +26,9 @@ from onward.train.history import History
 from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
 from onward.train.metrics import Metric, get_metrics
 from onward.train.numeric import NumericGuard, bad_names
-from onward.train.origin import Origin, store_preparation, stored_preparation, with_state
+from onward.train.origin import Origin, bake, store_preparation, stored_preparation, with_state
 from onward.train.progress import progress_callback
-
-K106 = define(
-    "K106",
-    "the run would go on with another backend, other threads or other versions",
-    why="The bits of the results depend on them, so the run would not be the one that was interrupted.",
-    fix="Use the same ones, or accept the change: allow_changes=True, or --allow-changes.",
-)
-
-_EXTRA = "onward/"  # tensors of a checkpoint that belong to the run and not to the state of the model
+from onward.train.resuming import EXTRA, check_backend, describe_rate, extras, json_options
 
 
 class Trainer:
@@ -230,7 +221,7 @@ class Trainer:
             "drop_last": drop_last,
             "entry": entry,
             "steps_per_epoch": steps_per_epoch,
-            "learning_rate": _describe_rate(learning_rate),
+            "learning_rate": describe_rate(learning_rate),
         }
         settings = self._settings({k: v for k, v in given.items() if v is not None}, callable(learning_rate))
         self.preparation = self._with_classes(preparation or self.preparation, source)
@@ -273,7 +264,7 @@ class Trainer:
         run.position.step = self.steps
         self._guard.set_mode(on_nan)
         if self._resumed is not None and "run_state" in self._resumed.data:
-            run.set_state(self._resumed.data["run_state"], _extras(self._resumed.tensors))
+            run.set_state(self._resumed.data["run_state"], extras(self._resumed.tensors))
             self._guard.skipped, self._guard.skipped_in_a_row = run.position.skipped, run.position.skipped_in_a_row
         self._resumed = None
         self.history = run.history
@@ -451,7 +442,7 @@ class Trainer:
         bad = bad_names({n: tensors[n] for n in self.program.parameters if n in tensors})
         data: dict[str, Any] = {
             "run": self.run_id,
-            "backend": {"name": self._backend, "options": _json_options(self._options), "describe": self._describe()},
+            "backend": {"name": self._backend, "options": json_options(self._options), "describe": self._describe()},
             "preparation": self.preparation.as_dict(),
             "steps": self.steps if run is None else run.position.step,
             "not_finite": bad,
@@ -461,7 +452,7 @@ class Trainer:
         if run is not None:
             run.position.skipped, run.position.skipped_in_a_row = self._guard.skipped, self._guard.skipped_in_a_row
             data["run_state"], extra = run.get_state()
-            tensors |= {_EXTRA + name: array for name, array in extra.items()}
+            tensors |= {EXTRA + name: array for name, array in extra.items()}
         return directory.save(int(data["steps"]), tensors, data, self._origin)
 
     def _describe(self) -> dict[str, Any]:
@@ -489,8 +480,8 @@ class Trainer:
         options = {**(stored["options"] if backend == stored["name"] else {}), **backend_options}
         trainer = cls(origin, backend, **options)
         if not allow_changes:
-            _check_backend(stored, {"name": backend, "describe": trainer._describe()})
-        trainer.set_state({n: a for n, a in checkpoint.tensors.items() if not n.startswith(_EXTRA)})
+            check_backend(stored, {"name": backend, "describe": trainer._describe()})
+        trainer.set_state({n: a for n, a in checkpoint.tensors.items() if not n.startswith(EXTRA)})
         trainer.run_id = checkpoint.data["run"]
         trainer.steps = int(checkpoint.data["steps"])
         trainer.preparation = Preparation.from_dict(checkpoint.data["preparation"])
@@ -526,7 +517,7 @@ class Trainer:
             proto = to_inference(self._origin.model, {n: a for n, a in state.items() if n in known})
             store_preparation(proto, self.preparation)
             return proto
-        return _bake(self.program.infer, state)
+        return bake(self.program.infer, state)
 
     def to_model(self) -> TrainingModel:
         """Return the training model with the current state, to be saved and trained on elsewhere."""
@@ -539,66 +530,3 @@ class Trainer:
                 )
             )
         return with_state(self._origin.model, self.session.get_state(), self.preparation)
-
-
-def _describe_rate(rate: float | Schedule | None) -> float | str | None:
-    """Return the rate itself, or for a function what a checkpoint can say about it."""
-    if not callable(rate):
-        return rate
-    describe = getattr(rate, "describe", None)  # onward.schedules say what they are
-    return json.dumps(describe(), sort_keys=True) if callable(describe) else "function"
-
-
-def _bake(infer: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-    """Return the inference graph with its state inputs as initializers."""
-    model = onnx.ModelProto()
-    model.CopyFrom(infer)
-    baked = [i.name for i in infer.graph.input if i.name in state]
-    kept = [i for i in infer.graph.input if i.name not in state]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    known = {i.name for i in model.graph.initializer}
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(np.asarray(state[n]), n) for n in baked if n not in known
-    )
-    return model
-
-
-def _extras(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name[len(_EXTRA) :]: array for name, array in tensors.items() if name.startswith(_EXTRA)}
-
-
-def _json_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that JSON can hold; others must be given again when resuming."""
-    kept = {}
-    for name, value in options.items():
-        try:
-            kept[name] = json.loads(json.dumps(value))
-        except TypeError:
-            continue
-    return kept
-
-
-def _check_backend(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    problems = []
-    if stored["name"] != now["name"]:
-        problems.append(("backend", stored["name"], now["name"]))
-    keys = dict.fromkeys([*stored["describe"], *now["describe"]])
-    problems += [
-        (key, stored["describe"].get(key), now["describe"].get(key))
-        for key in keys
-        if stored["describe"].get(key) != now["describe"].get(key)
-    ]
-    if problems:
-        raise CheckpointError(
-            [
-                Diagnostic(
-                    K106,
-                    f"{key} has changed since the checkpoint was written",
-                    found=str(found),
-                    needed=str(needed),
-                    hint="the bits may differ: use the same, or accept it with allow_changes=True (--allow-changes)",
-                )
-                for key, needed, found in problems
-            ]
-        )

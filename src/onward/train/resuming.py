@@ -1,0 +1,72 @@
+"""Around a checkpoint: what of a trainer it can hold, and whether a resumed run may go on here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from onward.errors import CheckpointError, Diagnostic, define
+from onward.train.loop import Schedule
+
+K106 = define(
+    "K106",
+    "the run would go on with another backend, other threads or other versions",
+    why="The bits of the results depend on them, so the run would not be the one that was interrupted.",
+    fix="Use the same ones, or accept the change: allow_changes=True, or --allow-changes.",
+)
+
+EXTRA = "onward/"
+"""The prefix of tensors of a checkpoint that belong to the run and not to the state of the model."""
+
+
+def describe_rate(rate: float | Schedule | None) -> float | str | None:
+    """Return the rate itself, or for a function what a checkpoint can say about it."""
+    if not callable(rate):
+        return rate
+    describe = getattr(rate, "describe", None)  # onward.schedules say what they are
+    return json.dumps(describe(), sort_keys=True) if callable(describe) else "function"
+
+
+def extras(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors of a checkpoint that belong to the run."""
+    return {name[len(EXTRA) :]: array for name, array in tensors.items() if name.startswith(EXTRA)}
+
+
+def json_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that JSON can hold; others must be given again when resuming."""
+    kept = {}
+    for name, value in options.items():
+        try:
+            kept[name] = json.loads(json.dumps(value))
+        except TypeError:
+            continue
+    return kept
+
+
+def check_backend(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise if anything that the bits depend on differs from what the checkpoint says; lists all of it."""
+    problems = []
+    if stored["name"] != now["name"]:
+        problems.append(("backend", stored["name"], now["name"]))
+    keys = dict.fromkeys([*stored["describe"], *now["describe"]])
+    problems += [
+        (key, stored["describe"].get(key), now["describe"].get(key))
+        for key in keys
+        if stored["describe"].get(key) != now["describe"].get(key)
+    ]
+    if problems:
+        raise CheckpointError(
+            [
+                Diagnostic(
+                    K106,
+                    f"{key} has changed since the checkpoint was written",
+                    found=str(found),
+                    needed=str(needed),
+                    hint="the bits may differ: use the same, or accept it with allow_changes=True (--allow-changes)",
+                )
+                for key, needed, found in problems
+            ]
+        )
