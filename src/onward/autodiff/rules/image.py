@@ -72,6 +72,12 @@ class _Sampling:
         inside = [a["inside"] for a in axes if a["inside"] is not None]
         mask = op.Cast(reduce(op.And, inside), to=self.dtype) if inside else None
         image, points = op.Reshape(self.X, [0, 0, -1]), op.Reshape(self.dY, [0, 0, -1])
+        pixels, places = rule.static_shape(self.X), rule.static_shape(self.grid)
+        count = self.offsets.shape[1]
+        if pixels is not None:
+            image.shape = ir.Shape([*pixels[:2], int(np.prod(pixels[2:]))])
+        if pixels is not None and places is not None:
+            points.shape = ir.Shape([*pixels[:2], int(np.prod(places[1:-1]))])
         row = op.Reshape(index, [0, 1, -1])
         spread = op.Unsqueeze(points, [3])
         dX = dgrid = None
@@ -83,21 +89,34 @@ class _Sampling:
             if weights:
                 values = op.Mul(spread, op.Unsqueeze(reduce(op.Mul, weights), [1]))
             updates = op.Reshape(values, [0, 0, -1])
-            added = op.ScatterElements(
-                rule.zeros_like(image), op.Expand(row, op.Shape(updates)), updates, axis=2, reduction="add"
-            )
+            known = rule.static_shape(points)
+            if known is not None:
+                updates.shape = ir.Shape([*known[:2], known[2] * count])
+            column = op.Expand(row, rule.shape_of(updates))
+            added = op.ScatterElements(rule.zeros_like(image), column, updates, axis=2, reduction="add")
             dX = rule.reshape_like(added, self.X)
         if by_grid:
-            channels = op.Concat(rule.dim_of(self.X, 0), rule.dim_of(self.X, 1), np.array([1], np.int64), axis=0)
-            neighbours = op.GatherElements(image, op.Expand(row, channels), axis=2)
-            count = self.offsets.shape[1]
-            apart = op.Reshape(neighbours, op.Concat(op.Shape(points), np.array([count], np.int64), axis=0))
+            neighbours = op.GatherElements(image, op.Expand(row, self._channels()), axis=2)
+            known = rule.static_shape(points)
+            apart_shape = (
+                op.constant(np.array([*known, count], np.int64))
+                if known is not None
+                else op.Concat(op.Shape(points), np.array([count], np.int64), axis=0)
+            )
+            apart = op.Reshape(neighbours, apart_shape)
             shares = op.ReduceSum(op.Mul(apart, spread), [1], keepdims=0)
             if mask is not None:
                 shares = op.Mul(shares, mask)
             parts = [self._by_coordinate(axes, d, shares) for d in range(self.D)]
             dgrid = rule.reshape_like(op.Concat(*parts, axis=2), self.grid)
         return {"X": dX, "grid": dgrid}
+
+    def _channels(self) -> Value:
+        """Return the shape [channels, 1], over which indices are expanded."""
+        channels = self.rule.dim_of(self.X, 1)
+        if channels.const_value is not None:
+            return self.op.constant(np.array([channels.const_value.numpy()[0], 1], np.int64))
+        return self.op.Concat(channels, np.array([1], np.int64), axis=0)
 
     def _size(self, d: int) -> Value:
         """Return the size of the image along axis d of the grid's order, as int64."""
@@ -222,9 +241,15 @@ def col2im(rule: Rule, doutput: Value) -> Grads:
     pads = rule.attr("pads") or [0] * 2 * D
     axes = [a + 2 for a in range(D)]
     padded = op.Pad(doutput, np.array(pads, np.int64), None, np.array(axes, np.int64)) if any(pads) else doutput
-    known = rule.constant_input("block_shape")
+    known, sizes = rule.constant_input("block_shape"), rule.dims(doutput)
     for d in range(D):
         axis = 2 + 2 * d  # two axes stand already for each one before it
+        size = None if sizes is None else sizes[2 + d]
+        if known is not None and isinstance(size, int):
+            last = size + pads[d] + pads[d + D] - (int(known[d]) - 1) * dilations[d]
+            places = np.arange(int(known[d]))[:, None] * dilations[d] + np.arange(0, last, strides[d])
+            padded = op.Gather(padded, places.astype(np.int64), axis=axis)
+            continue
         block: Value = (
             op.constant(np.array(int(known[d]), np.int64))
             if known is not None

@@ -65,6 +65,8 @@ def _add_nd(rule: Rule, data: Value, indices: Value, grad: Value, batch_dims: in
         count = op.ReduceProd(lead, keepdims=0)
     numbers = op.Range(0, count, 1)
     rows = op.GatherND(op.Reshape(numbers, lead, allowzero=1), indices, batch_dims=batch_dims)
+    if dims is not None and all(isinstance(d, int) for d in dims):
+        rows.shape = ir.Shape([d for d in dims[:-1] if isinstance(d, int)])
     if outer == rank:
         empty = zeros(rule, as_vector(rule, count), grad.dtype)
         added = op.ScatterElements(empty, flat(rule, rows), flat(rule, grad), axis=0, reduction="add")
