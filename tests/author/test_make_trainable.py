@@ -514,3 +514,35 @@ def test_weights_of_a_raw_tensor_survive(mlp) -> None:
 
     for before in mlp.graph.initializer:
         np.testing.assert_array_equal(model.parameters[before.name].const_value.numpy(), numpy_helper.to_array(before))
+
+
+@pytest.mark.parametrize("extreme", [-np.inf, -10000.0, np.finfo(np.float32).min])
+def test_an_attention_mask_is_not_a_weight(build, extreme: float) -> None:
+    mask = np.triu(np.full((3, 3), extreme, np.float32), 1)
+    text = "m (float[N, 3, 3] x) => (float[N, 3, 3] y) { h = MatMul(x, W) y = Add(h, mask) }"
+
+    model = make_trainable(build(text, W=f32(3, 3), mask=np.nan_to_num(mask, nan=0.0, neginf=-np.inf)), loss="mse")
+
+    assert list(model.parameters) == ["W"]
+
+
+def test_an_initial_state_is_trained_only_by_name(build) -> None:
+    text = """m (float[5, N, 3] x) => (float[5, 1, N, 2] y) {
+        y, last = GRU <hidden_size = 2> (x, W, R, "", "", h) }"""
+    given = {"W": f32(1, 6, 3), "R": f32(1, 6, 2), "h": f32(1, 1, 2)}
+
+    usual = make_trainable(build(text, **given), loss="mse", optimizer="sgd")
+    named = make_trainable(build(text, **given), loss="mse", optimizer="sgd", train=["*", "h"])
+
+    assert list(usual.parameters) == ["W", "R"]
+    assert list(named.parameters) == ["W", "R", "h"]
+
+
+def test_what_pytorch_exported_as_a_buffer_is_not_trained(mlp) -> None:
+    key = "pkg.torch.export.graph_signature.InputSpec.kind"
+    mlp.graph.value_info.append(helper.make_tensor_value_info("W1", TensorProto.FLOAT, [3, 4]))
+    mlp.graph.value_info[-1].metadata_props.add(key=key, value="BUFFER")
+
+    model = make_trainable(mlp, loss="mse", optimizer="sgd")
+
+    assert list(model.parameters) == ["W2"]

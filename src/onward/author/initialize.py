@@ -58,10 +58,15 @@ def build_initialization(
         assert value.dtype is not None
         value.const_value = ir.tensor(sample(draw, seed, stream, shape).astype(value.dtype.numpy()), name=name)
     by_name = {v.name or "": v for v in draws}
+    filled: dict[tuple[Any, ...], Value] = {}  # state of the same shape and content starts from the same tensor
     for state in update.state:
         name = state.name or ""
         if name not in update.like:
-            outputs[name] = _filled(op, const_array(state), state)
+            array = const_array(state)
+            key = (array.dtype.str, array.shape, array.reshape(-1)[:1].tobytes())
+            if key not in filled:
+                filled[key] = _filled(op, array, state)
+            outputs[name] = filled[key]
         elif update.like[name] in by_name:
             original = by_name[update.like[name]]
             outputs[name] = outputs[original.name or ""]

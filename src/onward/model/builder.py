@@ -195,6 +195,8 @@ def output_type(
     fixed = concrete_type(formal)
     if fixed is not None:
         return ir.TensorType(fixed)
+    if all(parameter.type_variable != formal.type_variable for parameter in found.inputs):
+        return None  # as Gradient's outputs: do not look through thousands of inputs for each of thousands of outputs
     for position, value in enumerate(values):
         if value is not None and found.input_at(position).type_variable == formal.type_variable:
             return value.type

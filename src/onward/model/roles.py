@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic, define
@@ -49,6 +50,9 @@ CONSTANT_INPUTS = {
     ("MelWeightMatrix", 4): "a frequency",
     **{(op, i): "a quantisation scale" for op in ("QLinearConv", "QLinearMatMul") for i in (1, 4, 6)},
 }
+
+# Inputs that hold a constant as a rule, and a learned value now and then: trained only when they are named.
+USUALLY_CONSTANT_INPUTS = {(op, i): "an initial state" for op in ("LSTM", "GRU", "RNN") for i in (5, 6)}
 
 # Inputs that are weights by the operator's own meaning, whatever their size.
 WEIGHT_INPUTS = frozenset(
@@ -110,10 +114,34 @@ def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool =
         return None
     if "BUFFER" in kind:
         return "PyTorch exported it as a buffer, not as a parameter"
-    lone = value.shape is not None and len(value.shape) == 0
-    if lone and not any((node.op_type, index) in WEIGHT_INPUTS for node, index in uses):
-        return "it is a single number, which may be a constant; name it in `train` if it is learned"
+    doubt = _doubt(value, uses)
+    return None if doubt is None else f"it is {doubt}; name it in `train` if it is learned"
+
+
+def _doubt(value: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> str | None:
+    """Return what a floating-point initializer most likely is instead of a weight, or None."""
+    if any((node.op_type, index) in WEIGHT_INPUTS for node, index in uses):
+        return None
+    if value.shape is not None and len(value.shape) == 0:
+        return "a single number, which may be a constant"
+    usual = [USUALLY_CONSTANT_INPUTS.get((node.op_type, index)) for node, index in uses]
+    if all(usual):
+        return usual[0]
+    if value.const_value is not None and _is_mask(value.const_value.numpy()):
+        return "a mask by its values"
     return None
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    """Whether an array holds infinities, or nothing but zeros and one very large number: an attention mask."""
+    if array.size == 0:
+        return False
+    wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
+    low, high = float(wide.min()), float(wide.max())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return bool(np.isinf(wide).any())
+    extreme = low if -low > high else high
+    return abs(extreme) >= 1e3 and bool(((wide == 0) | (wide == extreme)).all())
 
 
 def influential_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:

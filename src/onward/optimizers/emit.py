@@ -51,6 +51,7 @@ class _Emitter:
         self.settings: list[Value] = []
         self.state: list[Value] = []
         self.bindings: dict[str, Value] = {}
+        self._bound: set[Value] = set()
         self.like: dict[str, str] = {}
         widths = {compute_type(p) for p in gradients}
         self.rate_type = ir.DataType.DOUBLE if widths == {ir.DataType.DOUBLE} else ir.DataType.FLOAT
@@ -165,12 +166,13 @@ class _Emitter:
 
     def _bind(self, old: Value, new: Value) -> None:
         assert old.name is not None
-        if new.producer() is None or new.is_graph_output() or new in self.bindings.values():
+        if new.producer() is None or new.is_graph_output() or new in self._bound:
             new = self.op.Identity(new)
         wanted = self.names.unique(f"new/{old.name}")
         new.name = wanted
         new.type, new.shape = old.type, None if old.shape is None else old.shape.copy()
         self.bindings[old.name] = new
+        self._bound.add(new)
 
 
 def split_groups(optimizer: Optimizer, parameters: Sequence[Value]) -> list[tuple[Optimizer, list[Value]]]:
@@ -219,7 +221,7 @@ def compute_type(parameter: Value) -> ir.DataType:
 
 def initializer(name: str, array: np.ndarray) -> Value:
     """Return a value that can be registered as an initializer."""
-    tensor = ir.tensor(array, name=name)
+    tensor = ir.Tensor(np.asarray(array), name=name)
     return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
 
 
