@@ -310,7 +310,8 @@ def _stand_in(node: onnx.NodeProto) -> None:
     """Turn a node that onnx (1.23) has no or a wrong inference for into one with the same types and shapes."""
     if node.op_type == "STFT" and all(a.name != "onesided" for a in node.attribute):
         node.attribute.append(onnx.helper.make_attribute("onesided", 1))  # its default, which inference takes as 0
-    if node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx"):
+    # MeanVarianceNormalization's body fails inference in all types but float, and where axes is absent.
+    if node.op_type in ("GroupNormalization", "MeanVarianceNormalization") and node.domain in ("", "ai.onnx"):
         node.op_type = "Identity"
         del node.input[1:]
         del node.attribute[:]
