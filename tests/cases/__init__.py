@@ -22,6 +22,7 @@ class Case:
     expected   gradients by input where finite differences do not exist (kinks, infinities): kinds "edge" and "special"
     torch      f(**inputs as torch tensors) -> output(s), where PyTorch has the operator
     smooth     second derivatives are compared too
+    symbolic   "" if it works with every dimension unknown, else the reason it does not
     onnxruntime  "" if stock ONNX Runtime runs it in float32, else the reason it does not
     dtypes     the floating-point types the operator is defined for
     """
@@ -42,6 +43,7 @@ class Case:
     atol: float = 1e-8
     step: float = 1e-3
     onnxruntime: str = ""
+    symbolic: str = ""
     dtypes: Sequence[Any] = (np.float64, np.float32, np.float16)
 
     def model(self, *, dynamic: bool = False, dtype: Any = None) -> OneNodeModel:

@@ -36,6 +36,8 @@ def test_gradient_agrees_with_finite_differences(case: Case) -> None:
 
 @by_case
 def test_gradient_is_the_same_with_every_dimension_symbolic(case: Case) -> None:
+    if case.symbolic:
+        pytest.skip(case.symbolic)
     static, weights, names = weighted(case)
     symbolic = case.model(dynamic=True)
 
