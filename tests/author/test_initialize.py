@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -11,6 +12,7 @@ from onward import optimizers, samples
 from onward.author import make_trainable
 from onward.author.draw import normal, uniform
 from onward.errors import ArgumentError
+from onward.lower.pipeline import compile_model
 from onward.model.convert import to_inference
 
 
@@ -194,3 +196,19 @@ def test_unknown_state_is_refused() -> None:
 
     with pytest.raises(ArgumentError, match="no such initializer `W3`"):
         to_inference(model, {"W3": np.ones(1)})
+
+
+def test_the_compiled_initialisation_draws_and_clears() -> None:
+    model = make_trainable(
+        samples.perceptron(inputs=50, hidden=200), loss="mse", optimizer=optimizers.Adam(ema=0.9), initialize="he"
+    )
+    program = compile_model(model)
+    session = onnxruntime.InferenceSession(program.initialize.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    feeds = {i.name: np.array(3, np.int64) for i in session.get_inputs()}
+    names = [o.name for o in session.get_outputs()]
+    values = dict(zip(names, session.run(None, feeds), strict=True))
+
+    np.testing.assert_allclose(values["next/W1"].std(), np.sqrt(2 / 50), rtol=0.05)
+    np.testing.assert_array_equal(values["next/ema/W1"], values["next/W1"])
+    np.testing.assert_array_equal(values["next/adam/v/W1"], np.zeros((50, 200)))

@@ -243,13 +243,14 @@ def _initialize(model: TrainingModel) -> Combined | None:
                      opset_imports=dict(model.ir.opset_imports))  # fmt: skip
     functions = [f.clone() for f in model.ir.functions.values()]
     combined = Combined(ir.Model(graph, ir_version=model.ir.ir_version, functions=functions), {}, names, [], [], [])
+    wanted = {key: value.name for key, value in outputs.items()}  # lowering replaces values and keeps their names
     inline_functions(combined)
     if any(is_random(n) for n in _all_nodes(graph)):
         graphs.infer_shapes(combined.model)
         key, step = random_inputs(combined)
         lower_random(graph, key, step, combined.opset, names)
     named = {v.name: v for v in _defined(graph)}
-    final = [(f"next/{key}", named[value.name]) for key, value in outputs.items()]
+    final = [(f"next/{key}", named[name]) for key, name in wanted.items()]
     _finish(combined, final)
     return combined
 
