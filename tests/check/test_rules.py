@@ -371,6 +371,11 @@ def rule_19_element_type_that_does_not_exist(model):
     then_branch(model).output[0].type.tensor_type.elem_type = 99
 
 
+@case("C119", culprit="`labels` has a negative dim")
+def rule_19_negative_dim(model):
+    algorithm(model).input[0].CopyFrom(info("labels", [-1, 1]))
+
+
 # Rule 22: warnings
 
 
@@ -818,3 +823,15 @@ def test_shapes_of_a_bool_initializer_are_known():
     model.training_info[0].algorithm.output.append(info("use_square", [], BOOL))
 
     assert check(model).codes == ()
+
+
+def test_what_only_onnx_checker_refuses_is_reported_at_its_node(monkeypatch):
+    def refuse(model):
+        raise onnx.checker.ValidationError(f"Bad node spec for node. Name: {model.graph.node[0].name} OpType: MatMul")
+
+    monkeypatch.setattr(onnx.checker, "check_model", refuse)
+
+    report = check(models.with_loop())
+
+    assert report.codes == ("C410",)
+    assert report.findings[0].place == "graph, node 0 (Loop)"

@@ -428,7 +428,7 @@ def _check_value_infos(view: View, findings: Findings) -> None:
 
 
 def _check_element_types(view: View, findings: Findings) -> None:
-    """Report declared element types that ONNX does not have, in any graph."""
+    """Report declared element types that ONNX does not have, and negative dims, in any graph."""
     values = view.proto.value_info if view.is_function else (
         *view.proto.input, *view.proto.value_info, *view.proto.output
     )  # fmt: skip
@@ -441,4 +441,13 @@ def _check_element_types(view: View, findings: Findings) -> None:
                 place=view.place,
                 found=f"elem_type {unknown[0]}",
                 needed="one of TensorProto.DataType",
+            )
+        negative = [d.dim_value for d in value.type.tensor_type.shape.dim if d.dim_value < 0]
+        if negative:
+            findings.warning(
+                C119,
+                f"{quote(value.name)} has a negative dim",
+                place=view.place,
+                found=str(negative[0]),
+                needed="a number, a name, or nothing for an unknown dim",
             )

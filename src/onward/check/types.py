@@ -64,7 +64,7 @@ _ROUNDS = 40
 _COPIED_NAMES = 60_000_000  # some seconds
 _NODES = 1_000_000  # in all rounds of all graphs
 _TAG = re.compile(r"\(op_type:[^,()]*, node name: (#\d+#\d+)\): ?")
-_NAMED = re.compile(r"node name:? (#\d+#\d+)\b")
+_NAMED = re.compile(r"\bname:? (#\d+#\d+)\b", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
