@@ -61,18 +61,28 @@ def _expand(rule: Rule, grad: Value) -> Value:
 
 def _divide_by_count(rule: Rule, grad: Value) -> Value:
     """Return `grad` divided by the number of elements that went into each mean."""
-    op, data = rule.op, rule.input("data")
+    op = rule.op
     dtype = grad.dtype or ir.DataType.FLOAT
     narrow = dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     count = _known_count(rule)
     if count is not None:
         # In half precision a count above 65504 is infinite; its reciprocal is not 0.
         return op.Mul(grad, 1.0 / max(count, 1)) if narrow else op.Div(grad, float(count))
-    # An empty result has no elements to divide; Max keeps the integer division defined.
-    number = op.Div(op.Size(data), op.Max(op.Size(rule.output("reduced")), 1))
+    number = _computed_count(rule)
     if narrow:
         return op.Mul(grad, op.cast(op.Reciprocal(op.cast(number, ir.DataType.FLOAT)), dtype))
     return op.Div(grad, op.cast(number, dtype))
+
+
+def _computed_count(rule: Rule) -> Value:
+    op, data = rule.op, rule.input("data")
+    if no_axes(rule):
+        return op.Size(data)
+    dims, axes = rule.dims(data), rule.constant_input("axes")
+    if dims is not None and axes is not None and axes.size == 1:
+        return rule.dim_of(data, int(axes.reshape(-1)[0]) % len(dims))
+    # An empty result has no elements to divide; Max keeps the integer division defined.
+    return op.Div(op.Size(data), op.Max(op.Size(rule.output("reduced")), 1))
 
 
 def _known_count(rule: Rule) -> int | None:
