@@ -223,6 +223,45 @@ def test_an_exploding_run_names_a_node_of_the_model():
     assert all(np.isfinite(a).all() for a in trainer.state.values())
 
 
+def two_entries():
+    """Return a model whose first entry trains the first layer and whose second trains the second, as GANs do."""
+    from onward.model.serde import from_proto, to_proto
+
+    first, second = (
+        to_proto(onward.make_trainable(network(), loss="cross_entropy", optimizer=onward.SGD(0.05), train=names))
+        for names in (["w1", "b1"], ["w2", "b2"])
+    )
+    first.training_info.extend(second.training_info)
+    for info, name in zip(first.training_info, ("first", "second"), strict=True):
+        info.algorithm.name = name
+    return from_proto(first)
+
+
+@pytest.mark.parametrize(
+    ("entry", "changed"),
+    [("first", ["w1", "b1"]), ("second", ["w2", "b2"]), (None, ["w1", "b1", "w2", "b2"])],
+)
+def test_one_entry_or_all_in_turn(entry, changed):
+    trainer = Trainer(two_entries())
+    before = trainer.parameters
+
+    trainer.fit(*samples(), entry=entry, **QUIET)
+
+    assert [n for n, a in trainer.parameters.items() if not np.array_equal(a, before[n])] == changed
+
+
+def test_a_bad_batch_undoes_all_entries():
+    trainer = Trainer(two_entries())
+    before = digest(trainer)
+    x, y = samples(16)
+    x[3, 3] = np.inf
+
+    with pytest.raises(NumericError, match="Inf in `x` at step 1"):
+        trainer.step({"x": x, "labels": y})
+
+    assert digest(trainer) == before
+
+
 def test_mixed_batch_sizes_from_an_iterable():
     trainer = Trainer(model())
     x, y = samples(60)

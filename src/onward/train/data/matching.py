@@ -14,6 +14,7 @@ shows both sides.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,7 +104,7 @@ class Preparation:
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     classes: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def normalises(self) -> bool:
         """True when the numbers of an input change."""
         changes = (self.scale != 1.0, np.any(np.asarray(self.mean) != 0.0), np.any(np.asarray(self.std) != 1.0))
