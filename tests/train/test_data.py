@@ -14,6 +14,7 @@ from onward.program import TensorSpec
 from onward.train.data import BatchRequest, IterableSource, Preparation, as_source, match
 from onward.train.data.files import open_data, open_named
 from onward.train.data.prefetch import Prefetcher
+from onward.train.data.source import default_prefetch
 
 IMAGES = (TensorSpec("images", "float32", ("N", 1, 4, 4)),)
 LABELS = (TensorSpec("labels", "int64", ("N",)),)
@@ -516,6 +517,17 @@ def test_prefetch_keeps_the_order_and_raises_in_place():
         seen += ready  # one by one, up to the error
     with Prefetcher(iter(range(100)), depth=3) as ready:
         assert list(ready) == list(range(100))
+
+
+def test_small_batches_from_memory_need_no_thread(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((10, 4)))
+    small = as_source({"x": np.zeros((10, 4))}, None, (), (), Preparation())
+    large = as_source({"x": np.zeros((10, 300, 300))}, None, (), (), Preparation())
+
+    assert default_prefetch(small, 32) == 0
+    assert default_prefetch(large, 32) == 2
+    assert default_prefetch(open_data(tmp_path), 32) == 2
+    assert default_prefetch(IterableSource([]), 32) == 2
 
 
 def test_leaving_early_ends_the_thread():

@@ -21,7 +21,7 @@ from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning
 from onward.train.data import Data, as_source
 from onward.train.data.matching import T110, T115, Feed, Matching, Preparation, fixed_batch, match, numpy_dtype
-from onward.train.data.source import ColumnSource, DataSource
+from onward.train.data.source import ColumnSource, DataSource, default_prefetch
 from onward.train.history import History
 from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
 from onward.train.metrics import Metric, get_metrics
@@ -190,7 +190,7 @@ class Trainer:
         checkpoint_every: int | None = None,
         keep: int = 3,
         on_nan: str = "stop",
-        prefetch: int = 2,
+        prefetch: int | None = None,
         progress: str | bool = "auto",
     ) -> History:
         """Train on the data and return the history of the epochs.
@@ -201,6 +201,8 @@ class Trainer:
 
         After `Trainer.resume` the run goes on where it was, with its own settings: pass the same data, metrics and
         callbacks; `epochs` is the total number then and may be raised.
+
+        `prefetch` batches are made ahead by a thread; by default none for small batches from memory, else two.
 
         Checkpoints go to the directory `checkpoint`, after each epoch or every `checkpoint_every` steps; the last
         `keep` of them stay; SIGTERM saves and exits with 0.
@@ -257,7 +259,7 @@ class Trainer:
             schedule=learning_rate if callable(learning_rate) else None,
             checkpoints=self._checkpoints_for(checkpoint, keep),
             checkpoint_every=checkpoint_every,
-            prefetch=prefetch,
+            prefetch=default_prefetch(source, settings.batch_size) if prefetch is None else prefetch,
         )
         if settings.learning_rate is not None:
             run.require_learning_rate("learning_rate=")

@@ -251,6 +251,16 @@ class ColumnSource(DataSource):
         return rest, validation
 
 
+def default_prefetch(source: DataSource, batch_size: int) -> int:
+    """Return how many batches a thread should make ahead: none where making one is quicker than handing it over."""
+    if not isinstance(source, ColumnSource):
+        return 2
+    arrays = [c.array for c in source.columns.values() if isinstance(c, ArrayColumn)]
+    in_memory = len(arrays) == len(source.columns) and not any(isinstance(a, np.memmap) for a in arrays)
+    size = sum(a.itemsize * a[:1].size for a in arrays) * batch_size
+    return 0 if in_memory and size < 1 << 19 else 2
+
+
 class IterableSource(DataSource):
     """Batches from any iterable (a torch DataLoader, tf.data, a list, a generator) or from a function.
 
