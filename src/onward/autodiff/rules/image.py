@@ -234,6 +234,9 @@ def col2im(rule: Rule, doutput: Value) -> Grads:
     attributes = [rule.attr(name) for name in ("strides", "dilations")]
     rank = rule.rank(doutput)
     known_axes = [len(a) for a in attributes if a] + ([] if rank is None else [rank - 2])
+    for name in ("image_shape", "block_shape"):
+        dims = rule.dims(rule.input(name))
+        known_axes += [d for d in dims or () if isinstance(d, int)]
     if not known_axes:
         raise Unsupported("the number of spatial axes is not known; give image_shape its shape, or strides")
     D = known_axes[0]
