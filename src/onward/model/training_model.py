@@ -139,4 +139,6 @@ class TrainingModel:
 
 def _strings(node: ir.Node, name: str) -> list[str]:
     attribute = node.attributes.get(name)
-    return [] if attribute is None else list(attribute.as_strings())
+    if attribute is None or attribute.is_ref() or attribute.type != ir.AttributeType.STRINGS:
+        return []  # a wrong type is for `check` to report
+    return [s for s in attribute.value if isinstance(s, str)]
