@@ -30,7 +30,7 @@ def one(op: str, torch: Any, make: Any, *, dynamic: bool = True, empty: bool = T
              torch=lambda data, axes: torch(data, tuple(axes.tolist()), False)),
         case(op, "size 1", kind="edge", data=make(2, 1), axes=axes(1), constants=["axes"],
              torch=lambda data: torch(data, 1, True)),
-        case(op, "scalar", kind="edge", data=make(), torch=lambda data: torch(data.reshape(1), 0, False)),
+        case(op, "scalar", kind="edge", data=np.asarray(make()), torch=lambda data: torch(data.reshape(1), 0, False)),
         case(op, "noop", kind="edge", data=make(2, 3), noop_with_empty_axes=1,
              torch=lambda data: torch(data[None], 0, False),
              onnxruntime="stock ONNX Runtime hands the data on unchanged where composite reductions must still apply "

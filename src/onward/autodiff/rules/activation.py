@@ -142,9 +142,11 @@ def gelu(rule: Rule, dY: Value) -> Grads:
     op, X = rule.op, rule.input("X")
     if rule.attr("approximate", "none") == "tanh":
         # Φ = (1 + t)/2 with t = tanh(u), u = √(2/π) (X + 0.044715 X³);  X φ = X/2 (1 - t²) u'
+        # Beyond ±10, t is ±1 in every type; without the Clip, X² overflows in half precision and 0 * ∞ is NaN.
         scale = math.sqrt(2.0 / math.pi)
-        square = op.Mul(X, X)
-        t = op.Tanh(op.Mul(X, op.Add(op.Mul(square, scale * 0.044715), scale)))
+        near = op.Clip(X, -10.0, 10.0)
+        square = op.Mul(near, near)
+        t = op.Tanh(op.Mul(near, op.Add(op.Mul(square, scale * 0.044715), scale)))
         slope = op.Add(op.Mul(square, 1.5 * scale * 0.044715), 0.5 * scale)
         density = op.Mul(op.Sub(1.0, op.Mul(t, t)), slope)
         cumulative = op.Add(op.Mul(t, 0.5), 0.5)
