@@ -78,6 +78,21 @@ def test_batch_normalization_in_training_by_its_output_alone() -> None:
     np.testing.assert_array_equal(actual["grad/M"], [0, 0])
 
 
+def test_batch_normalization_of_half_precision_keeps_float32_statistics_and_sums() -> None:
+    model = parse("""net (float16[8,2,64] X, float[2] S, float[2] B, float[2] M, float[2] V) => (float16[8,2,64] Y)
+        { Y, RM, RV = BatchNormalization<training_mode=1>(X, S, B, M, V) }""")
+    feeds = {"X": (array(8, 2, 64) * 1000).astype(np.float16)}
+    feeds |= {n: array(2, seed=i, low=0.5).astype(np.float32) for i, n in enumerate("SBMV")}
+
+    lowered = gradient(model, of="Y", wrt=["X", "S", "B"])
+    actual = Evaluator(lowered).run(feeds)
+
+    onnx.checker.check_model(lowered, full_check=True)
+    assert actual["grad/S"].dtype == np.float32
+    np.testing.assert_allclose(actual["grad/B"], [512, 512])
+    np.testing.assert_allclose(actual["grad/X"], 0, atol=1e-4)
+
+
 NODES = [
     "BatchNormalization(X, S, S, S, S)",
     "InstanceNormalization(X, S, S)",

@@ -84,18 +84,19 @@ def batch_normalization(rule: Rule, dY: Value | None, drunning_mean: Value | Non
     assert dY is not None
     op, channels = rule.op, _Channels(rule, rule.input("X"))
     X, dY, scale = channels.flat(rule.input("X")), channels.flat(dY), rule.input("scale")
-    dtype = X.dtype
-    assert dtype is not None
-    mean, var = op.cast(rule.input("input_mean"), dtype), op.cast(rule.input("input_var"), dtype)
+    wide = _wide_type(rule, rule.input("X"))
+    assert dY.dtype is not None
+    mean, var = op.cast(rule.input("input_mean"), wide), op.cast(rule.input("input_var"), wide)
     inverse = op.Reciprocal(op.Sqrt(op.Add(var, rule.attr("epsilon"))))
-    slope = op.Mul(op.cast(scale, dtype), inverse)
-    grads: dict[str, Value | None] = {"X": channels.back(op.Mul(dY, channels.column(slope)))}
-    if any(rule.needs(n) for n in ("scale", "B", "input_mean", "input_var")):
-        dB = channels.total(dY)
+    slope = op.Mul(op.cast(scale, wide), inverse)
+    grads: dict[str, Value | None] = {"X": channels.back(op.Mul(dY, channels.column(op.cast(slope, dY.dtype))))}
+    wide_dY = op.cast(dY, wide) if any(rule.needs(n) for n in ("scale", "B", "input_mean", "input_var")) else dY
+    if rule.needs("B") or rule.needs("input_mean"):
+        dB = channels.total(wide_dY)
         grads |= {"B": dB, "input_mean": op.Neg(op.Mul(dB, slope))}
     if rule.needs("scale") or rule.needs("input_var"):
-        centered = op.Sub(X, channels.column(mean))
-        dscale = op.Mul(channels.total(op.Mul(dY, centered)), inverse)
+        centered = op.Sub(op.cast(X, wide), channels.column(mean))
+        dscale = op.Mul(channels.total(op.Mul(wide_dY, centered)), inverse)
         # d(var + epsilon)^-½ = -½ inverse³
         grads |= {"scale": dscale, "input_var": op.Mul(op.Mul(dscale, op.Mul(slope, inverse)), -0.5)}
     return grads
@@ -105,18 +106,17 @@ def _batch_normalization_training(
     rule: Rule, dY: Value | None, drunning_mean: Value | None, drunning_var: Value | None
 ) -> Grads:
     op, channels = rule.op, _Channels(rule, rule.input("X"))
-    X, momentum = channels.flat(rule.input("X")), rule.attr("momentum")
-    dtype = X.dtype
-    assert dtype is not None
+    wide, momentum = _wide_type(rule, rule.input("X")), rule.attr("momentum")
+    X = op.cast(channels.flat(rule.input("X")), wide)
     centered, inverse = _statistics(rule, X, channels.axes, rule.attr("epsilon"))
     grads: dict[str, Value | None] = {}
     terms: list[Value] = []
     if dY is not None:
-        dY = channels.flat(dY)
+        dY = op.cast(channels.flat(dY), wide)
         N = op.Mul(centered, inverse)
         grads["B"] = channels.total(dY)
         grads["scale"] = channels.total(op.Mul(dY, N))
-        dN = op.Mul(dY, channels.column(op.cast(rule.input("scale"), dtype)))
+        dN = op.Mul(dY, channels.column(op.cast(rule.input("scale"), wide)))
         terms.append(_standardized(rule, dN, N, inverse, channels.axes))
     # mean spreads 1/n over the batch, var spreads 2 (X - mean)/n.
     if drunning_mean is not None:
@@ -128,7 +128,7 @@ def _batch_normalization_training(
         terms.append(op.Mul(centered, share))
     dX = _add_all(rule, terms)
     if dY is None and drunning_var is None:
-        dX = op.Expand(dX, op.Shape(X) if channels.rank is None else rule.shape_of(X))
+        dX = op.Expand(dX, op.Shape(X) if channels.rank is None else rule.shape_of(channels.X))
     grads["X"] = channels.back(dX)
     return grads
 
@@ -141,15 +141,14 @@ def _add_all(rule: Rule, terms: list[Value]) -> Value:
 
 
 def _per_element(rule: Rule, channels: _Channels, grad: Value, factor: float) -> Value:
-    """Return the vector grad * factor / (elements per channel), in the type of X."""
-    op, X = rule.op, channels.X
-    assert X.dtype is not None
+    """Return the vector grad * factor / (elements per channel)."""
+    op, X, wide = rule.op, channels.X, _wide_type(rule, channels.X)
     static = rule.static_shape(X)
     if static is not None:
         count = int(np.prod([d for i, d in enumerate(static) if i != 1]))
-        return op.Mul(op.cast(grad, X.dtype), factor / max(count, 1))
+        return op.Mul(op.cast(grad, wide), factor / max(count, 1))
     number = op.Div(op.Size(X), op.Max(op.Size(grad), 1))
-    return op.Div(op.Mul(op.cast(grad, X.dtype), factor), op.cast(number, X.dtype))
+    return op.Div(op.Mul(op.cast(grad, wide), factor), op.cast(number, wide))
 
 
 # -- over the inner axes ---------------------------------------------------------------------------------------------
@@ -159,11 +158,13 @@ def _per_element(rule: Rule, channels: _Channels, grad: Value, factor: float) ->
 def instance_normalization(rule: Rule, doutput: Value) -> Grads:
     """output = scale * x̂ + B per channel, x̂ standardized over the spatial axes of each image and channel."""
     channels = _Channels(rule, rule.input("input"))
-    X, dY = channels.flat(rule.input("input")), channels.flat(doutput)
+    wide = _wide_type(rule, rule.input("input"))
+    X = rule.op.cast(channels.flat(rule.input("input")), wide)
+    dY = rule.op.cast(channels.flat(doutput), wide)
     axes = np.array(range(2, 3 if channels.rank is None else channels.rank), np.int64)
     centered, inverse = _statistics(rule, X, axes, rule.attr("epsilon"))
     N = rule.op.Mul(centered, inverse)
-    dN = rule.op.Mul(dY, channels.column(rule.input("scale")))
+    dN = rule.op.Mul(dY, channels.column(rule.op.cast(rule.input("scale"), wide)))
     return {
         "input": channels.back(_standardized(rule, dN, N, inverse, axes)),
         "scale": channels.total(rule.op.Mul(dY, N)),
@@ -223,7 +224,7 @@ def _stashed(rule: Rule, value: Value, X: Value, dtype: ir.DataType) -> None:
 
 
 def _wide_type(rule: Rule, X: Value) -> ir.DataType:
-    """Return the type to compute in: X's, or float32 for half precision, as stash_type asks."""
+    """Return the type to compute in: X's, or for half precision what stash_type asks (float32 where there is none)."""
     if X.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         return ir.DataType(rule.attr("stash_type", 1))
     return X.dtype or ir.DataType.FLOAT
