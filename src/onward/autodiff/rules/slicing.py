@@ -22,13 +22,12 @@ from onward.model.builder import Value
 def slice_(rule: Rule, doutput: Value) -> Grads:
     """output is a part of data, so ddata is doutput with zeros around it.
 
-    With other steps than 1, the slice of the positions says where each element came from.
+    With other steps than 1, each element of data looks up its place in doutput, or a zero behind the end.
     """
     op, data = rule.op, rule.input("data")
     steps = rule.constant_input("steps")
     if rule.optional_input("steps") is not None and (steps is None or any(s != 1 for s in steps)):
-        inputs = [rule.optional_input(n) for n in ("starts", "ends", "axes", "steps")]
-        return {"data": scatter_elements(rule, data, op.Slice(positions(rule, data), *inputs), doutput)}
+        return {"data": _look_up(rule, data, doutput)}
     axes, dims = _axes(rule), rule.dims(data)
     starts, ends = rule.constant_input("starts"), rule.constant_input("ends")
     if starts is not None and ends is not None and axes is not None and dims is not None:
@@ -54,6 +53,40 @@ def slice_(rule: Rule, doutput: Value) -> Grads:
     )
     pads = op.Concat(begins, op.Sub(op.Sub(size, begins), length), axis=0)
     return {"data": op.Pad(doutput, pads, None, chosen)}
+
+
+def _look_up(rule: Rule, data: Value, doutput: Value) -> Value:
+    """Return the gradient of a Slice with any steps, one axis after the other."""
+    op, axes = rule.op, _axes(rule)
+    if axes is None:
+        # Which axes are sliced is known at run time only: follow every element instead of every index.
+        inputs = [rule.optional_input(n) for n in ("starts", "ends", "axes", "steps")]
+        return scatter_elements(rule, data, op.Slice(positions(rule, data), *inputs), doutput)
+    dims, grad = rule.dims(data), doutput
+    for position, axis in enumerate(axes):
+        known = [rule.constant_input(n) for n in ("starts", "ends", "steps")]
+        size = None if dims is None else dims[axis]
+        end = np.array([axis], np.int64)
+        values = [int(k[position]) for k in known if k is not None]
+        if isinstance(size, int) and len(values) == 3:
+            start, stop, step = values
+            chosen = np.arange(size)[start:stop:step]
+            place = np.full(size, len(chosen), np.int64)
+            place[chosen] = np.arange(len(chosen))
+            if len(chosen) == size and np.array_equal(place, np.arange(size)):
+                continue
+            if len(chosen) < size:
+                grad = op.Pad(grad, np.array([0, 1], np.int64), None, end)
+            grad = op.Gather(grad, place, axis=axis)
+            continue
+        length = op.Squeeze(rule.dim_of(data, axis), [0])
+        limits = [op.Slice(rule.input(n), [position], [position + 1]) for n in ("starts", "ends", "steps")]
+        found = op.Slice(op.Range(0, length, 1), limits[0], limits[1], [0], limits[2])
+        count = op.Size(found)
+        nowhere = op.Expand(count, op.Reshape(length, [1]))
+        lookup = op.ScatterElements(nowhere, found, op.Range(0, count, 1), axis=0)
+        grad = op.Gather(op.Pad(grad, np.array([0, 1], np.int64), None, end), lookup, axis=axis)
+    return grad
 
 
 def _axes(rule: Rule) -> list[int] | None:
