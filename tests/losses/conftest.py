@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from onward.autodiff.api import gradient
 from onward.losses import Loss
 from onward.model.builder import Builder
 
@@ -50,5 +51,18 @@ def run() -> Run:
             return np.asarray(ReferenceEvaluator(proto).run(None, feeds)[0])
         session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
         return np.asarray(session.run(None, feeds)[0])
+
+    return run_
+
+
+@pytest.fixture
+def run_gradient() -> Run:
+    """Return d loss / d output0 in float64, through Onward's own differentiation."""
+
+    def run_(loss: Loss, outputs: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> np.ndarray:
+        proto = gradient(_model(loss, outputs, labels), of="loss", wrt=["output0"])
+        feeds = {f"output{i}": a for i, a in enumerate(outputs)} | {f"label{i}": a for i, a in enumerate(labels)}
+        wanted = {i.name for i in proto.graph.input}
+        return np.asarray(ReferenceEvaluator(proto).run(["grad/output0"], {k: feeds[k] for k in wanted})[0])
 
     return run_
