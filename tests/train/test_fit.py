@@ -17,6 +17,9 @@ def make_trainer(**options):
     return Trainer(linear_program(), backend="fake", **options)
 
 
+QUIET = {"progress": "none"}
+
+
 def digest(trainer):
     return hashlib.sha256(b"".join(trainer.state[k].tobytes() for k in sorted(trainer.state))).hexdigest()
 
@@ -94,6 +97,18 @@ def test_same_seed_gives_the_same_bytes():
     other.fit(*linear_data(), epochs=3, seed=6, progress="none")
 
     assert digest(first) == digest(second) != digest(other)
+
+
+def test_columns_meant_for_a_file_do_not_hinder_arrays():
+    from onward.train import Preparation
+
+    trainer = make_trainer()
+    x, t = linear_data()
+    trainer.fit(
+        {"features": x, "t": t}, preparation=Preparation(columns={"x": "features"}), validation_data=[x, t], **QUIET
+    )
+
+    assert trainer.evaluate(x, t)["loss"] == pytest.approx(trainer.history["val_loss"][0])
 
 
 def test_prefetch_does_not_change_the_result():

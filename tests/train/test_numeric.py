@@ -193,6 +193,6 @@ def test_skipping_survives_a_resume(tmp_path):
         )
 
     resumed = Trainer.resume(tmp_path)
-    resumed.fit(x, t, on_nan="skip", progress="none", checkpoint_every=1)
+    resumed.fit(x, t, progress="none", checkpoint_every=1)
 
     assert digest(resumed) == digest(whole)

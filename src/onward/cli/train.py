@@ -101,7 +101,9 @@ def train(
             "--allow-changes", help="Resume with another backend, threads or versions.", rich_help_panel=_SAFE
         ),
     ] = False,
-    on_nan: Annotated[str, typer.Option(help="stop, skip the batch, or off.", rich_help_panel=_SAFE)] = "stop",
+    on_nan: Annotated[
+        str | None, typer.Option(help="stop (default), skip the batch, or off.", rich_help_panel=_SAFE)
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the loss (.svg).", rich_help_panel=_WATCH)] = None,
     report: Annotated[Path | None, typer.Option(help="Write a report (.html).", rich_help_panel=_WATCH)] = None,
     log: Annotated[Path | None, typer.Option(help="Write JSON lines.", rich_help_panel=_WATCH)] = None,

@@ -107,6 +107,7 @@ class CheckpointDirectory:
         self.path = Path(directory)
         self.keep = max(keep, 1)
         self._lock = fsio.DirectoryLock(self.path)
+        self._stored = ""  # the digest of the model known to be in the directory
 
     # ------------------------------------------------------------------ reading
 
@@ -276,8 +277,10 @@ class CheckpointDirectory:
     def _store_origin(self, origin: Origin) -> dict[str, str]:
         path = self.path / origin.file_name
         stored = {"file": origin.file_name, "sha256": origin.sha256}
-        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != origin.sha256:
-            fsio.write_atomic(path, [origin.content])
+        if self._stored != origin.sha256 or not path.exists():
+            if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != origin.sha256:
+                fsio.write_atomic(path, [origin.content])
+            self._stored = origin.sha256
         return stored
 
     def _write_manifest(self, path: Path, digest: _Digest, content: Mapping[str, Any]) -> None:

@@ -39,6 +39,7 @@ class FitSettings:
     drop_last: bool = False
     entry: str | None = None
     steps_per_epoch: int | None = None
+    on_nan: str = "stop"
     learning_rate: float | str | None = None  # text when it was given as a function
 
     def check(self, entries: Sequence[str]) -> None:

@@ -30,6 +30,8 @@ from onward.train.origin import Origin, bake, store_preparation, stored_preparat
 from onward.train.progress import progress_callback
 from onward.train.resuming import EXTRA, check_backend, describe_rate, extras, json_options
 
+_MAY_CHANGE = ("epochs", "on_nan")  # of a resumed run
+
 
 class Trainer:
     """Trains a model.
@@ -189,7 +191,7 @@ class Trainer:
         checkpoint: str | Path | None = None,
         checkpoint_every: int | None = None,
         keep: int = 3,
-        on_nan: str = "stop",
+        on_nan: str | None = None,
         prefetch: int | None = None,
         progress: str | bool = "auto",
     ) -> History:
@@ -200,7 +202,7 @@ class Trainer:
         share of the samples is held back.
 
         After `Trainer.resume` the run goes on where it was, with its own settings: pass the same data, metrics and
-        callbacks; `epochs` is the total number then and may be raised.
+        callbacks; `epochs` is the total number then and may be raised, and `on_nan` may change.
 
         `prefetch` batches are made ahead by a thread; by default none for small batches from memory, else two.
 
@@ -209,7 +211,7 @@ class Trainer:
 
         Raises:
             DataError: the data does not fit the model; every problem is listed, before the first step.
-            NumericError: NaN or Inf appeared (`on_nan="stop"`), or more than five times in a row (`"skip"`).
+            NumericError: NaN or Inf appeared (`on_nan="stop"`, the default), or too often in a row (`"skip"`).
             CheckpointError: a checkpoint could not be written; the earlier ones are untouched.
         """
         source = as_source(
@@ -223,6 +225,7 @@ class Trainer:
             "drop_last": drop_last,
             "entry": entry,
             "steps_per_epoch": steps_per_epoch,
+            "on_nan": on_nan,
             "learning_rate": describe_rate(learning_rate),
         }
         settings = self._settings({k: v for k, v in given.items() if v is not None}, callable(learning_rate))
@@ -232,11 +235,9 @@ class Trainer:
             source, held = self._split(source, float(validation_data), settings.seed)
             validation = self._validation(held, settings)
         elif validation_data is not None and not isinstance(validation_data, bool):
-            vx, vy = (
-                validation_data
-                if isinstance(validation_data, tuple) and len(validation_data) == 2
-                else (validation_data, None)
-            )
+            vx, vy = validation_data, None
+            if isinstance(validation_data, (tuple, list)) and len(validation_data) == 2:
+                vx, vy = validation_data
             validation = self._validation(
                 as_source(vx, vy, self.program.inputs, self.program.targets, self.preparation, part="evaluate"),
                 settings,
@@ -264,7 +265,7 @@ class Trainer:
         if settings.learning_rate is not None:
             run.require_learning_rate("learning_rate=")
         run.position.step = self.steps
-        self._guard.set_mode(on_nan)
+        self._guard.set_mode(settings.on_nan)
         if self._resumed is not None and "run_state" in self._resumed.data:
             run.set_state(self._resumed.data["run_state"], extras(self._resumed.tensors))
             self._guard.skipped, self._guard.skipped_in_a_row = run.position.skipped, run.position.skipped_in_a_row
@@ -293,7 +294,7 @@ class Trainer:
                     hint="leave it out, or start a new run from this state with a new Trainer and set_state",
                 )
                 for key, value in given.items()
-                if key != "epochs" and stored[key] != value
+                if key not in _MAY_CHANGE and stored[key] != value
             ]
             if isinstance(stored["learning_rate"], str) and not has_function:
                 problems.append(

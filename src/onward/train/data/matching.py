@@ -209,7 +209,9 @@ def match(
     """
     columns = {spec.name: spec for spec in source.specs()}
     wanted = [(spec, False) for spec in inputs] + [(spec, True) for spec in targets]
-    mapping = {} if source.renamed else preparation.columns
+    mapping = preparation.columns
+    if source.renamed or (source.positional and not set(mapping.values()) & set(columns)):
+        mapping = {}  # used up by a table, or meant for other data: here the position decides
     chosen, problems = _choose_columns(columns, [spec for spec, _ in wanted], source.positional, mapping)
     feeds = []
     for spec, is_target in wanted:
