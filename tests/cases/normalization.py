@@ -48,7 +48,6 @@ def batch_norm_training(X: Any, scale: Any, B: Any, input_mean: Any, input_var: 
     )
 
 
-NO_TRAINING = "stock ONNX Runtime has no BatchNormalization kernel for training_mode=1"
 ONLY_FLOAT = (np.float32,)  # the standard's body has float constants: onnx's inference refuses other types
 ALL = ["Y", "running_mean", "running_var"]
 
@@ -62,12 +61,12 @@ CASES = [
     case("BatchNormalization", "inference, zero variance", kind="special",
          **{**batch(2, 1, 2), "input_var": np.zeros(1)}, epsilon=0.25, wrt=["X", "scale", "B"]),
     case("BatchNormalization", "training", **batch(2, 3, 2), training_mode=1, outputs=ALL,
-         torch=batch_norm_training, onnxruntime=NO_TRAINING),
+         torch=batch_norm_training),
     case("BatchNormalization", "training, momentum", kind="edge", **batch(3, 2), training_mode=1, momentum=0.5,
-         epsilon=1e-2, outputs=ALL, onnxruntime=NO_TRAINING),
+         epsilon=1e-2, outputs=ALL),
     case("BatchNormalization", "training, equal elements", kind="special",
          **{**batch(2, 1, 2), "X": np.ones((2, 1, 2))}, training_mode=1, outputs=ALL, wrt=["X", "scale"],
-         expected={"scale": [0]}, onnxruntime=NO_TRAINING),
+         expected={"scale": [0]}),
     case("InstanceNormalization", "images", input=array(2, 2, 2, 2), scale=vector(2), B=array(2, seed=1),
          torch=lambda input, scale, B: functional("instance_norm", input, weight=scale, bias=B, eps=f32(1e-5))),
     case("InstanceNormalization", "epsilon, (N, C, d)", kind="edge", input=array(1, 3, 4), scale=vector(3),

@@ -14,7 +14,7 @@ def axes(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def one(op: str, torch: Any, make: Any, *, dynamic: bool = True, empty: bool = True) -> list:
+def one(op: str, torch: Any, make: Any, *, empty: bool = True) -> list:
     """Return the cases common to all reductions; `torch` is f(data, dim, keepdim)."""
     data = make(2, 3, 2)
     shapes = [
@@ -32,21 +32,15 @@ def one(op: str, torch: Any, make: Any, *, dynamic: bool = True, empty: bool = T
              torch=lambda data: torch(data, 1, True)),
         case(op, "scalar", kind="edge", data=np.asarray(make()), torch=lambda data: torch(data.reshape(1), 0, False)),
         case(op, "noop", kind="edge", data=make(2, 3), noop_with_empty_axes=1,
-             torch=lambda data: torch(data[None], 0, False),
-             onnxruntime="stock ONNX Runtime hands the data on unchanged where composite reductions must still apply "
-             "their element-wise steps" if op in COMPOSITE else ""),
+             torch=lambda data: torch(data[None], 0, False)),
         case(op, "noop, axes empty", kind="edge", data=make(2, 3), axes=axes(), noop_with_empty_axes=1, keepdims=0,
-             constants=["axes"], torch=lambda data: torch(data[None], 0, False),
-             onnxruntime="as above: the noop of a composite reduction" if op in COMPOSITE else ""),
+             constants=["axes"], torch=lambda data: torch(data[None], 0, False)),
         case(op, "axes empty", kind="edge", data=make(2, 3), axes=axes(), keepdims=0, constants=["axes"],
              torch=lambda data: torch(data, (0, 1), False)),
     ]  # fmt: skip
     if empty:
         shapes.append(case(op, "empty", kind="edge", data=make(0, 3), axes=axes(0), constants=["axes"], smooth=False))
     return shapes
-
-
-COMPOSITE = ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 
 
 def positive(*shape: int, **keywords: Any) -> np.ndarray:
