@@ -65,6 +65,9 @@ OPTIONAL = """g (double[2] a) => (double[2] y) {
 X2, W2 = np.array([0.1, 0.2]), np.array([1.0, 0.5])
 W3 = np.array([1.0, 2.0, 0.5])
 BACK, FRONT = {"p": np.array(-2), "q": np.array(-1)}, {"p": np.array(2), "q": np.array(2)}
+INFINITE = {"a": np.array([100.0, -np.inf]), "b": np.array([0.0, 0.001])}
+TENS = np.where(np.arange(10.0).reshape(5, 2) == 7, np.inf, np.arange(10.0).reshape(5, 2))
+MOVED = [2, 3, 4, 0, 1]  # the order in which SPLIT puts the rows
 
 CASES = [
     text_case("SequenceConstruct", "two tensors", SEQUENCES, a=X2, b=W3, **FRONT),
@@ -88,4 +91,32 @@ CASES = [
     text_case("Optional", "empty tensor", OPTIONAL, kind="edge", a=np.zeros(0)),
     text_case("OptionalGetElement", "of a tensor", OPTIONAL, a=X2),
     text_case("OptionalGetElement", "empty tensor", OPTIONAL, kind="edge", a=np.zeros(0)),
+    *(
+        text_case(
+            op,
+            "infinities",
+            DEFAULT_POSITIONS,
+            kind="special",
+            expected={"a": [201.0, -np.inf], "b": [0.0, 0.002]},
+            **INFINITE,
+        )
+        for op in ("SequenceAt", "SequenceInsert", "SequenceErase", "ConcatFromSequence")
+    ),
+    *(
+        text_case(op, "infinities", MAP_TWO, kind="special", expected={"a": [200.0, -np.inf]}, **INFINITE)
+        for op in ("SequenceMap", "SequenceConstruct")
+    ),
+    text_case("SequenceConstruct", "one of its tensors empty", MAP_TWO, kind="edge", a=np.zeros(0), b=np.ones(1)),
+    text_case(
+        "SplitToSequence",
+        "infinity",
+        SPLIT,
+        kind="special",
+        x=TENS,
+        expected={"x": TENS[MOVED] + TENS[np.argsort(MOVED)]},
+    ),
+    *(
+        text_case(op, "infinity", OPTIONAL, kind="special", a=np.array([np.inf, -1.0]), expected={"a": [np.inf, -2.0]})
+        for op in ("Optional", "OptionalGetElement")
+    ),
 ]

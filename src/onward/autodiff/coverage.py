@@ -28,6 +28,7 @@ class Operator:
     deprecated: bool
     inputs: Mapping[str, Condition]  # empty for an operator without inputs
     stated: bool  # whether the registry knows the operator
+    differentiable: bool
     cases: int
     dtypes: tuple[str, ...]
     dynamic: bool
@@ -35,14 +36,12 @@ class Operator:
     cost: int | None  # backward nodes for one forward node, in its first ordinary case
 
     @property
-    def differentiable(self) -> bool:
-        return any(c.kind == "GRADIENT" for c in self.inputs.values())
-
-    @property
     def condition(self) -> str:
         """The operator's own condition: GRADIENT if some input has one, else the strongest of its inputs'."""
         kinds = {c.kind for c in self.inputs.values()}
-        for kind in ("GRADIENT", "UNSUPPORTED", "ZERO", "NON_DIFFERENTIABLE"):
+        if self.differentiable:
+            return "GRADIENT"
+        for kind in ("UNSUPPORTED", "ZERO", "NON_DIFFERENTIABLE"):
             if kind in kinds:
                 return kind
         return "NON_DIFFERENTIABLE"  # no inputs: nothing to differentiate by
@@ -73,6 +72,7 @@ def coverage(domain: str = "") -> list[Operator]:
                 schema.deprecated,
                 dict(rule.conditions) if rule is not None else {},
                 rule is not None,
+                rule is not None and rule.differentiable,
                 measured.get("cases", 0),
                 tuple(measured.get("dtypes", ())),
                 measured.get("dynamic", False),

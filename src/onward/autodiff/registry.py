@@ -67,7 +67,8 @@ class RuleSpec:
 
     @property
     def differentiable(self) -> bool:
-        return any(c is GRADIENT for c in self.conditions.values())
+        """Whether some gradient flows: by an input, or, for If, by what its branches capture."""
+        return self.function is not None
 
 
 _RULES: dict[tuple[str, str], list[RuleSpec]] = {}
