@@ -173,6 +173,13 @@ def initializer_is_no_input_in_ir_3(model):
     del model.training_info[:]
 
 
+@case("C131", culprit="warning[C131]: `A` in a subgraph", base=models.with_loop)
+def input_of_a_subgraph_hides_a_name(model):
+    model.graph.node.insert(0, node("Neg", ["X"], ["A"]))
+    body = model.graph.node[1].attribute[0].g
+    body.input[2].name = body.node[0].input[0] = "A"
+
+
 @pytest.mark.parametrize("broken", CASES, ids=lambda c: c.name)
 def test_a_broken_condition_is_reported_with_its_code_and_culprit(broken):
     assert_reported(broken)

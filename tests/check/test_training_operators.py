@@ -179,7 +179,7 @@ def with_adam() -> onnx.ModelProto:
     return model
 
 
-@case("C301", culprit="2 + 4n inputs: R, T, X1…Xn, G1…Gn, V1…Vn, H1…Hn", base=with_adam)
+@case("C301", "C122", culprit="2 + 4n inputs: R, T, X1…Xn, G1…Gn, V1…Vn, H1…Hn", base=with_adam)
 def adam_without_its_second_moment(model):
     del algorithm(model).node[4].input[5]
 

@@ -83,7 +83,7 @@ def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
         return parse_proto(bytes(source))[0], None, "bytes"
     if isinstance(source, str | os.PathLike):
         proto, folder = parse_proto(source)
-        return proto, folder, str(os.fspath(source))
+        return proto, folder, str(os.fspath(source)).encode("utf-8", "backslashreplace").decode()
     if hasattr(source, "proto"):
         return source.proto(), None, ""
     raise ArgumentError(

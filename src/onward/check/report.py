@@ -137,7 +137,7 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as JSON, readable by a person too."""
-        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
+        return json.dumps(self.as_dict(), indent=2)  # in ASCII: every terminal and pipe can take it
 
     def raise_if_errors(self) -> Report:
         """Return the report itself, or raise.

@@ -71,7 +71,8 @@ C130 = define(
 C131 = define(
     "C131",
     "name defined twice",
-    why="Each name is assigned once (SSA), and a subgraph may not hide a name of the graphs around it.",
+    why="Each name is assigned once (SSA), and a node of a subgraph may not reuse a name of the graphs around it. That "
+    "an input or initializer of a subgraph does so is allowed, but misread easily: a warning.",
     fix="Rename one of the two.",
 )
 C132 = define(
@@ -254,10 +255,14 @@ def _check_clashes(view: View, model: Model, findings: Findings) -> None:
         outer = around.lookup(name, view.parent_position)
         if outer is None:
             continue
-        model.ambiguous.add(name)
-        model.mark_broken(view, position)
         inference = outer[0].kind == "graph" and view.root.kind == "algorithm"
-        findings.error(
+        # The standard forbids it to node outputs only; a formal input may hide a name, to the confusion of its readers.
+        report = findings.warning
+        if position != BEFORE_ALL:
+            report = findings.error
+            model.ambiguous.add(name)
+            model.mark_broken(view, position)
+        report(
             C111 if inference else C131,
             f"{quote(name)} in a subgraph hides the value of the same name around it",
             place=_place(view, position),

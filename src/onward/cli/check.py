@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import pkgutil
 import sys
@@ -35,6 +36,9 @@ def check(
 
     Exit code 0: no errors (warnings alone are no errors, except with --pedantic). 1: errors. 2: not a model.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     if explain is not None:
         _explain(explain, console)
