@@ -126,3 +126,21 @@ def test_dynamic_quantization_is_refused_with_the_alternative() -> None:
 
     with straight_through(), pytest.raises(NotDifferentiable, match="QuantizeLinear and DequantizeLinear"):
         gradient(model, of="y", wrt=["x"])
+
+
+def test_a_quantized_layer_trains_on_onnxruntime_when_straight_through_is_chosen() -> None:
+    import onward
+
+    model = parse("""net (float[N,4] x) => (float[N,3] y) <float s = {0.05}, int8 z = {0}>
+        { q = QuantizeLinear(W, s, z) d = DequantizeLinear(q, s, z) y = MatMul(x, d) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(array(4, 3).astype(np.float32), "W"))
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1), train=["W"])
+    x = array(32, 4, seed=1).astype(np.float32)
+    target = (x @ array(4, 3, seed=2)).astype(np.float32)
+
+    with onward.straight_through():
+        trainer = onward.Trainer(trainable, backend="onnxruntime")
+        feeds = dict(zip(trainer.input_names, [x, target], strict=True))
+        losses = [float(trainer.step(feeds)["loss"]) for _ in range(40)]
+
+    assert losses[-1] < 0.05 * losses[0]
