@@ -145,8 +145,8 @@ def _step(model: TrainingModel, entry: TrainingEntry, random: _Randomness, part:
     visible = [v.name or "" for v in entry.algorithm.outputs if v.name not in bound]
     new_state = [(key, values[value]) for key, value in entry.update_binding.items()] + extra
     if part != "step":
-        moved = _behind([v for _, v in new_state], gradients)
-        new_state = [(k, v) for k, v in new_state if (v in moved) == (part == "updates")]
+        early = _of_the_batch(new_state, gradients, combined.data)
+        new_state = [(k, v) for k, v in new_state if (k in early) == (part == "gradients")]
     if part == "updates":
         _cut_at(combined, gradients)
         visible = []
@@ -161,10 +161,17 @@ def _step(model: TrainingModel, entry: TrainingEntry, random: _Randomness, part:
     return _Step(combined, replaces, tuple(visible))
 
 
-def _behind(values: Sequence[Value], gradients: Sequence[Value]) -> set[Value]:
-    """Return those of `values` that depend on a gradient."""
-    sources = {g.producer() for g in gradients}
-    return {v for v in values if sources & graphs.ancestors([v])}
+def _of_the_batch(
+    new_state: Sequence[tuple[str, Value]], gradients: Sequence[Value], data: Sequence[Value]
+) -> set[str]:
+    """Return the states that change with each batch and not with the update: running statistics, the random step."""
+    sources, batch = {g.producer() for g in gradients}, set(data)
+    early = {STEP}
+    for name, value in new_state:
+        behind = graphs.ancestors([value])
+        if not sources & behind and any(v in batch for n in behind for v in graphs.reads(n)):
+            early.add(name)
+    return early
 
 
 def _cut_at(combined: Combined, gradients: Sequence[Value]) -> None:

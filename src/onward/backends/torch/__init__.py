@@ -1,1 +1,33 @@
+"""The torch backend, and `to_torch`: a training model as a module and an optimizer. torch is imported on first use."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from onward.errors import require_extra
+
+
+def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
+    """Return (module, optimizer): `model` as a real `nn.Module` and a real `torch.optim.Optimizer`.
+
+    Parameters and buffers have the ONNX names, so `state_dict()` round-trips; tied weights stay tied; `.train()` runs
+    the training-mode forward (dropout, batch statistics) and `.eval()` the inference graph.
+    `module.loss(*inputs, *targets)` is the model's own loss. The optimizer is `torch.optim`'s where the update is
+    exactly that, with its state, and `GraphOptimizer`, which runs the model's own update graph, where it is not.
+
+    Args:
+        model: a `TrainingModel`, a `ModelProto`, or a path.
+        mode: "both"; "inference" gives only the evaluation forward and no optimizer; "training" refuses `.eval()`.
+        options: `prefer_graph=True` always gives a `GraphOptimizer`.
+
+    Raises:
+        ArgumentError: an unknown mode, or a model without training information where mode needs it.
+        BackendError: operators that the torch backend does not have; all of them.
+    """
+    try:
+        from onward.backends.torch.convert import convert
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise require_extra("torch", "torch", "onward.to_torch") from error
+    return convert(model, mode, **options)

@@ -1,0 +1,35 @@
+"""`to_torch`, once torch is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onward.backends.torch.module import OnnxModule
+from onward.backends.torch.optimizers import build_optimizer
+from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.model import serde
+from onward.model.schema import WORKING_OPSET
+
+MODES = ("both", "training", "inference")
+
+
+def convert(model: Any, mode: str, *, prefer_graph: bool = False) -> tuple[OnnxModule, torch.optim.Optimizer | None]:
+    """Return the module and the optimizer of `model`; see `onward.backends.torch.to_torch`."""
+    if mode not in MODES:
+        raise unknown_name("mode", mode, MODES)
+    training = serde.load(model)
+    if training.opset < WORKING_OPSET:
+        from onward.upgrade import to_working_opset
+
+        training = to_working_opset(training)
+    entry = next((e for e in training.entries if e.algorithm is not None and e.update_binding), None)
+    if entry is None and mode == "training":
+        raise ArgumentError(
+            Diagnostic(A101, "the model has no training information", hint="use onward.make_trainable(...) first")
+        )
+    module = OnnxModule(training, mode, None if mode == "inference" else entry)
+    if entry is None or mode == "inference":
+        return module, None
+    return module, build_optimizer(training, entry, module, prefer_graph=prefer_graph)

@@ -1,0 +1,237 @@
+"""`OnnxModule`: an ONNX model as a real `nn.Module`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from onward.backends.torch.interpreter import Interpreter
+from onward.backends.torch.tensors import to_tensor
+from onward.errors import A101, ArgumentError, Diagnostic
+from onward.lower.combine import combine, inline_functions, state_names
+from onward.lower.pipeline import TRAINING_PREFIX, random_inputs
+from onward.lower.random import KEY, STEP, drop_inactive_dropout, is_random, lower_random
+from onward.model import graphs
+from onward.model.builder import Builder
+from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
+
+
+@dataclasses.dataclass
+class _Forward:
+    """One way to run the model: which graph, which of its outputs are the model's, and which replace buffers."""
+
+    interpreter: Interpreter
+    outputs: list[str]
+    updates: dict[str, str]  # output name -> buffer name
+
+
+class _Node(nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """A step on the path of a dotted name; holds parameters and buffers only."""
+
+
+class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """An ONNX model: `module(*inputs)` returns its output, or a tuple of them.
+
+    In training mode it runs the training-mode forward and updates the running statistics; in evaluation mode the
+    inference graph. `module.loss(*inputs, *targets)` returns the model's own loss.
+    """
+
+    def __init__(self, model: TrainingModel, mode: str = "both", entry: TrainingEntry | None = None) -> None:
+        super().__init__()
+        self.mode = mode
+        self.input_names = list(model.inputs)
+        self.output_names = list(model.outputs)
+        self.target_names = list(model.targets)
+        self._paths: dict[str, tuple[nn.Module, str]] = {}
+        trained, bound = set(model.parameters), set(state_names(model))
+        for name, value in model.graph.initializers.items():
+            assert value.const_value is not None
+            tensor = to_tensor(value.const_value.numpy())
+            if name in trained or (value.dtype in FLOAT_TYPES and name not in bound):
+                self._hold(name, nn.Parameter(tensor, requires_grad=name in trained))
+            else:
+                self._hold(name, tensor, persistent=name in bound)
+        if entry is not None and entry.algorithm is not None:
+            statistics = _statistics(entry, set(model.graph.initializers) | set(state_names(model)))
+            for name in statistics:
+                if name not in self._paths:
+                    value = entry.algorithm.initializers[name]
+                    assert value.const_value is not None
+                    self._hold(name, to_tensor(value.const_value.numpy()))
+        self._eval = _inference(model) if mode != "training" or entry is None else None
+        self._train: _Forward | None = None
+        self._loss: _Forward | None = None
+        if mode != "inference" and entry is not None:
+            self._train = _training(model, entry, with_loss=False)
+            self._loss = _training(model, entry, with_loss=True) if _loss_name(entry) else None
+        if self._train is not None and KEY in self._train.interpreter.input_slots:
+            self._hold(KEY, torch.zeros((), dtype=torch.int64))
+            self._hold(STEP, torch.zeros((), dtype=torch.int64))
+        if mode == "inference":
+            self.eval()
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def _hold(self, name: str, tensor: Tensor, persistent: bool = True) -> None:
+        """Register a parameter or buffer so that its key in `state_dict()` is `name`."""
+        *path, last = name.split(".") if _dots_are_a_path(name) else [name.replace(".", "_")]
+        owner: nn.Module = self
+        for part in path:
+            inner = owner._modules.get(part)
+            if inner is None:
+                inner = _Node()
+                owner.add_module(part, inner)
+            owner = inner
+        if isinstance(tensor, nn.Parameter):
+            owner.register_parameter(last, tensor)
+        else:
+            owner.register_buffer(last, tensor, persistent=persistent)
+        self._paths[name] = (owner, last)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the parameter or buffer with an ONNX name."""
+        owner, last = self._paths[name]
+        found: Tensor = getattr(owner, last)
+        return found
+
+    @property
+    def updated_by_forward(self) -> list[str]:
+        """The buffers that a forward pass in training mode replaces: running statistics and counters."""
+        return [] if self._train is None else list(self._train.updates.values())
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return every parameter and buffer by its ONNX name."""
+        return {name: self.tensor(name) for name in self._paths}
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
+        feeds = self._feeds(inputs, named, self.input_names)
+        chosen = self._train if self.training and self._train is not None else self._eval
+        if chosen is None:
+            raise ArgumentError(
+                Diagnostic(A101, "this module was made for training only", hint='use mode="both" for .eval() as well')
+            )
+        results = self._run(chosen, feeds)
+        values = [results[name] for name in chosen.outputs]
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def loss(self, *values: Tensor, **named: Tensor) -> Tensor:
+        """Return the model's own loss for inputs and targets, in order or by name; the training-mode forward."""
+        if self._loss is None:
+            raise ArgumentError(Diagnostic(A101, "the model has no loss", hint="use onward.make_trainable first"))
+        feeds = self._feeds(values, named, [*self.input_names, *self.target_names])
+        found: Tensor = self._run(self._loss, feeds)[self._loss.outputs[0]]
+        return found
+
+    def _feeds(self, values: Sequence[Tensor], named: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+        given = {**dict(zip(names, values, strict=False)), **named}
+        missing = [n for n in names if n not in given]
+        unknown = [n for n in given if n not in names]
+        if missing or unknown or len(values) > len(names):
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "the inputs do not fit the model",
+                    found=f"{len(values)} in order" + (f", and {', '.join(named)}" if named else ""),
+                    needed=", ".join(names),
+                )
+            )
+        return given
+
+    def _run(self, forward: _Forward, feeds: Mapping[str, Tensor]) -> dict[str, Any]:
+        tensors = {n: self.tensor(n) for n in forward.interpreter.input_slots if n in self._paths}
+        results = forward.interpreter.run({**tensors, **feeds})
+        with torch.no_grad():
+            for output, name in forward.updates.items():
+                self.tensor(name).copy_(results[output])
+        return results
+
+
+def _dots_are_a_path(name: str) -> bool:
+    return all(part for part in name.split("."))
+
+
+def _statistics(entry: TrainingEntry, known: set[str]) -> list[str]:
+    """Return the state that changes in the forward pass itself: no gradient is behind its new value."""
+    assert entry.algorithm is not None
+    outputs = {v.name: v for n in entry.algorithm for v in n.outputs}
+    found = []
+    for key, value in entry.update_binding.items():
+        new = outputs.get(value)
+        if new is None or key not in known:
+            continue
+        behind = graphs.ancestors([new])
+        if not any(n.op_type == "Gradient" for n in behind) and _reads_forward(behind, key):
+            found.append(key)
+    return found
+
+
+def _reads_forward(nodes: set[ir.Node], key: str) -> bool:
+    """Return whether the update is of running statistics or of a batch counter, and not of the optimizer's own step."""
+    return any(n.op_type == "BatchNormalization" for n in nodes) or key.endswith("num_batches_tracked")
+
+
+def _weights_as_inputs(graph: ir.Graph, owned: set[str]) -> None:
+    """Turn the floating-point initializers in `owned` into inputs: the module holds them."""
+    for name, value in list(graph.initializers.items()):
+        if name in owned and value.dtype in FLOAT_TYPES:
+            graph.initializers.pop(name)
+            value.const_value = None
+            graph.inputs.append(value)
+
+
+def _inference(model: TrainingModel) -> _Forward:
+    combined = combine(model, None)
+    inline_functions(combined)
+    drop_inactive_dropout(combined.graph, combined.opset, combined.names)
+    _weights_as_inputs(combined.graph, set(model.graph.initializers))
+    values = {v.name: v for v in _defined(combined.graph)}
+    outputs = [values[n] for n in model.outputs]
+    return _Forward(Interpreter(combined.graph, combined.opset, outputs=outputs), list(model.outputs), {})
+
+
+def _training(model: TrainingModel, entry: TrainingEntry, *, with_loss: bool) -> _Forward:
+    """Return the training-mode forward: the model's outputs, or its loss; with the new running statistics."""
+    combined = combine(model, entry)
+    inline_functions(combined)
+    graph = combined.graph
+    statistics = _statistics(entry, set(model.initializers()))
+    updates: dict[str, ir.Value] = {}
+    if any(is_random(n) for n in graph):
+        graphs.infer_shapes(combined.model)
+        key, step = random_inputs(combined)
+        lower_random(graph, key, step, combined.opset, combined.names)
+        op = Builder(combined.opset, combined.names, prefix="random/")
+        following = op.Add(step, 1)
+        graph.extend(op.nodes)
+        updates[STEP] = following
+    values = {v.name: v for v in _defined(graph)}
+    updates.update({name: values[entry.update_binding[name]] for name in statistics})
+    if with_loss:
+        outputs = [values[_loss_name(entry) or ""]]
+    else:
+        outputs = [values.get(TRAINING_PREFIX + n, values[n]) for n in model.outputs]
+    wanted = [*outputs, *updates.values()]
+    _weights_as_inputs(graph, set(model.graph.initializers))
+    interpreter = Interpreter(graph, combined.opset, outputs=wanted)
+    names = [v.name or "" for v in outputs]
+    return _Forward(interpreter, names, {v.name or "": n for n, v in updates.items()})
+
+
+def _loss_name(entry: TrainingEntry) -> str | None:
+    """Return what the entry's first Gradient differentiates: its loss."""
+    assert entry.algorithm is not None
+    for node in entry.algorithm:
+        if node.op_type == "Gradient" and "y" in node.attributes:
+            return node.attributes["y"].as_string()
+    return None
+
+
+def _defined(graph: ir.Graph) -> list[ir.Value]:
+    return [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]

@@ -1,0 +1,247 @@
+"""The optimizer of a training model as a `torch.optim.Optimizer`.
+
+Where the file says which optimizer it holds and that one is exactly `torch.optim`'s, it is that, with its state; the
+claim is verified by numbers once. Otherwise `GraphOptimizer` runs the model's own update graph, whatever is in it:
+clipping, accumulation, averages, an update of one's own.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from onward.backends.torch.interpreter import Interpreter
+from onward.backends.torch.module import OnnxModule
+from onward.backends.torch.tensors import to_tensor
+from onward.lower.pipeline import compile_model
+from onward.model.training_model import TrainingEntry, TrainingModel
+
+Maker = Callable[[Mapping[str, Any]], tuple[type[torch.optim.Optimizer], dict[str, Any]]]
+
+
+def _adam(s: Mapping[str, Any]) -> dict[str, Any]:
+    return {"betas": (s["beta1"], s["beta2"]), "eps": s["epsilon"]}
+
+
+_EXACT: dict[str, tuple[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], dict[str, Any]], dict[str, str]]] = {
+    "SGD": (
+        torch.optim.SGD,
+        lambda s: {"momentum": s["momentum"], "nesterov": s["nesterov"], "dampening": s["dampening"]},
+        {"v": "momentum_buffer"},
+    ),
+    "TorchAdam": (
+        torch.optim.Adam,
+        lambda s: {**_adam(s), "amsgrad": s["amsgrad"]},
+        {"m": "exp_avg", "v": "exp_avg_sq", "max_v": "max_exp_avg_sq"},
+    ),
+    "TorchAdamW": (
+        torch.optim.AdamW,
+        lambda s: {**_adam(s), "amsgrad": s["amsgrad"]},
+        {"m": "exp_avg", "v": "exp_avg_sq", "max_v": "max_exp_avg_sq"},
+    ),
+    "Adagrad": (
+        torch.optim.Adagrad,
+        lambda s: {"lr_decay": s["decay_factor"], "eps": s["epsilon"]},
+        {"h": "sum"},
+    ),
+    "RMSprop": (
+        torch.optim.RMSprop,
+        lambda s: {
+            "alpha": s["alpha"], "eps": s["epsilon"], "momentum": s["momentum"], "centered": s["centered"],
+        },
+        {"v": "square_avg", "mean": "grad_avg", "momentum": "momentum_buffer"},
+    ),
+    "Adamax": (torch.optim.Adamax, _adam, {"m": "exp_avg", "u": "exp_inf"}),
+    "NAdam": (
+        torch.optim.NAdam,
+        lambda s: {**_adam(s), "momentum_decay": s["momentum_decay"], "decoupled_weight_decay": s["decoupled"]},
+        {"m": "exp_avg", "v": "exp_avg_sq", "mu_product": "mu_product"},
+    ),
+    "RAdam": (
+        torch.optim.RAdam,
+        lambda s: {**_adam(s), "decoupled_weight_decay": s["decoupled"]},
+        {"m": "exp_avg", "v": "exp_avg_sq"},
+    ),
+}  # fmt: skip
+_EXACT["Momentum"] = _EXACT["SGD"]
+_WITH_OWN_DECAY = {"TorchAdamW", "NAdam", "RAdam"}  # decoupled weight decay is part of torch's class
+
+
+def build_optimizer(
+    model: TrainingModel, entry: TrainingEntry, module: OnnxModule, *, prefer_graph: bool = False
+) -> torch.optim.Optimizer:
+    """Return torch's own optimizer where it is exactly the model's update, else a `GraphOptimizer`."""
+    graph = GraphOptimizer(model, entry, module)
+    if prefer_graph:
+        return graph
+    exact = _torch_optimizer(model, entry, module)
+    return exact if exact is not None and _agree(exact, graph, module) else graph
+
+
+def _torch_optimizer(model: TrainingModel, entry: TrainingEntry, module: OnnxModule) -> torch.optim.Optimizer | None:
+    assert entry.algorithm is not None
+    text = entry.algorithm.metadata_props.get("onward.optimizer")
+    if not text:
+        return None
+    settings = json.loads(text)
+    found = _EXACT.get(settings.get("name", ""))
+    plain = not any(settings.get(k) for k in ("clip_value", "clip_norm", "clip_global_norm", "ema"))
+    if found is None or not plain or settings.get("accumulate", 1) != 1 or isinstance(settings["learning_rate"], dict):
+        return None
+    if settings.get("decoupled") and settings["name"] not in _WITH_OWN_DECAY:
+        return None
+    kind, translate, slots = found
+    groups: dict[str | None, list[str]] = {}
+    for name in model.parameters:
+        chosen = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g)), None)
+        groups.setdefault(chosen, []).append(name)
+    param_groups = []
+    for pattern, names in groups.items():
+        own = {**settings, **(settings["groups"][pattern] if pattern is not None else {})}
+        param_groups.append(
+            {
+                "params": [module.tensor(n) for n in names],
+                "lr": own["learning_rate"],
+                "weight_decay": own["weight_decay"],
+                **translate(own),
+            }
+        )
+    optimizer = kind(param_groups)
+    _load_state(optimizer, model, entry, module, settings, slots)
+    return optimizer
+
+
+def _load_state(
+    optimizer: torch.optim.Optimizer,
+    model: TrainingModel,
+    entry: TrainingEntry,
+    module: OnnxModule,
+    settings: Mapping[str, Any],
+    slots: Mapping[str, str],
+) -> None:
+    """Give torch's optimizer the state of the file; before the first step it has none."""
+    assert entry.algorithm is not None
+    known = entry.algorithm.initializers
+    counter = known.get("step")
+    steps = int(counter.const_value.numpy()) if counter is not None and counter.const_value is not None else 0
+    if not steps:
+        return
+    for name in model.parameters:
+        parameter = module.tensor(name)
+        state: dict[str, Any] = {}
+        for ours, theirs in slots.items():
+            value = next((v for k, v in known.items() if k.endswith(f"/{ours}/{name}") and k.count("/") >= 2), None)
+            if value is not None and value.const_value is not None:
+                state[theirs] = to_tensor(value.const_value.numpy())
+        if "momentum_buffer" not in state or settings["name"] not in ("SGD", "Momentum"):
+            state["step"] = torch.tensor(float(steps))
+        if state:
+            optimizer.state[parameter] = state
+
+
+class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed here
+    """Runs a model's own update graph: gradients in, new parameters and state out.
+
+    `param_groups` hold the parameters by name; `state_dict()` carries the optimizer's state. Settings such as
+    `learning_rate` are in `self.settings` and may be changed between steps.
+    """
+
+    def __init__(self, model: TrainingModel, entry: TrainingEntry, module: OnnxModule) -> None:
+        program = compile_model(TrainingModel(model.ir, [entry]), split=True)
+        name = next(iter(program.updates))
+        update = program.updates[name]
+        graph = ir.serde.deserialize_model(update.model).graph
+        self._interpreter = Interpreter(graph, update.model.opset_import[0].version)
+        with_the_forward = set(module.updated_by_forward)
+        self._replaces = {o: s for o, s in update.replaces.items() if s not in with_the_forward}
+        self._module = module
+        self._gradients = _gradient_names(entry)
+        self.settings: dict[str, Tensor] = {n: to_tensor(v) for n, v in program.settings.items()}
+        held = module.named_tensors()
+        self._own: dict[str, Tensor] = {n: to_tensor(v) for n, v in program.state.items() if n not in held}
+        super().__init__([{"params": [module.tensor(n) for n in self._gradients.values()]}], {})
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not typed here
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Apply the update to the parameters that have a gradient in `.grad`; all of them must."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        feeds: dict[str, Any] = {**self.settings, **self._own, **self._module.named_tensors()}
+        for gradient, name in self._gradients.items():
+            parameter = self._module.tensor(name)
+            feeds[gradient] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        wanted = {n: v for n, v in feeds.items() if n in self._interpreter.input_slots}
+        results = self._interpreter.run(wanted)
+        for output, name in self._replaces.items():
+            if name in self._own:
+                self._own[name] = results[output]
+            else:
+                self._module.tensor(name).copy_(results[output])
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": dict(self._own), "settings": dict(self.settings)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._own.update({n: v.clone() for n, v in state_dict["state"].items()})
+        self.settings.update(state_dict["settings"])
+
+
+def _gradient_names(entry: TrainingEntry) -> dict[str, str]:
+    """Return gradient value name -> parameter name, from the entry's Gradient nodes."""
+    assert entry.algorithm is not None
+    found: dict[str, str] = {}
+    for node in entry.algorithm:
+        if node.op_type == "Gradient":
+            for output, name in zip(node.outputs, node.attributes["xs"].as_strings(), strict=False):
+                if output.name:
+                    found[output.name] = name
+    return found
+
+
+def _agree(exact: torch.optim.Optimizer, graph: GraphOptimizer, module: OnnxModule) -> bool:
+    """Return whether both optimizers make the same two steps from here; everything is put back afterwards."""
+    before = {n: t.detach().clone() for n, t in module.named_tensors().items()}
+    own = {n: t.clone() for n, t in graph._own.items()}
+    saved = deep_copy(exact.state_dict())
+    generator = torch.Generator().manual_seed(0)
+    trained = list(graph._gradients.values())
+
+    def draw() -> dict[str, Tensor]:
+        return {n: torch.randn(before[n].shape, generator=generator).to(before[n].dtype) for n in trained}
+
+    gradients = [draw(), draw()]
+    ends = []
+    for optimizer in (exact, graph):
+        for step in gradients:
+            for name, gradient in step.items():
+                module.tensor(name).grad = gradient.clone()
+            optimizer.step()
+        ends.append({n: module.tensor(n).detach().clone() for n in trained})
+        with torch.no_grad():
+            for name, value in before.items():
+                module.tensor(name).copy_(value)
+    for name in trained:
+        module.tensor(name).grad = None
+    exact.load_state_dict(saved)
+    graph._own.update(own)
+    return all(torch.allclose(ends[0][n], ends[1][n], rtol=1e-4, atol=1e-6) for n in ends[0])
+
+
+def deep_copy(value: Any) -> Any:
+    """Return a deep copy of nested containers of tensors and numbers."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {k: deep_copy(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [deep_copy(v) for v in value]
+    return value
