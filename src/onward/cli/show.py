@@ -1,0 +1,72 @@
+"""`onward show`: what a model is, at a glance, as text, as data or as a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from onward.model import serde
+from onward.model.files import write_atomically
+from onward.model.text import render_function, render_graph
+from onward.model.training_model import TrainingModel
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="The ONNX model to show.", show_default=False)],
+    graph: Annotated[bool, typer.Option("--graph", help="Print the nodes of every graph as text.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT.html", help="Write a page that draws the graphs.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="List every weight and binding.")] = False,
+) -> None:
+    """Show what a model is: inputs, weights, loss, optimizer, bindings, operators."""
+    from onward.show.page import fill_in_shapes, render_page
+    from onward.show.report import print_summary
+    from onward.show.summary import summarize
+
+    model = serde.load(file)
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=graph, markup=False)
+    if html is not None:
+        _write(html, render_page(model, title=file.stem))
+        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"wrote `{html}`")
+        if not (graph or as_json):
+            return
+    if as_json:
+        print(json.dumps(summarize(model), indent=2, ensure_ascii=False))
+        return
+    if graph:
+        fill_in_shapes(model)
+        for text in _texts(model):
+            console.print(text, end="\n\n")
+        return
+    print_summary(summarize(model), console, all_rows=everything)
+
+
+def _texts(model: TrainingModel) -> list[str]:
+    roles = {**dict.fromkeys(model.frozen, "frozen"), **dict.fromkeys(model.state, "state")}
+    roles.update(dict.fromkeys(model.parameters, "parameter"))
+    texts = ["forward: " + render_graph(model.graph, roles=roles)]
+    for entry in model.entries:
+        if entry.algorithm is not None:
+            bindings = "".join(f"\n  update  {key} ← {value}" for key, value in entry.update_binding.items())
+            texts.append("training: " + render_graph(entry.algorithm, roles=roles) + bindings)
+        if entry.initialization is not None:
+            bindings = "".join(f"\n  set     {key} ← {value}" for key, value in entry.initialization_binding.items())
+            texts.append("reset: " + render_graph(entry.initialization) + bindings)
+    return [*texts, *(render_function(f) for f in model.ir.functions.values())]
+
+
+def _write(path: Path, text: str) -> None:
+    from onward.errors import Diagnostic, ModelError
+    from onward.model.files import M111
+
+    try:
+        write_atomically(str(path.resolve()), text.encode("utf-8"))
+    except OSError as error:
+        raise ModelError(Diagnostic(M111, f"cannot write `{path}`: {error.strerror or error}")) from error

@@ -1,0 +1,78 @@
+"""One HTML file that draws a model: no network, no framework, everything in it."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onward.model.graphs import infer_shapes
+from onward.model.training_model import TrainingModel
+from onward.show.drawing import Drawings
+from onward.show.summary import summarize
+
+_MOST_FUNCTIONS = 40  # that are drawn
+
+
+def render_page(model: TrainingModel, title: str = "") -> str:
+    """Return a self-contained HTML page with the model's graphs drawn, its facts and its weights.
+
+    Shapes are inferred first, which fills them in in `model`.
+    """
+    fill_in_shapes(model)
+    facts = summarize(model)
+    data = {"title": title or facts["name"] or "model", "facts": facts, "drawings": draw(model)}
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    parts = importlib.resources.files("onward.show")
+    page = (parts / "page.html").read_text(encoding="utf-8")
+    for mark, content in (
+        ("/*STYLE*/", (parts / "page.css").read_text(encoding="utf-8")),
+        ("/*SCRIPT*/", (parts / "page.js").read_text(encoding="utf-8")),
+        ("/*DATA*/", text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")),
+    ):
+        page = page.replace(mark, content)
+    return page
+
+
+def draw(model: TrainingModel) -> list[dict[str, Any]]:
+    """Return the drawings of all graphs: inference, then each entry's training and reset, then functions."""
+    roles = dict.fromkeys(model.frozen, "frozen")
+    roles.update(dict.fromkeys(model.state, "state"))
+    roles.update(dict.fromkeys(model.parameters, "parameter"))
+    functions: dict[tuple[str, str, str], int] = {}
+    drawings = Drawings(roles, functions)
+    # Functions come last in the list but are referred to before, so their numbers are given out first.
+    graphs: list[tuple[ir.Graph, str, str, dict[str, str]]] = [(model.graph, "Forward", "forward", {})]
+    several = len(model.entries) > 1
+    for entry in model.entries:
+        suffix = f" ({entry.name})" if several else ""
+        if entry.algorithm is not None:
+            graphs.append((entry.algorithm, f"Training{suffix}", "training", entry.update_binding))
+        if entry.initialization is not None:
+            graphs.append((entry.initialization, f"Reset{suffix}", "reset", entry.initialization_binding))
+    for key in list(model.ir.functions)[:_MOST_FUNCTIONS]:
+        functions[key] = -1 - len(functions)
+    for graph, name, kind, bindings in graphs:
+        drawings.add(graph, name, kind, bindings)
+    numbers = {}
+    for key, placeholder in functions.items():
+        function = model.ir.functions[key]
+        label = f"{function.domain}.{function.name}" + (f":{function.overload}" if function.overload else "")
+        numbers[placeholder] = drawings.add(function, label, "function")
+    for drawing in drawings.drawings:
+        for box in drawing["boxes"]:
+            box["d"]["inner"] = [numbers.get(i, i) for i in box["d"].get("inner", [])]
+    return drawings.drawings
+
+
+def fill_in_shapes(model: TrainingModel) -> None:
+    """Infer the shapes of all graphs; what contradicts itself stays as the file has it."""
+    algorithms: list[ir.Graph | None] = [e.algorithm for e in model.entries if e.algorithm is not None]
+    for algorithm in algorithms or [None]:
+        try:
+            infer_shapes(model.ir, algorithm)
+        except (RuntimeError, ValueError, onnx.shape_inference.InferenceError):
+            continue
