@@ -80,9 +80,9 @@ def test_plot_is_well_formed_and_draws_every_line(tmp_path):
 def test_a_chart_with_gaps_equal_values_and_one_point_is_drawn():
     svg = line_chart(
         [
-            Line("a <b>", [(0, math.nan), (1, 2.0), (2, math.inf), (3, 2.0)], "#000000"),
-            Line("one", [(1, 2.0)], "#111111"),
-            Line("none", [], "#222222"),
+            Line("a <b>", [(0, math.nan), (1, 2.0), (2, math.inf), (3, 2.0)], 0),
+            Line("one", [(1, 2.0)], 1),
+            Line("none", [], 2),
         ],
         title="a & b",
         x_label="x",
@@ -94,8 +94,8 @@ def test_a_chart_with_gaps_equal_values_and_one_point_is_drawn():
 
 
 def test_log_scale_only_for_positive_values():
-    wide = line_chart([Line("a", [(0, 1e-4), (1, 1e2)], "#000000")], title="", x_label="", y_label="y")
-    signed = line_chart([Line("a", [(0, -1e-4), (1, 1e2)], "#000000")], title="", x_label="", y_label="y")
+    wide = line_chart([Line("a", [(0, 1e-4), (1, 1e2)], 0)], title="", x_label="", y_label="y")
+    signed = line_chart([Line("a", [(0, -1e-4), (1, 1e2)], 0)], title="", x_label="", y_label="y")
 
     assert "(log)" in wide
     assert "(log)" not in signed

@@ -10,6 +10,8 @@ from html import escape
 COLOURS = ("#2563c9", "#d9622b", "#1b8a5a", "#9a4fc0", "#b8860b", "#c2386b")
 """Distinguishable also for people who do not tell red from green; used in this order."""
 
+_ON_DARK = ("#6ea8fe", "#f59f6c", "#5cc79a", "#c692e8", "#e0b64c", "#ee86ab")
+
 _STYLE = """
 .chart{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;font-size:12px}
 .chart .paper{fill:#ffffff}.chart .ink{fill:#1f2733}.chart .soft{fill:#667085}
@@ -22,13 +24,20 @@ _STYLE = """
 """
 
 
+def _classes(colours: Sequence[str]) -> str:
+    return "".join(f".chart .s{i}{{stroke:{c}}}.chart .f{i}{{fill:{c}}}" for i, c in enumerate(colours))
+
+
+_STYLE += _classes(COLOURS) + "\n@media (prefers-color-scheme:dark){" + _classes(_ON_DARK) + "}\n"
+
+
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One line of a chart; a `faint` one is background (single steps behind the means of the epochs)."""
+    """One line of a chart, `colour` a place in `COLOURS`; a `faint` one is background (single steps behind means)."""
 
     name: str
     points: Sequence[tuple[float, float]]
-    colour: str
+    colour: int
     faint: bool = False
 
 
@@ -133,7 +142,7 @@ def _legend(lines: Sequence[Line], left: float) -> list[str]:
     for line in lines:
         thickness, opacity = (2, 0.35) if line.faint else (3, 1)
         parts.append(
-            f'<line x1="{x}" x2="{x + 20}" y1="44" y2="44" stroke="{line.colour}" stroke-width="{thickness}" '
+            f'<line x1="{x}" x2="{x + 20}" y1="44" y2="44" class="s{line.colour}" stroke-width="{thickness}" '
             f'stroke-linecap="round" opacity="{opacity}"/>'
             f'<text class="soft" x="{x + 27}" y="48">{escape(line.name)}</text>'
         )
@@ -172,14 +181,14 @@ def _draw(line: Line, x_axis: _Axis, y_axis: _Axis) -> list[str]:
             runs.append([])
     thickness, opacity = (1, 0.35) if line.faint else (2.2, 1)
     parts = [
-        f'<polyline fill="none" stroke="{line.colour}" stroke-width="{thickness}" opacity="{opacity}" '
+        f'<polyline fill="none" class="s{line.colour}" stroke-width="{thickness}" opacity="{opacity}" '
         f'stroke-linejoin="round" stroke-linecap="round" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in run)}"/>'
         for run in runs
         if len(run) > 1
     ]
     if not line.faint and len(line.points) <= 60:
         parts += [
-            f'<circle cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}" r="3" fill="{line.colour}">'
+            f'<circle cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}" r="3" class="f{line.colour}">'
             f"<title>{escape(line.name)} at {tick_text(x)}: {y:.5g}</title></circle>"
             for x, y in line.points
             if math.isfinite(y) and (y > 0 or not y_axis.log)
@@ -189,7 +198,7 @@ def _draw(line: Line, x_axis: _Axis, y_axis: _Axis) -> list[str]:
 
 def _ends(lines: Sequence[Line], x_axis: _Axis, y_axis: _Axis) -> list[str]:
     """Write the last value beside each line, moved apart where they would overlap."""
-    ends: list[tuple[float, float, float, str]] = []
+    ends: list[tuple[float, float, float, int]] = []
     for line in lines:
         good = [(x, y) for x, y in line.points if math.isfinite(y) and (y > 0 or not y_axis.log)]
         if good:
@@ -198,7 +207,9 @@ def _ends(lines: Sequence[Line], x_axis: _Axis, y_axis: _Axis) -> list[str]:
     parts = []
     for y, x, value, colour in sorted(ends):
         place = max(y, place + 15)
-        parts.append(f'<text x="{x + 9:.1f}" y="{place + 4:.1f}" fill="{colour}" font-weight="600">{value:.4g}</text>')
+        parts.append(
+            f'<text x="{x + 9:.1f}" y="{place + 4:.1f}" class="f{colour}" font-weight="600">{value:.4g}</text>'
+        )
     return parts
 
 
@@ -208,8 +219,8 @@ def loss_chart(
     """Return the chart of the loss: single steps in the background, the means of the epochs, the validation loss."""
     lines = []
     if step_losses:
-        lines.append(Line("each step", [(float(s), v) for s, v in step_losses], COLOURS[0], faint=True))
-    for name, column, colour in (("training", "loss", COLOURS[0]), ("validation", "val_loss", COLOURS[1])):
+        lines.append(Line("each step", [(float(s), v) for s, v in step_losses], 0, faint=True))
+    for name, column, colour in (("training", "loss", 0), ("validation", "val_loss", 1)):
         points = _column(epochs, column)
         if points:
             lines.append(Line(name, points, colour))
@@ -229,7 +240,7 @@ def column_chart(
 ) -> str:
     """Return a chart of other columns of the history, given as (legend, column)."""
     lines = [
-        Line(legend, points, COLOURS[i % len(COLOURS)])
+        Line(legend, points, i % len(COLOURS))
         for i, (legend, column) in enumerate(columns)
         if (points := _column(epochs, column))
     ]

@@ -35,7 +35,7 @@ h2{font-size:16px;margin:0 0 12px}
 p{margin:0}.soft{color:var(--soft)}
 .badge{border-radius:999px;padding:4px 12px;font-size:13px;font-weight:600;color:#fff;background:var(--good)}
 .badge.early{background:#b86e00}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:14px;margin-bottom:14px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:14px;margin-bottom:14px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:18px 20px}
 .tile b{display:block;font-size:24px;line-height:1.25;font-weight:650;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:13px}
@@ -178,7 +178,7 @@ def _tiles(history: History) -> str:
     tiles = [(n.replace("val_", "validation ").replace("_", " "), _share(n, float(last[n]))) for n in shown]
     tiles = [("training loss" if n == "loss" else n, v) for n, v in tiles]
     if "samples_per_second" in last:
-        tiles.append(("samples per second", f"{last['samples_per_second']:,.0f}"))
+        tiles.append(("samples/s", f"{last['samples_per_second']:,.0f}"))
     cells = "".join(f'<div class="card tile"><span>{escape(n)}</span><b>{v}</b></div>' for n, v in tiles)
     return f'<section class="tiles">{cells}</section>'
 
