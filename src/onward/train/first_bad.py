@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-import onnx
 
+from onward.backends.onnxruntime.trace import trace
 from onward.program import Program
 
 
@@ -42,7 +42,7 @@ def find_first_bad(
     values = dict(state)
     for step_name in names:
         step = program.steps[step_name]
-        traced = _trace(step.model, {**program.settings, **values, **feeds})
+        traced = trace(step.model, {**program.settings, **values, **feeds})
         if traced is None:
             return None
         for name, place, array in traced:
@@ -59,44 +59,6 @@ def find_first_bad(
         by_name = {name: array for name, _, array in traced}
         values.update({s: by_name[o] for o, s in step.replaces.items() if o in by_name})
     return first_inf
-
-
-def _trace(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> list[tuple[str, str, np.ndarray]] | None:
-    """Return (name, place, array) of every value in the order of the nodes; None when the graph cannot be run here.
-
-    This only explains an error that has already happened, so a graph that onnxruntime refuses gives no explanation
-    and no second error.
-    """
-    try:
-        import onnxruntime as ort
-    except ImportError:
-        return None
-    places = {
-        out: f"node `{node.name or '(no name)'}` ({node.op_type})"
-        for node in model.graph.node
-        for out in node.output
-        if out
-    }
-    traced = onnx.ModelProto()
-    traced.CopyFrom(model)
-    existing = {o.name for o in traced.graph.output}
-    traced.graph.output.extend(onnx.ValueInfoProto(name=n) for n in places if n not in existing)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        session = ort.InferenceSession(traced.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        wanted = [i.name for i in session.get_inputs()]
-        if any(name not in values for name in wanted):
-            return None
-        results = session.run(list(places), {name: np.asarray(values[name]) for name in wanted})
-    except Exception:  # noqa: BLE001 -- onnxruntime's errors share no base class; the NaN itself is reported anyway
-        return None
-    return [
-        (name, place, array)
-        for (name, place), array in zip(places.items(), results, strict=True)
-        if isinstance(array, np.ndarray)
-    ]
 
 
 def is_finite(array: np.ndarray) -> bool:

@@ -1,0 +1,43 @@
+"""Every value of a graph, in the order of its nodes: to explain where a NaN came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnxruntime
+
+
+def trace(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> list[tuple[str, str, np.ndarray]] | None:
+    """Return (name, place, array) of every value in the order of the nodes; None when the graph cannot be run here.
+
+    This only explains an error that has already happened, so a graph that ONNX Runtime refuses gives no explanation
+    and no second error.
+    """
+    places = {
+        out: f"node `{node.name or '(no name)'}` ({node.op_type})"
+        for node in model.graph.node
+        for out in node.output
+        if out
+    }
+    traced = onnx.ModelProto()
+    traced.CopyFrom(model)
+    existing = {o.name for o in traced.graph.output}
+    traced.graph.output.extend(onnx.ValueInfoProto(name=n) for n in places if n not in existing)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = onnxruntime.InferenceSession(traced.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        wanted = [i.name for i in session.get_inputs()]
+        if any(name not in values for name in wanted):
+            return None
+        results = session.run(list(places), {name: np.asarray(values[name]) for name in wanted})
+    except Exception:  # noqa: BLE001  # ONNX Runtime's errors share no base class; the NaN itself is reported anyway
+        return None
+    return [
+        (name, place, array)
+        for (name, place), array in zip(places.items(), results, strict=True)
+        if isinstance(array, np.ndarray)
+    ]
