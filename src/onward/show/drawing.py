@@ -81,9 +81,7 @@ class _Drawing:
             outer = [v for v in captured(self.graph) if v.name and v.name not in own]
             weights = [v for v in outer if v.const_value is not None or v.name in self.drawings.roles]
             self.stored.update({v.name or "": v for v in weights})
-            self._pills(
-                [v for v in outer if v.name not in self.stored], "outer", "From outside", lambda v: v.name or ""
-            )
+            self._pills([v for v in outer if v.name not in self.stored], "outer", "From outside")
         numbers = {node: self._node(node) for node in nodes}
         for node, number in numbers.items():
             for value in node.inputs:
