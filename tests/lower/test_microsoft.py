@@ -202,3 +202,30 @@ def test_subgraphs_are_looked_through() -> None:
     branches = [a.g for a in plain.graph.node[0].attribute]
     assert {n.domain for g in branches for n in g.node} == {""}
     assert [o.name for g in branches for o in g.output] == ["a", "b"]
+
+
+def test_a_chain_without_shapes_in_the_file_is_replaced_as_a_whole() -> None:
+    proto = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]>
+        net (float[N,4] x, float[4,5] w, float[N,5] v) => (float[M,K] y) {
+            a = com.microsoft.Gelu(x)
+            b = com.microsoft.FusedMatMul <transB = 1> (a, x)
+            c = com.microsoft.FusedMatMul <transA = 1> (b, v)
+            y = com.microsoft.QuickGelu(c)
+        }""")
+
+    changed, plain = decomposed(proto)
+
+    assert changed
+    assert {n.domain for n in plain.graph.node} == {""}
+
+
+def test_gradient_replaces_them_by_itself() -> None:
+    proto = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 13, "com.microsoft" : 1]>
+        net (float[3] x) => (float[3] y) { y = com.microsoft.QuickGelu <alpha = 1.0> (x) }""")
+
+    lowered = gradient(proto, of="y", wrt=["x"])
+
+    _, dx = run(lowered, {"x": np.zeros(3, np.float32)})
+    np.testing.assert_allclose(dx, [0.5] * 3)

@@ -17,6 +17,7 @@ from onward.autodiff.scope import Scope
 from onward.errors import A101, ArgumentError, Diagnostic, NotDifferentiable
 from onward.model import graphs, serde
 from onward.model.builder import Names, Value
+from onward.model.microsoft import decompose_microsoft
 from onward.model.schema import WORKING_OPSET
 from onward.model.serde import Source
 from onward.model.training_model import TrainingModel
@@ -131,6 +132,7 @@ def _collector_paused() -> Iterator[None]:
 def _working_copy(model: Source) -> TrainingModel:
     proto = serde.read_proto(model)
     copied = serde.from_proto(proto)
+    decompose_microsoft(copied.ir)
     if copied.opset < WORKING_OPSET:
         from onward.upgrade import to_working_opset
 

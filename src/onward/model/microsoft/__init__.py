@@ -7,7 +7,7 @@ shared caches, rare mask layouts) stays as it is, and is reported by whoever can
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
@@ -25,15 +25,32 @@ def decompose_microsoft(model: ir.Model) -> bool:
 
     Subgraphs and functions are looked through too. Names of outputs are kept. Works at any opset from 13.
     """
+    everything: list[graphs.GraphLike] = [model.graph, *model.functions.values()]
+    changed = False
+    while _find(everything, _is_known):
+        # Some need to know ranks, and nobody infers shapes behind an operator that is still there: round by round.
+        graphs.infer_shapes(model)
+        if not _replace_once(model):
+            break
+        changed = True
+    if changed and not _find(everything, lambda node: node.domain == DOMAIN):
+        model.opset_imports.pop(DOMAIN, None)
+    return changed
+
+
+def _replace_once(model: ir.Model) -> bool:
     names = Names(graphs.all_names(model.graph))
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
     changed = _replace_in(model.graph, opset, names)
     for function in model.functions.values():
         own = function.opset_imports.get("", opset)
         changed |= _replace_in(function, own, Names(graphs.all_names(function)))
-    if changed and not _domain_used([model.graph, *model.functions.values()]):
-        model.opset_imports.pop(DOMAIN, None)
     return changed
+
+
+def _is_known(node: ir.Node) -> bool:
+    special = node.domain == DOMAIN or (node.domain in ("", "ai.onnx") and node.op_type == SIMPLIFIED)
+    return special and node.op_type in TABLE
 
 
 def _replace_in(graph: graphs.GraphLike, opset: int, names: Names) -> bool:
@@ -41,8 +58,7 @@ def _replace_in(graph: graphs.GraphLike, opset: int, names: Names) -> bool:
     for node in list(graph):
         for sub in graphs.subgraphs(node):
             changed |= _replace_in(sub, opset, names)
-        special = node.domain == DOMAIN or (node.domain in ("", "ai.onnx") and node.op_type == SIMPLIFIED)
-        if special and node.op_type in TABLE:
+        if _is_known(node):
             changed |= _replace(graph, node, opset, names)
     return changed
 
@@ -79,5 +95,5 @@ def _is_used(value: Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
 
 
-def _domain_used(all_graphs: Iterable[graphs.GraphLike]) -> bool:
-    return any(node.domain == DOMAIN or _domain_used(graphs.subgraphs(node)) for graph in all_graphs for node in graph)
+def _find(all_graphs: Iterable[graphs.GraphLike], wanted: Callable[[ir.Node], bool]) -> bool:
+    return any(wanted(node) or _find(graphs.subgraphs(node), wanted) for graph in all_graphs for node in graph)
