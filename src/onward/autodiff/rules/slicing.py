@@ -10,6 +10,8 @@ from onward.autodiff.rules._scatter import positions, scatter_elements
 from onward.autodiff.types import Grads
 from onward.model.builder import Value
 
+_END = np.iinfo(np.int64).max
+
 
 @gradient(
     "Slice",
@@ -113,8 +115,7 @@ def pad(rule: Rule, doutput: Value) -> Grads:
     op, data, pads, axes = rule.op, rule.input("data"), rule.input("pads"), rule.optional_input("axes")
     mode = rule.attr("mode")
     if mode != "constant":
-        source = op.Pad(positions(rule, data), pads, None, axes, mode=mode)
-        return {"data": scatter_elements(rule, data, source, doutput) if rule.needs("data") else None}
+        return {"data": _fold_border(rule, data, doutput, mode) if rule.needs("data") else None}
     known = rule.constant_input("pads")
     ddata = dvalue = None
     if rule.needs("data"):
@@ -126,6 +127,48 @@ def pad(rule: Rule, doutput: Value) -> Grads:
         if rule.rank(value) != 0:
             dvalue = rule.reshape_like(dvalue, value)
     return {"data": ddata, "constant_value": dvalue}
+
+
+def _fold_border(rule: Rule, data: Value, doutput: Value, mode: str) -> Value:
+    """Return the gradient of a Pad with copies of data as its border: the border is added where it came from.
+
+    One axis after the other, so that only the border is scattered.
+    """
+    op, pads, rank = rule.op, rule.constant_input("pads"), rule.rank(data)
+    axes = rule.constant_input("axes") if rule.optional_input("axes") is not None else np.arange(rank or 0)
+    if pads is None or axes is None or rank is None or any(p < 0 for p in pads):
+        # Follow every element: the pads are known at run time only, or cut some off.
+        source = op.Pad(positions(rule, data), rule.input("pads"), None, rule.optional_input("axes"), mode=mode)
+        return scatter_elements(rule, data, source, doutput)
+    grad = doutput
+    shape = rule.dims(doutput)
+    sizes: list[int | str | None] = [None] * rank if shape is None else list(shape)
+    known = rule.dims(data)
+    assert known is not None
+    for position, given in enumerate(axes):
+        axis, before, after = int(given) % rank, int(pads[position]), int(pads[position + len(axes)])
+        if before == after == 0:
+            continue
+        ends = [([0], [before])] * (before > 0) + [([-after], [_END])] * (after > 0)
+        parts = [op.Slice(grad, start, end, [axis]) for start, end in ends]
+        border = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
+        size = known[axis]
+        if isinstance(size, int):
+            copied = np.pad(np.arange(size), (before, after), mode=mode)  # type: ignore[call-overload]  # mode is a name
+            source = op.constant(np.concatenate([copied[:before], copied[before + size :]]).astype(np.int64))
+        else:
+            numbers = op.Range(0, op.Squeeze(rule.dim_of(data, axis), [0]), 1)
+            places = op.Pad(numbers, np.array([before, after], np.int64), mode=mode)
+            found = [op.Slice(places, start, end) for start, end in ends]
+            source = found[0] if len(found) == 1 else op.Concat(*found, axis=0)
+        sizes[axis] = before + after
+        exact = [s for s in sizes if isinstance(s, int)]
+        target = op.constant(np.array(exact, np.int64)) if len(exact) == rank else op.Shape(border)
+        column = op.Expand(op.Reshape(source, np.array([-1] + [1] * (rank - axis - 1), np.int64)), target)
+        sizes[axis] = size
+        center = op.Slice(grad, [before], [-after if after else _END], [axis])
+        grad = op.ScatterElements(center, column, border, axis=axis, reduction="add")
+    return grad
 
 
 @gradient("CenterCropPad", opset=18, shape=NON_DIFFERENTIABLE)
