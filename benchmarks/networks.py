@@ -39,16 +39,24 @@ class Net:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def resnet50(batch: int | str = 8, image: int = 224, width: int = 64) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a ResNet-50 with cross entropy, and the names of its parameters."""
+def resnet50(
+    batch: int | str = 8, image: int = 224, width: int = 64, normalized: bool = True
+) -> tuple[onnx.ModelProto, list[str]]:
+    """Return a ResNet-50 with cross entropy, and the names of its parameters.
+
+    Not `normalized`: batch normalization is folded into the convolutions, as exporters do for inference.
+    """
     net = Net()
 
     def conv(x: str, name: str, out: int, into: int, kernel: int, stride: int = 1) -> str:
         weight = net.parameter(f"{name}.weight", out, into, kernel, kernel)
         pads = [kernel // 2] * 4
-        return net.add("Conv", x, weight, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads)
+        bias = () if normalized else (net.parameter(f"{name}.bias", out),)
+        return net.add("Conv", x, weight, *bias, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads)
 
     def norm(x: str, name: str, channels: int) -> str:
+        if not normalized:
+            return x
         scale, bias = net.parameter(f"{name}.scale", channels), net.parameter(f"{name}.bias", channels)
         mean = net.constant(f"{name}.mean", np.zeros(channels, np.float32))
         var = net.constant(f"{name}.var", np.ones(channels, np.float32))
