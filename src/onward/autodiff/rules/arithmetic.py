@@ -121,7 +121,8 @@ def _pow_by_base(rule: Rule, dZ: Value) -> Value:
 @gradient("Sum", opset=8, broadcasts=True)
 def sum_(rule: Rule, dsum: Value) -> Grads:
     """sum = the sum of all inputs, so each gradient is dsum."""
-    return {"data_0": [dsum for _ in rule.variadic("data_0")]}
+    shares: list[Value | None] = [dsum for _ in rule.variadic("data_0")]
+    return {"data_0": shares}
 
 
 @gradient("Mean", opset=13, broadcasts=True)
@@ -129,7 +130,8 @@ def mean(rule: Rule, dmean: Value) -> Grads:
     """mean = the sum of all n inputs / n, so each gradient is dmean / n."""
     inputs = rule.variadic("data_0")
     share = rule.op.Div(dmean, float(len(inputs))) if len(inputs) > 1 else dmean
-    return {"data_0": [share for _ in inputs]}
+    shares: list[Value | None] = [share for _ in inputs]
+    return {"data_0": shares}
 
 
 @gradient("Max", opset=13, broadcasts=True)

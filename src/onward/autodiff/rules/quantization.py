@@ -52,7 +52,7 @@ def dequantize_linear(rule: Rule, dy: Value) -> Grads:
     op, x, scale, zero = rule.op, rule.input("x"), rule.input("x_scale"), rule.optional_input("x_zero_point")
     assert dy.dtype is not None
     grid = _Grid(rule, x)
-    grads: dict[str, object] = {}
+    grads: dict[str, Value | list[tuple[Value, Value]]] = {}
     if rule.needs("x_scale"):
         steps = op.cast(x, dy.dtype)
         if zero is not None:
@@ -61,7 +61,7 @@ def dequantize_linear(rule: Rule, dy: Value) -> Grads:
     if rule.needs("x"):
         dx = op.Mul(dy, grid.expand(scale, dy.dtype))
         grads["captured"] = _through_rounding(rule, x, dx)
-    return grads  # type: ignore[return-value]  # "captured" holds (value, gradient) pairs
+    return dict(grads)
 
 
 def _through_rounding(rule: Rule, x: Value, dx: Value) -> list[tuple[Value, Value]]:
