@@ -123,6 +123,46 @@ def test_every_truncation_of_a_step_file_is_noticed(run):
             read_tensor_bytes(good[:length])
 
 
+def forged(header, data=b"", body=None):
+    """Return a file with right checksums and a header that someone made up."""
+    import hashlib
+
+    body = body if body is not None else {"data": {}, "tensors": {"w": hashlib.sha256(data).hexdigest()}}
+    header = {"__metadata__": {"sha256": "0" * 64, "onward": json.dumps(body)}, **header}
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    length = len(raw).to_bytes(8, "little")
+    digest = hashlib.sha256(length + raw).hexdigest()
+    return length + raw.replace(b"0" * 64, digest.encode(), 1) + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        forged({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1 << 60]}}),
+        forged({"w": {"dtype": "F32", "shape": [1], "data_offsets": [-8, 4]}}, b"1234"),
+        forged({"w": {"dtype": "OBJECT", "shape": [1], "data_offsets": [0, 4]}}, b"1234"),
+        forged({"w": {"dtype": "F32", "shape": [7], "data_offsets": [0, 4]}}, b"1234"),
+        forged({"w": {"dtype": "F32", "shape": "x", "data_offsets": [0, 4]}}, b"1234"),
+        forged({"w": {"dtype": "F32"}}, b"1234"),
+        forged({"w": 3}, b"1234"),
+        forged({}, body=[]),
+        (1 << 62).to_bytes(8, "little") + b"{}",
+    ],
+)
+def test_a_forged_file_is_one_clear_error(content):
+    with pytest.raises(Damaged):
+        read_tensor_bytes(content)
+
+
+def test_a_checkpoint_without_what_it_needs_is_passed_over(run):
+    (run / "step-00000099.safetensors").write_bytes(
+        b"".join(tensor_file_chunks({}, {"format": "onward-checkpoint", "version": 1, "step": 99}))
+    )
+
+    with pytest.warns(CheckpointWarning, match="lacks run, steps, backend, model"):
+        assert Trainer.resume(run).steps == 12
+
+
 def test_something_appended_is_noticed(run):
     with pytest.raises(Damaged, match="after the last tensor"):
         read_tensor_bytes((run / "step-00000012.safetensors").read_bytes() + b"\0")

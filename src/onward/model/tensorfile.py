@@ -90,9 +90,19 @@ def read_tensor_bytes(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, 
 
 
 def _read(file: BinaryIO) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    try:
+        return _parse(file)
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        # The checksums are right, so someone made the file so: still one clear error.
+        raise Damaged(f"the header is not that of such a file ({type(error).__name__}: {error})") from error
+
+
+def _parse(file: BinaryIO) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    total = file.seek(0, io.SEEK_END)
+    file.seek(0)
     length = file.read(8)
     size = int.from_bytes(length, "little")
-    if len(length) < 8 or size > _MAX_HEADER:
+    if len(length) < 8 or size > min(_MAX_HEADER, total):
         raise Damaged("the header is cut off or its length is wrong")
     raw = file.read(size)
     if len(raw) != size:
@@ -104,6 +114,8 @@ def _read(file: BinaryIO) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         first, last = info["data_offsets"]
         if first != position or last < first:
             raise Damaged(f"tensor `{name}` is not where the header says")
+        if 8 + size + last > total:
+            raise Damaged(f"the file ends inside tensor `{name}`")
         tensors[name] = _read_tensor(file.read(last - first), name, info, body["tensors"].get(name))
         position = last
     if file.read(1):

@@ -81,6 +81,7 @@ K107 = define(
 FORMAT = "onward-checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
+_REQUIRED = ("run", "step", "steps", "backend", "model")
 _STEP_FILE = re.compile(r"step-(\d{8,})\.safetensors")
 
 
@@ -149,6 +150,10 @@ class CheckpointDirectory:
                         needed=f"{FORMAT} version {VERSION}",
                     )
                 )
+                continue
+            missing = [key for key in _REQUIRED if key not in data]
+            if missing:
+                problems.append(Diagnostic(K102, f"`{path.name}` lacks {', '.join(missing)}", place=str(self.path)))
                 continue
             for problem in problems:
                 warnings.warn(f"{problem.message}; `{path.name}` is used instead", CheckpointWarning, stacklevel=3)
