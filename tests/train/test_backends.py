@@ -149,6 +149,21 @@ def test_the_inference_model_predicts_what_the_trainer_predicts():
     np.testing.assert_allclose(session.run(None, {"x": x})[0], trainer.predict(x), rtol=1e-6, atol=1e-6)
 
 
+def test_the_inference_model_can_hold_the_moving_average():
+    trainer = Trainer(model(optimizer=onward.SGD(0.05, ema=0.9)))
+    trainer.fit(*samples(), **QUIET)
+
+    weights = {i.name: numpy_helper.to_array(i) for i in trainer.to_inference(average=True).graph.initializer}
+
+    np.testing.assert_array_equal(weights["w1"], trainer.state["ema/w1"])
+    assert not np.array_equal(weights["w1"], trainer.state["w1"])
+
+
+def test_an_average_that_is_not_kept_is_an_error():
+    with pytest.raises(ArgumentError, match="keeps no moving average"):
+        Trainer(model()).to_inference(average=True)
+
+
 def test_the_inference_model_of_a_program_predicts_the_same(tmp_path):
     trainer = Trainer(onward.compile(model()))
     x, y = samples()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import struct
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from onward.errors import ArgumentError, DataError
+from onward.errors import ArgumentError, DataError, MissingExtra
 from onward.program import TensorSpec
 from onward.train.data import BatchRequest, IterableSource, Preparation, as_source, match
 from onward.train.data.files import open_data, open_named
@@ -439,6 +440,19 @@ def test_garbage_is_one_clear_error(tmp_path, name):
 
     with pytest.raises(DataError):
         feeds_of(open_data(tmp_path / name, FEATURES, TARGET), FEATURES, TARGET)
+
+
+def test_missing_packages_name_the_extra(tmp_path, monkeypatch):
+    (tmp_path / "d.csv").write_text("a,t\n1,2\n")
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "1.png").write_bytes(b"")
+    for name in ("pandas", "PIL.Image"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(MissingExtra, match=r"pip install 'onward\[data\]'"):
+        open_data(tmp_path / "d.csv", FEATURES, TARGET)
+    with pytest.raises(MissingExtra, match=r"pip install 'onward\[images\]'"):
+        open_data(tmp_path / "images", IMAGES, LABELS)
 
 
 def test_a_path_that_is_not_there():

@@ -114,6 +114,9 @@ def train(
         Path | None, typer.Option("-o", "--output", help="Save the trained training model (.onnx).")
     ] = None,
     inference: Annotated[Path | None, typer.Option(help="Save the inference model (.onnx).")] = None,
+    average: Annotated[
+        bool, typer.Option("--average", help="Save the inference model with the moving average of the weights.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=_WATCH)] = False,
 ) -> None:
     """Train a model.
@@ -158,7 +161,7 @@ def train(
         on_nan=on_nan,
         progress="none" if quiet else "auto",
     )
-    _save(trainer, output, inference, quiet)
+    _save(trainer, output, inference, average, quiet)
 
 
 def _open(
@@ -186,14 +189,16 @@ def _open(
     return Trainer(file, backend or "onnxruntime", **options)
 
 
-def _save(trainer: Trainer, output: Path | None, inference: Path | None, quiet: bool) -> None:
+def _save(trainer: Trainer, output: Path | None, inference: Path | None, average: bool, quiet: bool) -> None:
     from onward.model.serde import save
 
-    for path, make in ((output, trainer.to_model), (inference, trainer.to_inference)):
-        if path is not None:
-            save(make(), path)
-            if not quiet:
-                typer.echo(f"saved {path}", err=True)
+    if output is not None:
+        save(trainer.to_model(), output)
+    if inference is not None:
+        save(trainer.to_inference(average=average), inference)
+    for path in (output, inference):
+        if path is not None and not quiet:
+            typer.echo(f"saved {path}", err=True)
 
 
 def make_preparation(

@@ -510,9 +510,15 @@ class Trainer:
 
     # ------------------------------------------------------------------ results
 
-    def to_inference(self) -> onnx.ModelProto:
-        """Return the inference model with the current weights."""
+    def to_inference(self, *, average: bool = False) -> onnx.ModelProto:
+        """Return the inference model with the current weights, or with their moving average (`ema=` of the optimizer).
+
+        Raises:
+            ArgumentError: an average is asked for that the model does not keep.
+        """
         state = self.session.get_state()
+        if average:
+            state |= self._averages(state)
         if self._origin.model is not None:
             from onward.model.convert import to_inference
 
@@ -521,6 +527,18 @@ class Trainer:
             store_preparation(proto, self.preparation)
             return proto
         return bake(self.program.infer, state)
+
+    def _averages(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = {p: state[f"ema/{p}"] for p in self.program.parameters if f"ema/{p}" in state}
+        if not found:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "the model keeps no moving average of its weights",
+                    hint="make it with one: onward.Adam(1e-3, ema=0.999)",
+                )
+            )
+        return found
 
     def to_model(self) -> TrainingModel:
         """Return the training model with the current state, to be saved and trained on elsewhere."""
