@@ -119,4 +119,49 @@ class ConvTranspose(OpRun):
         return (np.ascontiguousarray(result).astype(X.dtype),)
 
 
-OPERATORS = [Conv, ConvTranspose]
+class DeformConv(OpRun):
+    """Upstream has two spatial axes only and divides by zero where one of them has size 1."""
+
+    def _run(
+        self,
+        X: np.ndarray,
+        W: np.ndarray,
+        offset: np.ndarray,
+        B: np.ndarray | None = None,
+        mask: np.ndarray | None = None,
+        dilations: Any = None,
+        group: int | None = None,
+        kernel_shape: Any = None,
+        offset_group: int | None = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple[np.ndarray]:
+        rank, group, shifts = X.ndim - 2, group or 1, offset_group or 1
+        strides, dilations = strides or [1] * rank, dilations or [1] * rank
+        pads, kernel, image = pads or [0] * 2 * rank, W.shape[2:], offset.shape[2:]
+        N, C = X.shape[:2]
+        moved = offset.reshape(N, shifts, *kernel, rank, *image)
+        factors = np.ones((N, shifts, *kernel, *image)) if mask is None else mask.reshape(N, shifts, *kernel, *image)
+        columns = np.zeros((N, C, *kernel, *image), X.dtype)
+        for n, c, tap, place in product(range(N), range(C), np.ndindex(*kernel), np.ndindex(*image)):
+            shift = c // (C // shifts)
+            at = [
+                p * s - b + t * d + moved[(n, shift, *tap, axis, *place)]
+                for axis, (p, s, b, t, d) in enumerate(zip(place, strides, pads[:rank], tap, dilations, strict=True))
+            ]
+            total = 0.0
+            for corner in product((0, 1), repeat=rank):
+                index = [int(np.floor(a)) + side for a, side in zip(at, corner, strict=True)]
+                if all(0 <= i < size for i, size in zip(index, X.shape[2:], strict=True)):
+                    weight = np.prod([1 - abs(a - i) for a, i in zip(at, index, strict=True)])
+                    total += weight * X[(n, c, *index)]
+            columns[(n, c, *tap, *place)] = total * factors[(n, shift, *tap, *place)]
+        rows = columns.reshape(N, group, -1, int(np.prod(image)))
+        result = np.einsum("gor,ngrl->ngol", W.reshape(group, W.shape[0] // group, -1), rows)
+        result = result.reshape(N, W.shape[0], *image)
+        if B is not None:
+            result = result + B.reshape(-1, *[1] * rank)
+        return (result.astype(X.dtype),)
+
+
+OPERATORS = [Conv, ConvTranspose, DeformConv]
