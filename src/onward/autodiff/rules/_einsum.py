@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onward.autodiff.engine import Unsupported
 from onward.autodiff.rule import Rule, unbroadcast
 from onward.model.builder import Value
 
@@ -58,6 +59,7 @@ class Equation:
         if not direct:
             whole = self._broadcast_dims(rule, inputs)
             grad = self._sum_ellipsis(rule, grad, term, kept, target, whole)
+        grad = self._fit_labels(rule, grad, position, kept, inputs)
         grad = self._spread(rule, grad, own, kept, term, target)
         return self._put_on_diagonal(rule, grad, term, own, target)
 
@@ -117,6 +119,39 @@ class Equation:
         from_dims = None if whole is None else (*whole, *fake)
         summed = unbroadcast(rule, grad, from_dims, grad, layout)
         return _contract(rule, [([DOTS, *named], summed)], kept)
+
+    def _fit_labels(self, rule: Rule, grad: Value, position: int, kept: list[str], inputs: Sequence[Value]) -> Value:
+        """Return `grad` with the operand's own sizes: a label may have size 1 in one operand and more in another.
+
+        Sizes that are not known are taken to be equal.
+        """
+        summed, stretched = [], False
+        for label in kept:
+            if label == DOTS:
+                continue
+            own = _dim_of_label(rule, self.terms[position], label, inputs[position])
+            others = [
+                _dim_of_label(rule, t, label, v)
+                for i, (t, v) in enumerate(zip(self.terms, inputs, strict=True))
+                if i != position and label in t
+            ]
+            mixed = {d == 1 for d in (own, *others) if isinstance(d, int)} == {True, False}
+            if mixed and label in self.output:
+                # onnx's inference (1.23) gives the output the size of the first input, so that every gradient
+                # computed behind it may be of the wrong shape: better none.
+                raise Unsupported(
+                    f"label `{label}` of the output has size 1 in one input and more in another; Expand it first"
+                )
+            if own == 1 and mixed:
+                summed.append(_axis(kept, label))
+            if own != 1 and others and all(d == 1 for d in others):
+                stretched = True
+        grad = rule.sum_over(grad, summed, keepdims=True)
+        if not stretched:
+            return grad
+        return rule.op.Expand(
+            grad, rule.op.Concat(*(_size(rule, self.terms[position], x, inputs[position]) for x in kept), axis=0)
+        )
 
     def _spread(
         self, rule: Rule, grad: Value, own: list[str], kept: list[str], term: list[str], target: Value
