@@ -546,3 +546,14 @@ def test_what_pytorch_exported_as_a_buffer_is_not_trained(mlp) -> None:
     model = make_trainable(mlp, loss="mse", optimizer="sgd")
 
     assert list(model.parameters) == ["W2"]
+
+
+def test_a_loss_does_not_read_integers(build) -> None:
+    proto = build("m (float[N, 3] x) => (int64[N, 1] k) { z = MatMul(x, W) k = ArgMax <axis = 1> (z) }", W=f32(3, 2))
+
+    with pytest.raises(ArgumentError) as caught:
+        make_trainable(proto, loss="mse")
+
+    assert str(caught.value) == (
+        "error[A115]: `MSE` cannot read output `k`\n  at output=\n  found: int64\n  needed: a floating-point tensor"
+    )

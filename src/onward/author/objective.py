@@ -89,6 +89,8 @@ class Objective:
                 outputs = [find_value(values, name, graph) for name in term.outputs]
             if wanted not in (len(outputs), ANY_NUMBER):
                 raise wrong_outputs(outputs, wanted, loss_name, given=term.outputs is not None)
+            if wanted != ANY_NUMBER:
+                _check_floating(outputs, loss_name)
             _check_activation(term.loss, outputs)
             specs = label_specs(term.label, term.loss.labels(outputs), names)
             for name, spec in specs.items():
@@ -156,6 +158,22 @@ def as_loss(given: Any) -> Loss:
             needed="a name or object of onward.losses, an ONNX function or model, or lambda op, outputs, labels: value",
         )
     )
+
+
+def _check_floating(outputs: Sequence[Value], loss_name: str) -> None:
+    problems = [
+        Diagnostic(
+            A115,
+            f"`{loss_name}` cannot read output `{value.name}`",
+            place="output=",
+            found=str(value.type).lower(),
+            needed="a floating-point tensor",
+        )
+        for value in outputs
+        if value.type is not None and not (isinstance(value.type, ir.TensorType) and value.dtype in FLOAT_TYPES)
+    ]
+    if problems:
+        raise ArgumentError(problems)
 
 
 def _check_activation(loss: Loss, outputs: Sequence[Value]) -> None:

@@ -99,7 +99,7 @@ def to_inference_mode(graph: ir.Graph) -> None:
                     Diagnostic(
                         A116,
                         "a batch normalisation in training mode hands its statistics on",
-                        place=f"node `{node.name}`",
+                        place=node_name(node),
                         hint="export the model in inference mode; make_trainable adds the training mode itself",
                     )
                 )
@@ -110,6 +110,11 @@ def to_inference_mode(graph: ir.Graph) -> None:
             if mode is not None and bool(mode):
                 node.replace_input_with(2, None)
                 node.resize_inputs(2)
+
+
+def node_name(node: ir.Node) -> str:
+    """Return words for a node: its operator, and its name or that of its output."""
+    return f"{node.op_type} `{node.name or node.outputs[0].name}`"
 
 
 def is_batch_norm(node: ir.Node) -> bool:
@@ -142,7 +147,7 @@ def _check_bodies(order: Sequence[ir.Node], batch_norm: str, trained: Collection
         Diagnostic(
             A116,
             "a batch normalisation inside a body cannot train",
-            place=f"node `{inner.name}`, in the body of {node.op_type} `{node.name}`",
+            place=f"{node_name(inner)}, in the body of {node_name(node)}",
             hint='pass batch_norm="freeze"',
         )
         for node in order
@@ -154,8 +159,8 @@ def _check_bodies(order: Sequence[ir.Node], batch_norm: str, trained: Collection
         Diagnostic(
             A116,
             "the running statistics of a batch normalisation are computed, not stored",
-            place=f"node `{node.name}`",
-            found=f"`{value.name}`, which {node_before.op_type} `{node_before.name}` computes",
+            place=node_name(node),
+            found=f"`{value.name}`, which {node_name(node_before)} computes",
             hint='pass batch_norm="freeze"',
         )
         for node in order

@@ -117,4 +117,5 @@ def shape_of(value: Value, loss: Loss) -> tuple[Dim, ...]:
                 hint="give the model's output a shape (symbolic dimensions will do)",
             )
         )
-    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    symbols = [d if isinstance(d, int) else d.value for d in value.shape]
+    return tuple(None if str(d).startswith("unk__") else d for d in symbols)  # a symbol that inference made up
