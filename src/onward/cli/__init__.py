@@ -8,8 +8,7 @@ import sys
 import typer
 from rich.console import Console
 
-from onward.errors import OnwardError
-from onward.model.serde import ModelError
+from onward.errors import ModelError, OnwardError
 
 # command -> (module, function). Imported when the program starts: each is thin and imports its work lazily.
 COMMANDS = {
