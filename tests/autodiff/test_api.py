@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -171,3 +173,18 @@ def test_a_model_with_functions_is_differentiated_through_them() -> None:
 
     np.testing.assert_allclose(result["grad/x"], np.exp([0.0, 1.0]) * [1.0, 2.0])
     np.testing.assert_allclose(result["grad/b"], np.exp([0.0, 1.0]))
+
+
+def test_a_rule_of_the_user_replaces_a_built_in_one_whatever_is_imported_first() -> None:
+    code = """
+import numpy as np, onnx, onward
+@onward.register_gradient("Exp")
+def doubled(rule, doutput):
+    return {"input": rule.op.Mul(rule.op.Mul(doutput, rule.output("output")), 2.0)}
+net = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 18]> g (double x) => (double y) { y = Exp(x) }')
+from onward.backends.reference import Evaluator
+print(float(Evaluator(onward.gradient(net, of="y", wrt="x")).run({"x": np.array(0.0)})["grad/x"]))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stdout == "2.0\n"

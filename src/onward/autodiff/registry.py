@@ -17,6 +17,7 @@ rule is registered, so that a mistake fails at import and not in somebody's trai
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -168,7 +169,7 @@ def all_rules() -> list[RuleSpec]:
 
 
 def register_gradient(
-    op_type: str, *, domain: str = "", opset: int = 1, broadcasts: bool = False, **conditions: Any
+    op_type: str, *, domain: str = "", opset: int | None = None, broadcasts: bool = False, **conditions: Any
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Add or replace the gradient rule of an operator of any domain.
 
@@ -178,6 +179,20 @@ def register_gradient(
     >>> find_rule("Triple", "my.ops").function is triple
     True
 
-    For an operator without an ONNX schema, the inputs are taken in the order of the returned names.
+    Without `opset` the rule takes the place of all there are, with the names of the newest schema; with it, it holds
+    from that version up to the next registered one. For an operator without an ONNX schema, the inputs are taken in
+    the order of the returned names.
     """
-    return gradient(op_type, domain=domain, opset=opset, broadcasts=broadcasts, replace=True, **conditions)
+    importlib.import_module("onward.autodiff.rules")  # the built-in rules first, so that this one replaces them
+    if opset is not None:
+        return gradient(op_type, domain=domain, opset=opset, broadcasts=broadcasts, replace=True, **conditions)
+
+    def register(function: RuleFunction) -> RuleFunction:
+        newest = schema(op_type, domain)
+        since = 1 if newest is None else newest.since_version
+        gradient(op_type, domain=domain, opset=since, broadcasts=broadcasts, replace=True, **conditions)(function)
+        made = next(r for r in _RULES[domain, op_type] if r.opset == since)
+        _RULES[domain, op_type] = [dataclasses.replace(made, opset=1)]
+        return function
+
+    return register
