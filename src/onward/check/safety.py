@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import onnx
+from google.protobuf.message import Message  # type: ignore[import-untyped]  # ships no types
 from onnx import TensorProto
 
 from onward.check.report import Findings, listing, quote
@@ -88,15 +89,17 @@ def check_readable(proto: onnx.ModelProto, findings: Findings) -> bool:
             deep.append(_path_text(path))
             continue
         for field, value in _fields(message):
-            if field.type == _STRING:
-                for text in value if _repeated(field) else (value,):
+            kind = field.type
+            if kind == _STRING:
+                for text in (value,) if isinstance(value, str | bytes) else value:
                     if isinstance(text, bytes):
                         bad_text.append(f"{_path_text((path, field.name, None))}: {text[:40]!r}")
-            elif field.type == _MESSAGE:
-                if _repeated(field):
-                    stack += [(m, (path, field.name, i), depth + 1, graphs) for i, m in enumerate(value)]
+            elif kind == _MESSAGE:
+                name = field.name
+                if isinstance(value, Message):
+                    stack.append((value, (path, name, None), depth + 1, graphs))
                 else:
-                    stack.append((value, (path, field.name, None), depth + 1, graphs))
+                    stack += [(m, (path, name, i), depth + 1, graphs) for i, m in enumerate(value)]
     for place in sorted(bad_text):
         where, _, text = place.partition(": ")
         findings.error(
@@ -185,15 +188,12 @@ def type_text(elem_type: int) -> str:
 
 def element_count(dims: Any) -> int | None:
     """Return the number of elements, or None where the dims are negative or their product leaves 63 bits."""
-    count = 1
+    count = bounded = 1
     for dim in dims:
         if dim < 0:
             return None
         count *= dim
-    # The factors are bounded too: 2^40 × 2^40 × 0 is zero elements to Python and overflow to C++.
-    bounded = 1
-    for dim in dims:
-        bounded *= max(dim, 1)
+        bounded *= dim or 1  # 2^40 × 2^40 × 0 is zero elements to Python and overflow to C++
         if bounded >= 2**63:
             return None
     return count

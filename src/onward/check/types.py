@@ -131,6 +131,7 @@ class Types:
         self._types: dict[int, dict[str, Any]] = {}
         self.complaints: list[Complaint] = []
         self.unread: list[tuple[View, str]] = []  # graphs that onnx could not take over, and why
+        self._tensor_types: dict[tuple[int, str], TensorType | None] = {}
         self.cut_short: list[View] = []  # graphs in which more may be wrong than the complaints say
         self._inferred_nodes = 0
         self.copier = Copier(model)
@@ -144,7 +145,10 @@ class Types:
         return None if found is None else self.at(found[0], name)
 
     def at(self, view: View, name: str) -> TensorType | None:
-        return tensor_type(self._types.get(id(view), {}).get(name))
+        key = (id(view), name)
+        if key not in self._tensor_types:
+            self._tensor_types[key] = tensor_type(self._types.get(id(view), {}).get(name))
+        return self._tensor_types[key]
 
     def known(self, view: View) -> dict[str, Any]:
         """Return the TypeProto of each value of a graph whose type is known."""
@@ -245,7 +249,7 @@ class Types:
 
     def _collect(self, view: View, graph: Any) -> None:
         known = self._types.setdefault(id(view), {})
-        for tensor in view.initializers.values():
+        for tensor in view.initializers.values() if view.parent is not None else ():
             if element_count(tensor.dims) is not None and is_data_type(tensor.data_type):
                 known[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
         for value in (*graph.input, *graph.value_info, *graph.output):
