@@ -167,7 +167,12 @@ def test_inference_takes_the_average_when_asked() -> None:
 
 def test_inference_takes_the_current_state_and_leaves_the_rest_out() -> None:
     model = make_trainable(samples.perceptron(), loss="mse", optimizer=optimizers.TorchAdam())
-    state = {"W1": np.ones((3, 4), np.float32), "torchadam/m/W1": np.ones((3, 4), np.float32), "step": np.array(5)}
+    state = {
+        "W1": np.ones((3, 4), np.float32),
+        "torchadam/m/W1": np.ones((3, 4), np.float32),
+        "step": np.array(5),
+        "random/key": np.array(1),
+    }
 
     proto = to_inference(model, state)
 

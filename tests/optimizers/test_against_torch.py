@@ -235,3 +235,13 @@ def test_half_precision_weights_keep_their_state_in_float32(run, start, gradient
 
     assert running.state["torchadam/m/x"].dtype == np.float32
     assert running.state["x"].dtype == np.float16
+
+
+def test_an_update_that_is_wrong_by_a_thousandth_is_noticed(run, start, gradients) -> None:
+    """The comparison above is strict enough to see it."""
+    wrong = optimizers.Custom(0.1, lambda op, R, T, X, G: [op.Sub(X, op.Mul(op.Mul(R, 1.001), G))])
+
+    found = trajectory(run, wrong, start, gradients)
+
+    expected = torch_trajectory(lambda p: torch.optim.SGD(p, 0.1), start, gradients)
+    assert not np.allclose(found, expected, rtol=OPERATOR, atol=OPERATOR)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx
 import pytest
@@ -224,3 +226,12 @@ def test_a_group_that_fits_nothing_names_what_there_is(run) -> None:
 
     assert "error[A110]: `*.biass` matches no parameter" in str(caught.value)
     assert "did you mean `fc.bias`?" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(optimizers.NAMES))
+def test_an_optimizer_can_be_had_back_from_its_description(name: str) -> None:
+    optimizer = optimizers.by_name(name, learning_rate=schedules.Piecewise(0.1, [3], [0.5]), ema=0.5)
+
+    text = json.dumps(optimizer.describe())
+
+    assert optimizers.from_description(json.loads(text)) == optimizer

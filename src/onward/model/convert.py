@@ -13,6 +13,8 @@ from onward.model import serde
 from onward.model.graphs import subgraphs
 from onward.model.training_model import TrainingEntry, TrainingModel
 
+PROGRAM_STATE = "random/"  # state that a compiled program adds to the model's own: its random key and step
+
 
 def combined_proto(model: TrainingModel, entry: TrainingEntry) -> onnx.ModelProto:
     """Return the standard's combined graph of one entry: the inference graph, then the algorithm."""
@@ -71,6 +73,8 @@ def _write_state(clean: TrainingModel, source: TrainingModel, state: Mapping[str
     known = source.initializers()
     problems = []
     for name, array in state.items():
+        if name.startswith(PROGRAM_STATE) and name not in known:
+            continue
         if name not in known:
             raise unknown_name("initializer", name, known, place="state=")
         value = clean.graph.initializers.get(name)

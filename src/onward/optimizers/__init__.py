@@ -6,8 +6,10 @@ operators are emitted where they are exact, model-local functions of primitive o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from onward import schedules
 from onward.errors import unknown_name
 from onward.optimizers.adagrad import Adagrad
 from onward.optimizers.adam import Adam, AdamW
@@ -60,6 +62,24 @@ def by_name(name: str, **settings: Any) -> Optimizer:
     return NAMES[name](**rate, **own, **common)
 
 
+def from_description(description: Mapping[str, Any]) -> Optimizer:
+    """Return the optimizer that `Optimizer.describe()` described: what a file keeps in `onward.optimizer`, parsed.
+
+    >>> from onward.schedules import Step
+    >>> optimizer = AdamW(Step(0.1, every=5), beta1=0.8, groups={"*.bias": {"weight_decay": 0.0}})
+    >>> from_description(optimizer.describe()) == optimizer
+    True
+    """
+    settings = dict(description)
+    name = str(settings.pop("name", ""))
+    classes = {cls.__name__: cls for cls in NAMES.values()}
+    if name not in classes:
+        raise unknown_name("optimizer", name, classes)
+    if isinstance(settings.get("learning_rate"), Mapping):
+        settings["learning_rate"] = schedules.from_description(settings["learning_rate"])
+    return classes[name](**settings)
+
+
 __all__ = [
     "LAMB",
     "NAMES",
@@ -85,4 +105,5 @@ __all__ = [
     "TorchAdam",
     "TorchAdamW",
     "by_name",
+    "from_description",
 ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from onward.errors import unknown_name
 from onward.schedules.base import Schedule
 from onward.schedules.constant import Constant
 from onward.schedules.cosine import Cosine
@@ -13,7 +17,30 @@ from onward.schedules.polynomial import Polynomial
 from onward.schedules.step import Step
 from onward.schedules.warmup import Warmup
 
+NAMES: dict[str, type[Schedule]] = {
+    cls.__name__: cls for cls in (Constant, Cosine, Exponential, Linear, OneCycle, Piecewise, Polynomial, Step, Warmup)
+}
+
+
+def from_description(description: Mapping[str, Any]) -> Schedule:
+    """Return the schedule that `Schedule.describe()` described.
+
+    >>> schedule = Warmup(Cosine(0.1, steps=100), steps=10)
+    >>> from_description(schedule.describe()) == schedule
+    True
+    """
+    settings = dict(description)
+    name = str(settings.pop("name", ""))
+    if name not in NAMES:
+        raise unknown_name("schedule", name, NAMES)
+    after = settings.pop("after", None)  # what follows a warm-up
+    if after is not None:
+        settings["learning_rate"] = from_description(after)
+    return NAMES[name](**settings)
+
+
 __all__ = [
+    "NAMES",
     "Constant",
     "Cosine",
     "Exponential",
@@ -24,4 +51,5 @@ __all__ = [
     "Schedule",
     "Step",
     "Warmup",
+    "from_description",
 ]
