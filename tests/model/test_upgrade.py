@@ -313,3 +313,16 @@ def test_a_call_that_onnx_1_7_does_not_allow_is_refused(change, text):
         upgrade(legacy(call, ["x"]))
 
     assert caught.value.code == "M120"
+
+
+def test_a_malformed_node_is_refused_before_it_crashes_the_converter():
+    node = helper.make_node("ReduceSum", ["x"], ["y"], "sum", axes=[0])
+    node.attribute[0].type = onnx.AttributeProto.FLOAT
+    node.attribute[0].f = 1.0
+    node.attribute[0].ClearField("ints")
+    graph = helper.make_graph([node], "g", [value("x", [2])], [value("y", [1])])
+
+    with pytest.raises(ModelError) as caught:
+        upgrade(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)]))
+
+    assert caught.value.code == "M121"

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from onward.errors import A101, ArgumentError, Diagnostic, ModelError, define
 from onward.model import serde, writer
 from onward.model.external_data import Folder, all_tensors
+from onward.model.graphs import GraphLike, subgraphs
 from onward.model.limits import DEFAULT, M102, tensor_nbytes
 from onward.model.training_model import TrainingModel
 
@@ -239,16 +240,26 @@ def _inline_proto(model: TrainingModel | onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _data_size(model: TrainingModel | onnx.ModelProto) -> int:
+    """Return about how many bytes the tensors take."""
     if isinstance(model, onnx.ModelProto):
         return int(model.ByteSize())
+    graphs: list[GraphLike] = [model.graph, *model.ir.functions.values()]
+    graphs += [g for e in model.entries for g in (e.algorithm, e.initialization) if g is not None]
     total = 0
-
-    def count(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
-        nonlocal total
-        total += sum(map(len, tensor.string_data())) if isinstance(tensor, ir.StringTensor) else tensor.nbytes
-
-    serde._to_proto(model, count)
+    while graphs:
+        graph = graphs.pop()
+        if isinstance(graph, ir.Graph):
+            total += sum(_size(v.const_value) for v in graph.initializers.values() if v.const_value is not None)
+        for node in graph:
+            graphs.extend(subgraphs(node))
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                    total += _size(attribute.as_tensor())
     return total
+
+
+def _size(tensor: ir.TensorProtocol) -> int:
+    return sum(map(len, tensor.string_data())) if isinstance(tensor, ir.StringTensor) else int(tensor.nbytes)
 
 
 # The messages between a model and its tensors; everything else is copied whole.

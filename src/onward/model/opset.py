@@ -27,7 +27,7 @@ M121 = define(
 Types = dict[str, onnx.TypeProto]
 
 _MASK = "onward.mask"
-_ERRORS = (RuntimeError, ValueError, TypeError, version_converter.ConvertError)
+_ERRORS = (RuntimeError, ValueError, TypeError, version_converter.ConvertError, onnx.shape_inference.InferenceError)
 
 
 def default_opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
@@ -130,10 +130,11 @@ class _Conversion:
         active = [i for i, node in enumerate(graph.node) if self._changed(node)]
         if not active:
             return
-        blocked = [i for i in active if _refers(graph.node[i])]
-        for i in blocked:
-            self._problem(graph.node[i], "its attributes are the caller's, which onnx's converter does not keep")
-        if blocked:
+        reasons = {i: self._unfit(graph.node[i]) for i in active}
+        for i, reason in reasons.items():
+            if reason:
+                self._problem(graph.node[i], reason)
+        if any(reasons.values()):
             return
         try:
             nodes, tensors = self._convert(graph, active, types, known)
@@ -186,6 +187,19 @@ class _Conversion:
                 self._problem(node, "Scan of operator set 8 has another meaning than the later ones")
             return False  # If, Loop and Scan only gained types
         return new is None or new.deprecated or old.since_version != new.since_version
+
+    def _unfit(self, node: onnx.NodeProto) -> str:
+        """Return why onnx's converter must not see this node: it trusts its input, and a wrong attribute crashes it."""
+        if any(a.ref_attr_name for a in node.attribute):
+            return "its attributes are the caller's, which onnx's converter does not keep"
+        context = onnx.checker.C.CheckerContext()
+        context.ir_version = 10
+        context.opset_imports = {"": self.source}
+        try:
+            onnx.checker.check_node(node, context)
+        except onnx.checker.ValidationError as error:
+            return _reason(error)
+        return ""
 
     def _convert(
         self,
@@ -275,7 +289,7 @@ class _Conversion:
             Diagnostic(
                 M121,
                 f"{what} cannot be converted from operator set {self.source} to {self.target}",
-                place=self.place + ("" if node is None else f", node `{node.name or node.output[0]}`"),
+                place=self.place + ("" if node is None else f", node `{node.name or node.op_type}`"),
                 found=reason,
             )
         )
@@ -352,10 +366,6 @@ def _types_of(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto]) -> Ty
         if info.HasField("type"):
             types[info.name] = info.type
     return types
-
-
-def _refers(node: onnx.NodeProto) -> bool:
-    return any(a.ref_attr_name for a in node.attribute)
 
 
 def _reason(error: Exception) -> str:
