@@ -473,6 +473,33 @@ def test_an_onnx_model_is_a_loss(mlp, build, tmp_path) -> None:
     assert check(model.proto(), pedantic=True).findings == ()
 
 
+def test_an_onnx_graph_is_a_loss(mlp, build, steps) -> None:
+    graph = build(
+        "l (float[N, 2] a, float[N, 2] b) => (float l) { d = Sub(a, b) l = ReduceSumSquare <keepdims = 0> (d) }"
+    )
+    model = make_trainable(mlp, loss=graph.graph, optimizer="sgd")
+    x, t = f32(5, 3), f32(5, 2)
+
+    outputs = steps(model).step({"x": x, "labels": t})
+
+    np.testing.assert_allclose(outputs["loss"], ((outputs["y"] - t) ** 2).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "torch_adam", "sgd"])
+@pytest.mark.parametrize(("dtype", "text"), [(np.float64, "double"), (np.float16, "float16")])
+def test_other_precisions_train(build, steps, dtype: type, text: str, optimizer: str) -> None:
+    proto = build(MLP.replace("float[", f"{text}["), W1=f32(3, 4).astype(dtype), W2=f32(4, 2).astype(dtype))
+    model = make_trainable(proto, loss="mse", optimizer=optimizers.by_name(optimizer, learning_rate=0.01))
+    feeds = {"x": f32(8, 3).astype(dtype), "labels": f32(8, 2).astype(dtype)}
+
+    running = steps(model)
+    found = [float(running.step(feeds)["loss"]) for _ in range(20)]
+
+    assert running.state["W1"].dtype == dtype
+    assert found[-1] < found[0]
+    assert check(model.proto(), pedantic=True).findings == ()
+
+
 def test_a_loss_that_does_not_fit_says_so(mlp) -> None:
     with pytest.raises(ArgumentError) as caught:
         make_trainable(mlp, loss=lambda op, y, t: op.MatMul(y, t), label={"t": ("float32", [7, 7])})

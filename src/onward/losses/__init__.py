@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from onward.errors import unknown_name
@@ -41,14 +42,19 @@ NAMES: dict[str, type[Loss]] = {
 
 
 def by_name(name: str, **settings: Any) -> Loss:
-    """Return the loss of that name.
+    """Return the loss of that name with the given settings; an unknown name or setting is an error.
 
     >>> by_name("huber", delta=0.5)
     Huber(reduction='mean', delta=0.5)
     """
     if name not in NAMES:
         raise unknown_name("loss", name, NAMES)
-    return NAMES[name](**settings)
+    loss = NAMES[name]
+    known = [f.name for f in dataclasses.fields(loss) if f.init]  # type: ignore[arg-type]  # each is a dataclass
+    for setting in settings:
+        if setting not in known:
+            raise unknown_name("setting", setting, known, place=f"loss `{name}`")
+    return loss(**settings)
 
 
 __all__ = [

@@ -134,11 +134,13 @@ class ModelLoss(Loss):
 
 
 def custom(given: Any) -> Loss | None:
-    """Return a loss for a Python function, an ONNX function or an ONNX model (or its path); None for anything else."""
+    """Return a loss for a Python function, an ONNX function, model, graph or path; None for anything else."""
     if hasattr(given, "to_function_proto"):  # an onnxscript function
         given = given.to_function_proto()
     if isinstance(given, onnx.FunctionProto):
         return FunctionLoss(given)
+    if isinstance(given, onnx.GraphProto):  # at the opset of the model it is used with
+        return ModelLoss(onnx.ModelProto(graph=given, ir_version=8))
     if isinstance(given, onnx.ModelProto):
         return ModelLoss(given)
     if isinstance(given, os.PathLike):

@@ -157,7 +157,9 @@ class _Emitter:
         assert parameter.shape is not None
         shape = () if slot.scalar else tuple(int(d) for d in parameter.shape)  # type: ignore[arg-type]  # static
         path = "/".join(part for part in (label, key, parameter.name) if part)
-        return self._state(path, np.full(shape, slot.initial, dtype.numpy()))
+        # np.zeros, unlike np.full, takes no memory until it is written to.
+        first = np.full(shape, slot.initial, dtype.numpy()) if slot.initial else np.zeros(shape, dtype.numpy())
+        return self._state(path, first)
 
     def _state(self, name: str, value: np.ndarray) -> Value:
         made = initializer(self.names.unique(name), value)
