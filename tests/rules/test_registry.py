@@ -220,6 +220,14 @@ def test_a_rule_that_returns_a_name_that_is_no_input_is_refused() -> None:
         assert_gradients(one_node_model("Exp", input=np.ones(2)))
 
 
+def test_a_rule_that_forgets_an_input_is_refused() -> None:
+    with (
+        replaced("MatMul", lambda rule, dY: {"A": dY}),
+        pytest.raises(TypeError, match="the rule of MatMul returned no gradient for B"),
+    ):
+        assert_gradients(one_node_model("MatMul", A=np.eye(2), B=np.eye(2)))
+
+
 # -- the tester is tested ------------------------------------------------------------------------------------
 
 

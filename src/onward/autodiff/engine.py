@@ -167,6 +167,11 @@ class Backward:
             for offset, grad in enumerate(given if isinstance(given, list) else [given]):
                 if start + offset < len(node.inputs):
                     self._contribute(node, rule, spec, node.inputs[start + offset], grad)
+        if rule.schema is not None:
+            # A gradient that does not flow is said to be None: what is left out may have been forgotten.
+            forgotten = rule.needed_names() - set(result)
+            if forgotten and (result or not any(True for _ in graphs.subgraphs(node))):
+                raise TypeError(f"the rule of {node.op_type} returned no gradient for {', '.join(sorted(forgotten))}")
 
     def _contribute(self, node: ir.Node, rule: Rule, spec: RuleSpec, value: Value | None, grad: Value | None) -> None:
         if value is None or grad is None or value not in self.part.active:

@@ -94,6 +94,10 @@ class Rule:
         """
         return self._index(name) + offset in self._needed
 
+    def needed_names(self) -> set[str]:
+        """Return the names of the inputs whose gradient somebody wants."""
+        return set() if self.schema is None else {self.schema.input_at(i).name for i in self._needed}
+
     def attr(self, name: str, default: Any = None) -> Any:
         """Return an attribute as a plain Python value, else the schema's default, else `default`."""
         attribute = self.node.attributes.get(name)
@@ -174,7 +178,11 @@ class Rule:
 
     def reshape_like(self, value: Value, like: Value) -> Value:
         """Return `value` with the shape of `like`."""
-        out = self.op.Reshape(value, self.shape_of(like), allowzero=1 if _may_be_empty(like) else None)
+        template = _reshape_template(graphs.dims(value), graphs.dims(like))
+        if template is not None:
+            out = self.op.Reshape(value, np.array(template, dtype=np.int64))
+        else:
+            out = self.op.Reshape(value, self.shape_of(like), allowzero=1 if _may_be_empty(like) else None)
         out.shape = like.shape
         return out
 
@@ -192,6 +200,24 @@ class Rule:
         where they are not, the axes are computed at run time.
         """
         return unbroadcast(self, grad, self.dims(source), source, target)
+
+
+def _reshape_template(own: Dims | None, wanted: Dims | None) -> list[int] | None:
+    """Return a constant shape for a Reshape to dimensions that are not all known; None if there is none.
+
+    0 keeps a dimension in its place, or -1 stands for the only one that is not known. Not both: a tensor without
+    elements would leave -1 undetermined.
+    """
+    if wanted is None or any(d == 0 for d in wanted) or all(isinstance(d, int) for d in wanted):
+        return None
+    kept = [
+        d if isinstance(d, int) else 0 if d is not None and own is not None and own[i : i + 1] == (d,) else -1
+        for i, d in enumerate(wanted)
+    ]
+    if -1 not in kept:
+        return kept
+    lone = [d if isinstance(d, int) else -1 for d in wanted]
+    return lone if lone.count(-1) == 1 else None
 
 
 def _may_be_empty(value: Value) -> bool:
