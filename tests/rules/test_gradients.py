@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -9,6 +10,7 @@ import pytest
 
 import onward.testing.gradcheck as gradcheck
 from cases import Case, all_cases
+from cases.text import TextCase
 from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
 from onward.testing import assert_gradients, gradients
@@ -56,6 +58,27 @@ def test_lowered_graph_passes_the_checker_with_strict_shape_inference(case: Case
         lowered = gradient(gradcheck._with_loss(model, {}), of="testing/loss", wrt=names)
 
         onnx.checker.check_model(lowered, full_check=True)
+
+
+FIRST = list({(c.op, c.kind): c for c in reversed(CASES) if not isinstance(c, TextCase)}.values())
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")  # special values too large for it
+@pytest.mark.parametrize("case", FIRST, ids=str)
+def test_lowered_graph_is_valid_in_bfloat16(case: Case) -> None:
+    model = case.model(dtype=ml_dtypes.bfloat16)
+    names = [n for n in case.wrt or model.feeds if model.feeds[n].dtype == ml_dtypes.bfloat16]
+    try:
+        forward = gradcheck._with_loss(model, {})
+        onnx.checker.check_model(forward, full_check=True)
+    except (KeyError, StopIteration, IndexError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        pytest.skip("the operator does not take bfloat16")
+    if not names:
+        pytest.skip("nothing to differentiate by in bfloat16")
+
+    lowered = gradient(forward, of="testing/loss", wrt=names)
+
+    onnx.checker.check_model(lowered, full_check=True)
 
 
 @by_case
