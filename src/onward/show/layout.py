@@ -128,10 +128,9 @@ def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
             waiting[target] -= 1
             if not waiting[target]:
                 ready.append(target)
-    has_source = {target for source, target in edges if source != target}
-    for node in order:  # what nothing feeds goes right above its first reader
-        if node not in has_source and after[node]:
-            layers[node] = max(0, min(layers[t] for t in after[node]) - 1)
+    for node in reversed(order):  # as low as its readers allow: weights are computed right above where they are used
+        if after[node]:
+            layers[node] = max(layers[node], min(layers[t] for t in after[node]) - 1)
     return layers
 
 

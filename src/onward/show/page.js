@@ -139,8 +139,8 @@ function paint() {
     const hit = svg("path", {class: "hit", d}); hit.dataset.edge = i; parts.append(hit);
     if (e.l && !far) { const n = p.length; parts.append(svg("text", {class: "label", x: (n > 4 ? p[2] : (p[0] + p[2]) / 2) + 6, y: (n > 4 ? p[3] : (p[1] + p[3]) / 2) + 2}, e.l)); }
   });
-  if (lines) parts.append(svg("path", {class: "edge", d: lines, style: "marker-end:none"}));
-  if (dashes) parts.append(svg("path", {class: "edge dash", d: dashes, style: "marker-end:none"}));
+  if (lines) parts.append(svg("path", {class: "edge", d: lines, style: "marker-end:none;vector-effect:non-scaling-stroke;opacity:.55"}));
+  if (dashes) parts.append(svg("path", {class: "edge dash", d: dashes, style: "marker-end:none;vector-effect:non-scaling-stroke;opacity:.55"}));
   if (far) {
     const by = {};
     for (const i of visible) { const b = current.boxes[i]; (by[found.has(i) || i === selected ? "glow" : b.c || "accent"] ??= []).push(`M${b.x - b.w / 2} ${b.y - b.h / 2}h${b.w}v${b.h}h${-b.w}z`); }
