@@ -8,6 +8,7 @@ import torch
 
 from onward import losses, optimizers, samples, schedules
 from onward.author import make_trainable
+from onward.check import check
 from onward.model.convert import to_inference
 
 RNG = np.random.default_rng(21)
@@ -102,3 +103,23 @@ def test_two_outputs_train_together(steps, build) -> None:
     expected = ((outputs["a"] - T) ** 2).mean() + 0.5 * np.abs(outputs["b"] - T).mean()
     np.testing.assert_allclose(outputs["loss"], expected, rtol=1e-5)
     assert [float(running.step(feeds)["loss"]) for _ in range(30)][-1] < outputs["loss"]
+
+
+def test_ctc_learns_to_spell(steps, build) -> None:
+    proto = build(
+        "m (float[N, T, 6] x) => (float[N, T, 4] y) { h = MatMul(x, W) b = Add(h, c) y = LogSoftmax <axis = -1> (b) }",
+        W=0.1 * RNG.normal(size=(6, 4)).astype(np.float32), c=np.array([0.1, 0.0, 0.2, 0.0], np.float32),
+    )  # fmt: skip
+    model = make_trainable(proto, loss=losses.CTC(time_axis=1), optimizer=optimizers.TorchAdam(0.05))
+    running = steps(model)
+    feeds = {
+        "x": RNG.normal(size=(3, 8, 6)).astype(np.float32),
+        "labels": np.array([[1, 2], [3, 3], [2, 0]]),
+        "labels/output_lengths": np.array([8, 7, 6]),
+        "labels/label_lengths": np.array([2, 2, 1]),
+    }
+
+    found = [float(running.step(feeds)["loss"]) for _ in range(60)]
+
+    assert check(model.proto(), pedantic=True).findings == ()
+    assert found[-1] < 0.3 * found[0]

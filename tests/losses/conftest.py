@@ -24,7 +24,7 @@ def _model(loss: Loss, outputs: Sequence[np.ndarray], labels: Sequence[np.ndarra
     labs = [value(f"label{i}", a) for i, a in enumerate(labels)]
     specs = loss.labels(outs)
     if specs is not None:
-        assert [(s.dtype, s.shape) for s in specs] == [(v.dtype, tuple(v.shape)) for v in labs]
+        assert all(s.dtype == v.dtype and len(s.shape) == len(v.shape) for s, v in zip(specs, labs, strict=True))
     op = Builder(18)
     made = loss.emit(op, outs, labs)
     made.name = "loss"
@@ -59,10 +59,16 @@ def run() -> Run:
 def run_gradient() -> Run:
     """Return d loss / d output0 in float64, through Onward's own differentiation."""
 
-    def run_(loss: Loss, outputs: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> np.ndarray:
+    def run_(
+        loss: Loss, outputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], on: str = "reference"
+    ) -> np.ndarray:
         proto = gradient(_model(loss, outputs, labels), of="loss", wrt=["output0"])
         feeds = {f"output{i}": a for i, a in enumerate(outputs)} | {f"label{i}": a for i, a in enumerate(labels)}
         wanted = {i.name for i in proto.graph.input}
-        return np.asarray(ReferenceEvaluator(proto).run(["grad/output0"], {k: feeds[k] for k in wanted})[0])
+        feeds = {k: feeds[k] for k in wanted}
+        if on == "reference":
+            return np.asarray(ReferenceEvaluator(proto).run(["grad/output0"], feeds)[0])
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        return np.asarray(session.run(["grad/output0"], feeds)[0])
 
     return run_

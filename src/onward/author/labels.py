@@ -62,7 +62,7 @@ def label_specs(label: LabelArgument, specs: Sequence[LabelSpec] | None, names: 
             )
         )
     if len(given_names) == 1 and len(specs) > 1:
-        given_names = [f"{given_names[0]}/{i}" for i in range(len(specs))]
+        given_names = [f"{given_names[0]}/{s.suffix}" if s.suffix else given_names[0] for s in specs]
     if not specs:
         return {}
     if len(given_names) != len(specs):

@@ -14,6 +14,7 @@ from onward.losses.bce import BCE
 from onward.losses.bce_with_logits import BCEWithLogits
 from onward.losses.cosine_embedding import CosineEmbedding
 from onward.losses.cross_entropy import CrossEntropy
+from onward.losses.ctc import CTC
 from onward.losses.custom import FunctionLoss, ModelLoss, PythonLoss, custom
 from onward.losses.hinge import Hinge
 from onward.losses.huber import Huber
@@ -30,6 +31,7 @@ NAMES: dict[str, type[Loss]] = {
     "bce_with_logits": BCEWithLogits,
     "cosine_embedding": CosineEmbedding,
     "cross_entropy": CrossEntropy,
+    "ctc": CTC,
     "hinge": Hinge,
     "huber": Huber,
     "kl_div": KLDiv,
@@ -59,6 +61,7 @@ def by_name(name: str, **settings: Any) -> Loss:
 
 __all__ = [
     "BCE",
+    "CTC",
     "L1",
     "MSE",
     "NAMES",

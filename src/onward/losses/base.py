@@ -18,10 +18,11 @@ REDUCTIONS = ("mean", "sum", "none")
 
 @dataclasses.dataclass(frozen=True)
 class LabelSpec:
-    """Element type and shape of one label input."""
+    """Element type and shape of one label input; `suffix` tells it apart where a loss reads several."""
 
     dtype: ir.DataType
     shape: tuple[Dim, ...]
+    suffix: str = ""
 
 
 class Loss(abc.ABC):
