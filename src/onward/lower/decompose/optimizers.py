@@ -34,10 +34,10 @@ def decompose_optimizers(graph: ir.Graph, opset: int, names: Names) -> int:
 
 
 def _number(node: ir.Node, name: str) -> float:
+    """Return an attribute as a file holds it: a FLOAT has 32 bits, also where a model in memory has more."""
     attribute = node.attributes.get(name)
-    if attribute is not None:
-        return attribute.as_float()
-    return float(attribute_default(node.op_type, node.domain, 1, name) or 0.0)
+    given = attribute_default(node.op_type, node.domain, 1, name) if attribute is None else attribute.as_float()
+    return float(np.float32(given or 0.0))
 
 
 def _groups(node: ir.Node, kinds: int) -> tuple[Value, Value, list[list[Value]]]:
