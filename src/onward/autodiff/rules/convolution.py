@@ -202,13 +202,15 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
     batch = extent(rule, Y, 0)
     rows = inputs * size if inputs is not None else op.Mul(rule.dim_of(like, 1), [size])
     height = outputs // win.group if outputs is not None else op.Div(rule.dim_of(like, 0), [win.group])
+    if isinstance(image, int) and isinstance(rows, int) and isinstance(height, int) and not isinstance(batch, int):
+        batch = -1  # only the batch is unknown: Reshape finds it out without a Shape
     groups = [] if win.group == 1 else [win.group]
     swap = [0, 1, 3, 2] if groups else [0, 2, 1]
     left = reshape(rule, dY, [batch, *groups, height, image])
     right = reshape(rule, columns, [batch, *groups, rows, image])
     if not groups and isinstance(image, int) and outputs is not None and batch != 1 and image < outputs:
         # Small images: one product over batch and image together is cheaper than summing a large product per sample.
-        flat = image * batch if isinstance(batch, int) else -1
+        flat = image * batch if isinstance(batch, int) and batch >= 0 else -1
         left = op.Reshape(op.Transpose(left, perm=[1, 0, 2]), [outputs, flat])
         right = op.Reshape(op.Transpose(right, perm=[0, 2, 1]), reshape_target(rule, [flat, rows]))
         return rule.reshape_like(op.MatMul(left, right), like)

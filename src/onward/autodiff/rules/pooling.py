@@ -86,9 +86,9 @@ def global_average_pool(rule: Rule, dY: Value) -> Grads:
     sizes = spatial(rule, X, 0)
     if sizes and all(s is not None for s in sizes):
         share = op.Div(dY, float(np.prod([s for s in sizes if s is not None])))
-    else:
-        size = op.ReduceProd(op.Shape(X, start=2), keepdims=0)
-        share = op.Div(dY, op.CastLike(size, dY))
+        return {"X": op.Expand(share, [1, 1, *(s for s in sizes if s is not None)])}
+    size = op.ReduceProd(op.Shape(X, start=2), keepdims=0)
+    share = op.Div(dY, op.CastLike(size, dY))
     return {"X": op.Expand(share, rule.shape_of(X))}
 
 
@@ -158,19 +158,13 @@ def _spread(rule: Rule, win: Window, share: Value, Y: Value, like: Value, weight
     kernel = [k or 1 for k in win.kernel]
     size = int(np.prod(kernel))
     tiles = win.pads is not None and not any(win.pads) and kernel == list(win.strides) and set(win.dilations) <= {1}
-    shape, out = rule.static_shape(like), rule.static_shape(Y)
-    if (
-        tiles
-        and shape is not None
-        and out is not None
-        and list(shape[2:]) == [c * k for c, k in zip(out[2:], kernel, strict=True)]
-    ):
-        thin = [d for c in out[2:] for d in (c, 1)]
-        thick = [d for c, k in zip(out[2:], kernel, strict=True) for d in (c, k)]
+    sizes, counts = spatial(rule, like, win.rank), spatial(rule, Y, win.rank)
+    if tiles and all(c is not None and n == c * k for n, c, k in zip(sizes, counts, kernel, strict=True)):
         if weight != 1.0:
             share = op.Mul(share, weight)
-        tall = op.Expand(op.Reshape(share, [*out[:2], *thin]), [*out[:2], *thick])
-        return rule.reshape_like(tall, like)
+        thin = op.Unsqueeze(share, np.arange(3, 2 * win.rank + 2, 2))
+        thick = op.Expand(thin, [1, 1, *(d for k in kernel for d in (1, k))])
+        return rule.reshape_like(thick, like)
     plain = set(win.strides) <= {1} and set(win.dilations) <= {1} and win.pads is not None
     if plain and all(p < k for p, k in zip(win.pads or (), [*kernel, *kernel], strict=True)):
         pads = [k - 1 - p for p, k in zip(win.pads or (), [*kernel, *kernel], strict=True)]
