@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,30 +45,36 @@ def _torch(workload: Workload, *, fused: bool = False, compiled: bool = False) -
     return step
 
 
-def _onward_model(workload: Workload) -> Any:
+def model_file(name: str) -> Path:
+    """Return where the workload's ONNX training file is; `run.py` has it exported first, in a process of its own."""
+    return Path(__file__).parent / "results" / f"{name}.train.onnx"
+
+
+def export(name: str) -> None:
+    """Write the workload as an ONNX training file."""
     import torch
 
     import onward
 
+    workload = WORKLOADS[name]
     torch.manual_seed(0)
     module = workload.build().train()
     kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     options = {"lr": 1e-3, **({"momentum": 0.9} if workload.optimizer == "sgd" else {})}
     x, t = batches(workload, 1)[0]
-    return onward.from_torch(
+    model = onward.from_torch(
         module, loss=torch.nn.CrossEntropyLoss(), optimizer=kinds[workload.optimizer](module.parameters(), **options),
         example_inputs=tuple(torch.from_numpy(a) for a in x), example_targets=torch.from_numpy(t),
     )  # fmt: skip
+    onward.save(model, model_file(name))
 
 
 def _onward(workload: Workload, *, fused: bool | None = None) -> Step:
-    """The clock starts after the model file exists: capture in PyTorch is not part of training an ONNX file."""
+    """Train the ONNX file, with no framework in the process."""
     import onward
     from onward.backends import open_session
 
-    model = _onward_model(workload)
-    START[0] = time.perf_counter()
-    program = onward.compile(model)
+    program = onward.compile(model_file(workload.name))
     session = open_session(program, "onnxruntime", threads=THREADS, fused=fused)
     names = program.input_names
     data = [dict(zip(names, [*x, t], strict=True)) for x, t in batches(workload)]
@@ -98,6 +105,9 @@ def gemm_peak() -> float:
 
 def main() -> None:
     peer, name = sys.argv[1:3]
+    if peer == "--export":
+        export(name)
+        return
     START[0] = time.perf_counter()
     step = PEERS[peer](WORKLOADS[name])
     loss = step(0)

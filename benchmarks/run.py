@@ -73,6 +73,7 @@ class Worker:
 
 def measure(workload: str, peers: list[str], rounds: int, steps: int) -> dict[str, Any]:
     """Return the results of every peer on one workload, timed in turn."""
+    subprocess.run([sys.executable, str(HERE / "peers.py"), "--export", workload], check=True)
     workers = [Worker(peer, workload) for peer in peers]
     for _ in range(rounds):
         for worker in workers:
