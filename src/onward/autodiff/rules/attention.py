@@ -128,6 +128,9 @@ def _merge(rule: Rule, value: Value | None, heads: _Heads) -> Value:
     assert value is not None
     if not heads.grouped:
         return value
+    length = extent(rule, rule.input("Q"), 1 if heads.packed else 2)
+    if isinstance(length, int) and isinstance(heads.queries, int) and isinstance(heads.keys, int):
+        return rule.op.Reshape(value, [0, heads.keys, heads.queries // heads.keys * length, -1])
     last = rule.op.Shape(value, start=3)
     return rule.op.Reshape(value, reshape_target(rule, [0, heads.keys, -1, last]))
 
