@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 TRAINING = "ai.onnx.preview.training"
+
+
+def known_gap(name: str) -> str:
+    """Return why a test is skipped, as tests/known_gaps.toml says it; a gap that is not listed there is an error."""
+    import tomllib
+
+    gaps = tomllib.loads((pathlib.Path(__file__).parents[1] / "known_gaps.toml").read_text(encoding="utf-8"))
+    return str(gaps["skips"][name]["reason"])
 
 
 def note(message: Any, what: str) -> Any:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from hostile.files import floats, rich_model, small_model, value
+from hostile.files import floats, known_gap, rich_model, small_model, value
 from onward.errors import ModelError
 from onward.model import serde
 from onward.model.limits import Limits
@@ -91,7 +91,7 @@ def test_a_fifo_does_not_block(tmp_path):
     assert code_of(tmp_path / "m.onnx") == "M101"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="known gap: root may read everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason=known_gap("permissions"))
 def test_a_file_without_permission_says_so(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"")
     (tmp_path / "m.onnx").chmod(0)

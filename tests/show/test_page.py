@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from hostile.files import rich_model, small_model, value
+from hostile.files import known_gap, rich_model, small_model, value
 from onward.model import serde
 from onward.show.layout import lay_out
 from onward.show.page import draw, render_page
@@ -165,7 +165,7 @@ def dump_dom(page: str, tmp_path, fragment: str = "") -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-browser = pytest.mark.skipif(CHROMIUM is None, reason="known gap: Chromium is not installed here")
+browser = pytest.mark.skipif(CHROMIUM is None, reason=known_gap("chromium"))
 
 
 @browser
