@@ -33,13 +33,21 @@ def measure() -> dict[str, Any]:
         cases = by_operator[name]
         found[name] = {
             "cases": len(cases),
-            # tests/rules/test_gradients.py runs every case in these.
-            "dtypes": ["float64", "float32", "float16"],
+            # tests/rules/test_gradients.py runs every case in these; in bfloat16 where the operator takes it.
+            "dtypes": ["float64", "float32", "float16", *(["bfloat16"] if _takes_bfloat16(name) else [])],
             "dynamic": any(not c.symbolic for c in cases),
             "second_order": any(c.smooth and c.expected is None for c in cases),
             "cost": _cost(next((c for c in cases if c.kind == "ordinary"), cases[0])),
         }
     return found
+
+
+def _takes_bfloat16(operator: str) -> bool:
+    from onward.model.schema import newest_opset, schema
+
+    found = schema(operator, "", newest_opset())
+    floating = [p for p in found.inputs if "tensor(float)" in p.types] if found is not None else []
+    return bool(floating) and all("tensor(bfloat16)" in p.types for p in floating)
 
 
 def _cost(case: Any) -> int:
@@ -73,8 +81,8 @@ def coverage_page(measured: dict[str, Any]) -> str:
         f"zero, {counts['NON_DIFFERENTIABLE']} nothing to differentiate, and {counts['UNSUPPORTED']} are unsupported.",
         "",
         "*Types*: tested against finite differences in float64, against PyTorch and ONNX Runtime in float32, and for",
-        "valid types in float16. *Unknown dims*: tested with every dimension symbolic. *Cost*: backward nodes for one",
-        "node with known shapes, constants aside.",
+        "valid types in float16 and bfloat16. *Unknown dims*: tested with every dimension symbolic. *Cost*: backward",
+        "nodes for one node with known shapes, constants aside.",
         "",
         "| operator | versions | inputs | cases | types | unknown dims | second order | cost |",
         "|---|---|---|---|---|---|---|---|",

@@ -30,3 +30,14 @@ def test_page_runs(page: str) -> None:
 
     assert result.attempted > 5
     assert not result.failed, "".join(output)
+
+
+def test_the_coverage_page_and_its_measurements_have_every_operator_with_cases() -> None:
+    """`python docs/generate.py` writes both; run it after adding a rule."""
+    from cases import all_cases
+    from onward.autodiff.coverage import coverage, measurements
+
+    page = (DOCS / "coverage.md").read_text()
+
+    assert {c.op for c in all_cases() if c.domain == ""} == set(measurements())
+    assert not [o.name for o in coverage() if f"| {o.name} " not in page]

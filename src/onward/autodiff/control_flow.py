@@ -244,7 +244,9 @@ def accumulate(op: Emitter, total: Value, grad: Value) -> Value:
 
     if isinstance(total.type, ir.SequenceType):
         return sequences.add(op, total, grad)
-    return op.Add(total, grad, name="accumulate")
+    result = op.Add(total, grad, name="accumulate")
+    result.shape = total.shape
+    return result
 
 
 def grow_outputs(node: ir.Node, names: Sequence[str], position: int | None = None) -> list[Value]:
