@@ -177,12 +177,10 @@ def _emit_batch_norm(op: Builder, node: ir.Node, forward: TrainingForward, unbia
     mean, variance = _source(node.inputs[3]), _source(node.inputs[4])
     assert mean is not None
     assert variance is not None
-    # One normalisation that is used twice updates its statistics twice, one after the other.
-    old_mean, old_variance = forward.statistics.get(mean, mean), forward.statistics.get(variance, variance)
     epsilon, momentum = node.attributes.get_float("epsilon", 1e-5), node.attributes.get_float("momentum", 0.9)
     Y, new_mean, new_variance = op.multi(
         "BatchNormalization",
-        values[0], values[1], values[2], old_mean, old_variance,
+        values[0], values[1], values[2], mean, variance,
         epsilon=epsilon, momentum=momentum, training_mode=1, outputs=3,
         name=node.name or None,
     )  # fmt: skip
@@ -190,9 +188,14 @@ def _emit_batch_norm(op: Builder, node: ir.Node, forward: TrainingForward, unbia
     Y.name = op.names.unique(PREFIX + (result.name or "Y"))
     Y.type, Y.shape = result.type, None if result.shape is None else result.shape.copy()
     if unbiased:
-        new_variance = _unbiased(op, values[0], old_variance, new_variance, momentum)
+        new_variance = _unbiased(op, values[0], variance, new_variance, momentum)
     forward.values[result] = Y
-    forward.statistics[mean], forward.statistics[variance] = new_mean, new_variance
+    for old, new in ((mean, new_mean), (variance, new_variance)):
+        if old in forward.statistics:
+            # One normalisation that is used twice updates its statistics twice, one after the other:
+            # m·earlier + (1 - m)·batch, where new = m·old + (1 - m)·batch.
+            new = op.Add(new, op.Mul(op.Sub(forward.statistics[old], old), momentum))
+        forward.statistics[old] = new
 
 
 def _unbiased(op: Builder, X: Value | None, old: Value, new: Value, momentum: float) -> Value:
