@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 
 from cases import array, case
 
@@ -37,6 +38,13 @@ def linear(name: str, update_rule: str, **keywords: Any) -> Any:
                 onnxruntime="has no opset 27", **given)  # fmt: skip
 
 
+SCORE_MOD = onnx.parser.parse_graph("""
+    mod (double[B,H,L,S] scores) => (double[B,H,L,S] out) {
+        two = Constant <value = double {2.0}> ()
+        bounded = Tanh(scores)
+        out = Mul(bounded, two)
+    }""")
+PROB_MOD = onnx.parser.parse_graph("mod (double[B,H,L,S] p) => (double[B,H,L,S] out) { out = Mul(p, p) }")
 BOOL = np.array([[True, False, True], [True, True, False], [False, True, True]])
 
 CASES = [
@@ -134,6 +142,8 @@ CASES = [
     case("FlexAttention", "grouped queries, scale", domain="ai.onnx.preview", Q=array(1, 4, 2, 2), scale=0.5,
          K=array(1, 2, 3, 2, seed=1), V=array(1, 2, 3, 3, seed=2),
          onnxruntime="has no such operator"),
+    case("FlexAttention", "modified scores and probabilities", domain="ai.onnx.preview", Q=Q, K=K, V=V,
+         score_mod=SCORE_MOD, prob_mod=PROB_MOD, dtypes=(np.float64,), onnxruntime="has no such operator"),
     case("FlexAttention", "one query, one key", kind="edge", domain="ai.onnx.preview", Q=array(1, 1, 1, 2),
          K=array(1, 1, 1, 2, seed=1), V=array(1, 1, 1, 2, seed=2), onnxruntime="has no such operator"),
     case("FlexAttention", "large scores", kind="special", domain="ai.onnx.preview", Q=array(1, 1, 2, 2) * 100,
