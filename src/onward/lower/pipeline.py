@@ -5,7 +5,7 @@
     randomness  Dropout and Random operators as arithmetic over key and step
     gradient    `Gradient` nodes
     optimizers  Adagrad, Adam, Momentum
-    prune       what no output needs
+    prune       what no output needs, and what is computed twice
     label       the lowest opset and IR version the graph needs
 
 Each pass keeps names and is safe for training: none of them folds or merges initializers.
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.lowering import is_gradient, lower_model
@@ -279,6 +280,8 @@ def _finish(combined: Combined, outputs: Sequence[tuple[str, Value]]) -> None:
     set_outputs(combined, list(outputs))
     graph = combined.graph
     graphs.remove_dead_nodes(graph)
+    # Each parameter's update computes the same bias corrections: once is enough. State is input, so none can merge.
+    CommonSubexpressionEliminationPass()(combined.model)
     for value in [*combined.settings, *combined.state]:
         if not value.uses() and not value.is_graph_output():
             graph.inputs.remove(value)
