@@ -63,7 +63,7 @@ class Custom(FormulaOptimizer):
 
     def describe(self) -> dict[str, Any]:
         named = self.rule.name if isinstance(self.rule, onnx.FunctionProto) else getattr(self.rule, "__name__", "rule")
-        return {**super().describe(), "rule": named, "state": dict(self.state)}
+        return {**super().describe(), "name": type(self).__name__, "label": self.name, "rule": named}
 
     def formula(self, op: Builder, R: Value, T: Value, X: Value, G: Value, *state: Value) -> Sequence[Value]:
         """A rule of the user's."""
