@@ -67,6 +67,8 @@ CASES = [
     case("Pad", "wrap constant pads", data=array(3, 2), pads=ints(2, 1, 3, 0), mode="wrap", constants=["pads"]),
     case("Pad", "reflect on axes", data=array(3, 2, 4), pads=ints(3, 1, 0, 1), axes=ints(-1, 0), mode="reflect",
          constants=["pads", "axes"]),
+    case("Pad", "reflect has no use for a value", kind="edge", data=array(4), pads=ints(1, 2), constant_value=array(),
+         mode="reflect"),
     case("Pad", "edge on axes", kind="edge", data=array(2, 3), pads=ints(2, 1), mode="edge", axes=ints(0)),
     case("Pad", "wrap", data=array(1, 2, 4), pads=ints(0, 0, 3, 0, 0, 2), mode="wrap", torch=_pad("circular", 3, 2)),
     case("Pad", "wrap and cut", kind="edge", data=array(4, 3), pads=ints(1, -1, 0, 2), mode="wrap"),

@@ -115,7 +115,8 @@ def pad(rule: Rule, doutput: Value) -> Grads:
     op, data, pads, axes = rule.op, rule.input("data"), rule.input("pads"), rule.optional_input("axes")
     mode = rule.attr("mode")
     if mode != "constant":
-        return {"data": _fold_border(rule, data, doutput, mode) if rule.needs("data") else None}
+        folded = _fold_border(rule, data, doutput, mode) if rule.needs("data") else None
+        return {"data": folded, "constant_value": None}
     known = rule.constant_input("pads")
     ddata = dvalue = None
     if rule.needs("data"):
