@@ -40,6 +40,8 @@ _RUNTIME_ERRORS = (
 )
 
 
+Sizes = tuple[tuple[str, int], ...]  # free dimensions by name
+
 FUSE_FROM = 4096  # parameters; below, compiling the loop costs more than it saves
 
 
@@ -47,19 +49,35 @@ FUSE_FROM = 4096  # parameters; below, compiling the loop costs more than it sav
 class _Step:
     """One training entry, ready to run: what ONNX Runtime computes and what the fused update does after it."""
 
-    session: onnxruntime.InferenceSession
     graph: StepGraph
+    model: onnx.ModelProto  # what ONNX Runtime computes: the whole step, or all but the fused update
     replaces: dict[str, str]  # the graph's own outputs that replace a state
     in_place: frozenset[str] = frozenset()  # states that the fused update replaces
     scalars: tuple[str, ...] = ()
     buffers: list[fused_update.FlatBuffers] = dataclasses.field(default_factory=list)
     gradients: dict[str, onnxruntime.OrtValue] = dataclasses.field(default_factory=dict)
     copied: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    bindings: dict[tuple[int, ...], onnxruntime.IOBinding] = dataclasses.field(default_factory=dict)
+    bindings: dict[tuple[Any, ...], onnxruntime.IOBinding] = dataclasses.field(default_factory=dict)
     inputs: tuple[str, ...] = ()
+    free: dict[str, list[str | None]] = dataclasses.field(default_factory=dict)  # input -> names of free dimensions
+    usual: Sizes | None = None  # the sizes of the first batch, for which a session is specialised
 
     def __post_init__(self) -> None:
-        self.inputs = tuple(i.name for i in self.session.get_inputs())
+        self.inputs = tuple(i.name for i in self.model.graph.input)
+        for info in self.model.graph.input:
+            names = [d.dim_param or None for d in info.type.tensor_type.shape.dim]
+            if any(names):
+                self.free[info.name] = names
+
+    def sizes(self, feeds: Mapping[str, np.ndarray]) -> Sizes:
+        """Return the sizes of the free dimensions in a batch."""
+        found: dict[str, int] = {}
+        for name, dimensions in self.free.items():
+            if name in feeds:
+                for dimension, size in zip(dimensions, np.shape(feeds[name]), strict=False):
+                    if dimension is not None and found.setdefault(dimension, size) != size:
+                        return ()  # ONNX Runtime will say what does not fit
+        return tuple(sorted(found.items()))
 
 
 class OnnxRuntimeSession:
@@ -94,7 +112,7 @@ class OnnxRuntimeSession:
             raise require_extra("numba", "fast", "the fused update")
         size = sum(program.state[p].size for p in program.parameters)
         self._fused = fused_update.available() and size >= FUSE_FROM if fused is None else fused
-        self._sessions: dict[str, onnxruntime.InferenceSession] = {}
+        self._sessions: dict[tuple[str, Sizes], onnxruntime.InferenceSession] = {}
         self._steps: dict[str, _Step] = {}
         self._arrays: list[dict[str, np.ndarray]] = [{}, {}]
         self._values: list[dict[str, onnxruntime.OrtValue]] = [{}, {}]
@@ -157,10 +175,10 @@ class OnnxRuntimeSession:
             if plan is not None and plan.states & (claimed | others):
                 plan = None  # a state that two entries replace stays in the graph
         if plan is None:
-            return _Step(self._session(f"step {name}", graph.model), graph, dict(graph.replaces))
+            return _Step(graph, graph.model, dict(graph.replaces))
         step = _Step(
-            self._session(f"step {name}", plan.model),
             graph,
+            plan.model,
             {o: s for o, s in graph.replaces.items() if s not in plan.states},
             in_place=plan.states,
             scalars=plan.scalars,
@@ -180,9 +198,16 @@ class OnnxRuntimeSession:
         return step
 
     def _run_step(self, step: _Step, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        session, graph = step.session, step.graph
+        graph = step.graph
+        sizes = step.sizes(feeds)
+        if step.usual is None:
+            step.usual = sizes
+        # Batches of the usual size get a session in which their dimensions are constants, so that ONNX Runtime
+        # computes shapes once; others, such as a last partial batch, one in which they are free.
+        fixed = sizes if sizes == step.usual else ()
+        session = self._session(f"step {graph.name}", step.model, fixed)
         held = [n for n in step.inputs if n in self._current]
-        key = tuple(self._current[n] for n in [*held, *step.replaces.values()])
+        key = (fixed, *(self._current[n] for n in [*held, *step.replaces.values()]))
         binding = step.bindings.get(key)
         if binding is None:
             binding = session.io_binding()
@@ -246,14 +271,16 @@ class OnnxRuntimeSession:
             raise _failure(error, key) from error
         return {n: v.numpy() for n, v in zip(outputs, binding.get_outputs(), strict=True)}
 
-    def _session(self, key: str, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-        if key not in self._sessions:
+    def _session(self, key: str, model: onnx.ModelProto, fixed: Sizes = ()) -> onnxruntime.InferenceSession:
+        if (key, fixed) not in self._sessions:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = self.threads
             options.inter_op_num_threads = 1
-            options.log_severity_level = 3
+            options.log_severity_level = 4  # what goes wrong is raised, and said once
+            for name, size in fixed:
+                options.add_free_dimension_override_by_name(name, size)
             try:
-                self._sessions[key] = onnxruntime.InferenceSession(
+                self._sessions[key, fixed] = onnxruntime.InferenceSession(
                     prepare(model).SerializeToString(), options, providers=self.providers
                 )
             except _RUNTIME_ERRORS as error:
@@ -264,7 +291,7 @@ class OnnxRuntimeSession:
                         hint="try backend='torch' or backend='reference'",
                     )
                 ) from error
-        return self._sessions[key]
+        return self._sessions[key, fixed]
 
 
 def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
