@@ -2,7 +2,8 @@
 
     python tests/hostile/fuzz.py --bytes 50000 --structural 10000
 
-Every mutant is loaded, written again, checked and summed up, in worker processes with a memory limit. What Onward
+Every mutant is loaded, written again, checked and summed up, and every fourth drawn or upgraded, in worker processes
+with a memory limit. What Onward
 refuses, it must refuse with an error of its own. The exit code is 1 if anything else was raised, if a worker died, or
 if a mutant took longer than the time limit; each such mutant is named, and `--only bytes:123` runs it alone.
 """
@@ -36,6 +37,7 @@ def run_one(data: bytes, path: pathlib.Path) -> str:
     from onward.errors import OnwardError
     from onward.model import serde
     from onward.show import render_page, summarize
+    from onward.upgrade import upgrade
 
     path.write_bytes(data)
     try:
@@ -54,6 +56,11 @@ def run_one(data: bytes, path: pathlib.Path) -> str:
     json.dumps(summarize(model), allow_nan=False)
     if len(data) % 4 == 0:
         render_page(model)
+    elif len(data) % 4 == 1:
+        try:
+            upgrade(model, 21)
+        except OnwardError as error:
+            return f"loaded; {checked}; upgrade refuses {error.code}"
     return f"loaded; {checked}"
 
 

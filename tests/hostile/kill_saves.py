@@ -1,7 +1,7 @@
 """Kill a process that saves a model over and over, and look what is on the disk.
 
-`python tests/hostile/kill_saves.py 100` prints how many times the file was the old model, the new one, and neither. With external data too: a model must never
-point at the data of another.
+`python tests/hostile/kill_saves.py 100` prints how many times the file was the old model, the new one, and neither.
+With external data too: a model must never point at the data of another.
 """
 
 from __future__ import annotations

@@ -211,9 +211,9 @@ def _rename_node(node: onnx.NodeProto, rename: Callable[[str], str]) -> None:
             field[index] = rename(name)
     for attribute in node.attribute:
         if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN and attribute.name in ("xs", "zs", "y"):
-            attribute.s = rename(attribute.s.decode("utf-8")).encode("utf-8")
+            attribute.s = _renamed(attribute.s, rename)
             for index, data in enumerate(attribute.strings):
-                attribute.strings[index] = rename(data.decode("utf-8")).encode("utf-8")
+                attribute.strings[index] = _renamed(data, rename)
             if attribute.type == onnx.AttributeProto.STRINGS:
                 attribute.ClearField("s")
         for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
@@ -221,6 +221,10 @@ def _rename_node(node: onnx.NodeProto, rename: Callable[[str], str]) -> None:
                 entry.name = rename(entry.name)
             for inner_node in inner.node:
                 _rename_node(inner_node, rename)
+
+
+def _renamed(name: bytes, rename: Callable[[str], str]) -> bytes:
+    return rename(name.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:
