@@ -20,6 +20,7 @@ from onward.losses import Loss
 from onward.model import serde
 from onward.model.builder import Builder, Names, Value
 from onward.model.graphs import all_names, ancestors, infer_shapes, reads
+from onward.model.microsoft import decompose_microsoft
 from onward.model.roles import as_patterns, choose, influential_nodes
 from onward.model.schema import TRAINING_DOMAIN, WORKING_OPSET
 from onward.model.training_model import TrainingEntry, TrainingModel
@@ -176,7 +177,7 @@ def make_trainable(
 
 
 def _copy(source: serde.Source) -> TrainingModel:
-    """Return a model of our own, at the working opset."""
+    """Return a model of our own, at the working opset, in standard operators."""
     proto = serde.read_proto(source)
     if proto.training_info:
         raise ArgumentError(
@@ -187,10 +188,9 @@ def _copy(source: serde.Source) -> TrainingModel:
                 hint="remove it first with onward.to_inference(model), or train the model as it is",
             )
         )
-    opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
-    if opset < WORKING_OPSET:
-        return to_working_opset(proto)
-    return serde.from_proto(proto)
+    model = serde.from_proto(proto)
+    decompose_microsoft(model.ir)
+    return to_working_opset(model) if model.opset < WORKING_OPSET else model
 
 
 def _claim(names: Names, name: str, argument: str) -> None:

@@ -12,6 +12,7 @@ from onward.autodiff.lowering import lower_model
 from onward.errors import Diagnostic, ModelError, define
 from onward.model import graphs
 from onward.model.builder import Builder, Names, Value
+from onward.model.microsoft import decompose_microsoft
 from onward.model.training_model import TrainingEntry, TrainingModel
 
 M301 = define(
@@ -108,8 +109,12 @@ def combine(model: TrainingModel, entry: TrainingEntry | None) -> Combined:
 
 
 def inline_functions(combined: Combined) -> None:
-    """Replace every call of a model-local function by its body, to any depth; its Gradient nodes are lowered first."""
+    """Replace every call of a model-local function by its body, to any depth; its Gradient nodes are lowered first.
+
+    Operators of com.microsoft become standard ones, too.
+    """
     model = combined.model
+    decompose_microsoft(model)
     if not model.functions:
         return
     lower_model(ir.Model(ir.Graph([], [], nodes=[], opset_imports=dict(model.opset_imports)), ir_version=10,
