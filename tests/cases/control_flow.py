@@ -82,6 +82,54 @@ IF_IN_LOOP = """g (double[2] x, double[2] w, int64 n) => (double[2] y) {
      co = Identity(ci)
   }>
 }"""
+LOOP_OF_SEQUENCE = """g (double[2] x, double[2] w, int64 n) => (double[L] y) {
+  s0 = SequenceEmpty<dtype=11>()
+  v, s = Loop(n, "", x, s0) <body = b (int64 i, bool ci, double[2] v, seq(double[2]) s) =>
+                                      (bool co, double[2] vo, seq(double[2]) so) {
+     co = Identity(ci)
+     a = Mul(v, w)
+     vo = Sin(a)
+     so = SequenceInsert(s, vo)
+  }>
+  y = ConcatFromSequence<axis=0>(s)
+}"""
+LOOP_SCANS_ONLY = """g (double[2] w, int64[1] n) => (double[T,2] y) {
+  y = Loop(n, "") <body = b (int64 i, bool ci) => (bool co, double[2] so) {
+     co = Identity(ci)
+     f = Cast<to=11>(i)
+     a = Mul(w, f)
+     so = Sin(a)
+  }>
+}"""
+IF_IN_IF = """g (double[2] x, bool c, bool d) => (double[2] y) {
+  y = If(c) <
+    then_branch = t () => (double[2] a) {
+      a = If(d) <then_branch = t2 () => (double[2] p) { q = Exp(x) p = Mul(q, q) },
+                 else_branch = e2 () => (double[2] r) { r = Sin(x) }>
+    },
+    else_branch = f () => (double[2] b) {
+      k = Constant<value_floats = [1.0, 2.0]>()
+      b = CastLike(k, x)
+    }>
+}"""
+SCAN_IN_LOOP = """g (double[2] h0, double[3,2] x, int64 n) => (double[2] y) {
+  y = Loop(n, "", h0) <body = lb (int64 i, bool ci, double[2] v) => (bool co, double[2] vo) {
+     co = Identity(ci)
+     vo = Scan(v, x) <num_scan_inputs=1, body = b (double[2] h, double[2] e) => (double[2] ho) {
+       a = Mul(h, e)
+       ho = Tanh(a)
+     }>
+  }>
+}"""
+LOOP_IN_SCAN = """g (double[2] h0, double[3,2] x, int64 n) => (double[2] y) {
+  y = Scan(h0, x) <num_scan_inputs=1, body = b (double[2] v, double[2] e) => (double[2] vo) {
+     vo = Loop(n, "", v) <body = lb (int64 i, bool ci, double[2] h) => (bool co, double[2] ho) {
+       co = Identity(ci)
+       a = Mul(h, e)
+       ho = Tanh(a)
+     }>
+  }>
+}"""
 SCAN = """g (double[2] h0, double[2,3] x, double[2] w) => (double[2] hT, double[2,3] ys) {
   hT, ys = Scan(h0, x) <num_scan_inputs=1, scan_input_axes=[1], scan_output_axes=[1],
       scan_input_directions=[INTO], scan_output_directions=[OUT],
@@ -171,4 +219,10 @@ CASES = [
         w=W2,
         expected={"h0": [0.0, 0.0]},
     ),
+    text_case("Loop", "that carries a sequence", LOOP_OF_SEQUENCE, x=X2, w=W2, n=np.array(3), smooth=False),
+    text_case("Loop", "with scan outputs only", LOOP_SCANS_ONLY, kind="edge", w=W2, n=np.array([3])),
+    text_case("If", "in If", IF_IN_IF, x=X2, c=True, d=True),
+    text_case("If", "that takes the branch without a gradient", IF_IN_IF, kind="edge", x=X2, c=False, d=True),
+    text_case("Scan", "in Loop", SCAN_IN_LOOP, h0=X2, x=STEPS.T.copy(), n=np.array(2), smooth=False),
+    text_case("Loop", "in Scan", LOOP_IN_SCAN, h0=X2, x=STEPS.T.copy(), n=np.array(2), smooth=False),
 ]

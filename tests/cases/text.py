@@ -40,7 +40,7 @@ class TextCase(Case):
             _forget_sizes(info)
         if dynamic:
             _make_symbolic(proto.graph)
-        used = next(n for n in proto.graph.node if n.op_type == self.op)
+        used = next((n for n in proto.graph.node if n.op_type == self.op), proto.graph.node[0])
         return OneNodeModel(proto, feeds, tuple(o.name for o in proto.graph.output), used)
 
 
@@ -61,7 +61,8 @@ def _make_symbolic(graph: onnx.GraphProto) -> None:
 
 def _forget_shapes(graph: onnx.GraphProto) -> None:
     for info in [*graph.input, *graph.output]:
-        info.type.tensor_type.ClearField("shape")
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.HasField("g"):

@@ -92,7 +92,10 @@ def _infer(body: ir.Graph, given: Sequence[Typed], carried: Sequence[tuple[int, 
             value.type = type_
         if shape is not None:
             value.shape = shape.copy()
+    declared = [(v, v.shape) for n in graphs.all_nodes(body) for v in n.outputs]
     while True:
+        for value, shape in declared:  # what an assumption that was given up had led to is forgotten
+            value.shape = shape
         symbols = _run(body, opset)
         changed = False
         for source, target in carried:

@@ -325,7 +325,10 @@ def merge_inferred(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
         for value in node.outputs:
             info = infos.get(value.name or "")
             if info is not None and info.HasField("type"):
+                before = value.shape
                 describe(value, info)
+                if value.shape is None:  # what was known, such as a declared shape, stays known
+                    value.shape = before
         inner = list(subgraphs(node))
         if inner:
             protos = [g for a in node_proto.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]

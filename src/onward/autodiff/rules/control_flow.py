@@ -130,6 +130,9 @@ def scan(rule: Rule, *dfinal_state_and_scan_outputs: Value | None) -> Grads:
     new_totals = [flow.accumulate(inside, t, g) for t, (_, g) in zip(totals, reached, strict=True)]
     written = [(v, g) for v, g in zip(sources, dsources, strict=True) if g is not None]
     found = flow.finish_body(sweep, body, [*new_states, *new_totals, *(g for _, g in written)])
+    for grad, formal in zip(found.grads, [*state_inputs, *totals, *(v for v, _ in written)], strict=True):
+        if grad is not None and grad.shape is None:
+            grad.shape = formal.shape  # ONNX Runtime wants the rank of everything that a Scan's body returns
     residuals: list[Value | None] = [
         flow.stack_residual(rule, body, r, states, out_axes, out_directions) for r in found.residuals
     ]
