@@ -3,9 +3,9 @@
     python tests/hostile/fuzz.py --bytes 50000 --structural 10000
 
 Every mutant is loaded, written again, checked and summed up, and every fourth drawn or upgraded, in worker processes
-with a memory limit. What Onward
-refuses, it must refuse with an error of its own. The exit code is 1 if anything else was raised, if a worker died, or
-if a mutant took longer than the time limit; each such mutant is named, and `--only bytes:123` runs it alone.
+with a memory limit. What Onward refuses, it must refuse with an error of its own. The exit code is 1 if anything else
+was raised, if a worker died, or if a mutant took longer than the time limit; each such mutant is named, and
+`--only bytes:123` runs it alone.
 """
 
 from __future__ import annotations

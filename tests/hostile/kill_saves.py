@@ -59,7 +59,7 @@ def main(kills: int) -> int:
                     while True:
                         turn += 1
                         serde.save(models[turn % 2], path, external_data=external)
-                time.sleep(rng.uniform(0.0, 0.06))
+                time.sleep(rng.uniform(0.0, 0.12))
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 outcomes[outcome(path)] += 1
