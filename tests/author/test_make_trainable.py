@@ -337,7 +337,7 @@ def test_a_taken_name_asks_for_another(build) -> None:
 
 
 def test_a_model_with_training_information_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="error\\[A113\\]: the model already has training information"):
+    with pytest.raises(ArgumentError, match="error\\[A113\\]: the model already has a training entry `train`"):
         make_trainable(samples.build("linear"), loss="mse")
 
 

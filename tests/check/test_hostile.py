@@ -243,7 +243,14 @@ def test_an_empty_graph_is_named():
     assert report.codes == ("C130",)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"hello world, this is no model", b"\x08\x07\x3a\xff", os.urandom(64)])
+NOISE = np.random.default_rng(0).bytes(64)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x00", b"hello world, this is no model", b"\x08\x07\x3a\xff", NOISE],
+    ids=["empty", "zero", "text", "cut", "noise"],
+)
 def test_bytes_that_are_no_model_raise_model_error(data):
     with pytest.raises(ModelError):
         check(data)

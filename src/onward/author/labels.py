@@ -52,6 +52,8 @@ def label_specs(label: LabelArgument, specs: Sequence[LabelSpec] | None, names: 
     if isinstance(label, Mapping):
         return {name: _spec(name, given) for name, given in label.items()}
     given_names = [] if label is None else [label] if isinstance(label, str) else list(label)
+    if specs is None and label is None:
+        return {}
     if specs is None:
         raise ArgumentError(
             Diagnostic(

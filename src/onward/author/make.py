@@ -37,9 +37,9 @@ A112 = define(
 )
 A113 = define(
     "A113",
-    "the model already has training information",
-    why="make_trainable writes the training part of a file; this file has one already.",
-    fix="Train it as it is, or remove it first: `onward strip FILE -o OUT`, or `onward.to_inference(model)`.",
+    "the model already has a training entry of that name",
+    why="make_trainable adds one training entry to a file; entries have different names.",
+    fix='Train it as it is, add another entry (entry="name"), or remove them first: `onward strip FILE -o OUT`.',
 )
 A114 = define(
     "A114",
@@ -70,6 +70,7 @@ def make_trainable(
     unbiased_variance: bool = False,
     initialize: Initialize = "keep",
     seed: int = 0,
+    entry: str = "train",
 ) -> TrainingModel:
     """Return a `TrainingModel`: `model` with a loss, its gradient, an optimizer and their state, in one standard file.
 
@@ -77,7 +78,7 @@ def make_trainable(
     `model` itself stays as it was.
 
     Args:
-        model: a path, bytes, a `ModelProto`, or a `TrainingModel` without training entries.
+        model: a path, bytes, a `ModelProto` or a `TrainingModel`; entries that it has are kept.
         loss: a loss of `onward.losses` or its name; a mapping from output to loss or (loss, weight); an ONNX function
             or model whose inputs are the outputs and the labels; or `lambda op, outputs, labels: value`.
         optimizer: an optimizer of `onward.optimizers`, or its name.
@@ -94,6 +95,8 @@ def make_trainable(
         initialize: what the file's initialisation does to the weights: "keep", "he", "xavier", "normal", or a mapping
             from glob to one of those, to a number, or to ("normal" | "uniform", scale). All but "keep" also replace
             the stored weights, drawn with `seed`.
+        entry: the name of the training entry. A model may have several, each with its own loss, optimizer and weights
+            (a GAN's two sides); one iteration runs them in turn, or one is chosen by name.
         seed: start of all random numbers: the stored weights', the initialization graph's and Dropout's.
 
     Raises:
@@ -120,10 +123,10 @@ def make_trainable(
             )
         )
     objective = resolve_loss(loss, output, label)
-    work = _copy(model)
+    work = _copy(model, entry)
     inline_hiding_functions(work.ir)
     to_inference_mode(work.graph)
-    names = Names(all_names(work.graph))
+    names = Names(all_names(work.graph) | _names_of_entries(work))
     lift_constants(work.graph, names, [*as_patterns(train), *as_patterns(freeze)])
     separate_merged(work.graph, names)
     infer_shapes(work.ir)
@@ -164,31 +167,42 @@ def make_trainable(
         [loss_value, *training_outputs, *bindings.values()],
         nodes=[*forward.nodes, *loss_nodes, *op.nodes],
         initializers=[*update.settings, *update.state],
-        name="train",
+        name=entry,
     )
     algorithm.metadata_props["onward.loss"] = objective.describe()
     algorithm.metadata_props["onward.optimizer"] = json.dumps(optimizer.describe(), sort_keys=True)
-    entry = TrainingEntry(algorithm, update_binding={k: v.name or "" for k, v in bindings.items()})
-    build_initialization(entry, parameters, list(forward.statistics), update, initialize, work.opset, seed)
-    work.entries.append(entry)
+    made = TrainingEntry(algorithm, update_binding={k: v.name or "" for k, v in bindings.items()})
+    build_initialization(made, parameters, list(forward.statistics), update, initialize, work.opset, seed)
+    work.entries.append(made)
     work.ir.opset_imports[TRAINING_DOMAIN] = 1
     work.ir.ir_version = max(work.ir.ir_version, 8)
     return work
 
 
-def _copy(source: serde.Source) -> TrainingModel:
+def _names_of_entries(model: TrainingModel) -> set[str]:
+    """Return the state and outputs of the entries that are there: state is one, and outputs are reported together."""
+    found: set[str] = set()
+    for entry in model.entries:
+        if entry.algorithm is not None:
+            found.update(entry.algorithm.initializers)
+            found.update(v.name or "" for v in entry.algorithm.outputs)
+    return found
+
+
+def _copy(source: serde.Source, entry: str) -> TrainingModel:
     """Return a model of our own, at the working opset, in standard operators."""
-    proto = serde.read_proto(source)
-    if proto.training_info:
+    model = serde.from_proto(serde.read_proto(source))
+    known = [e.name for e in model.entries]
+    if entry in known:
         raise ArgumentError(
             Diagnostic(
                 A113,
-                "the model already has training information",
-                found=f"{len(proto.training_info)} training entries",
-                hint="remove it first with onward.to_inference(model), or train the model as it is",
+                f"the model already has a training entry `{entry}`",
+                place="entry=",
+                found=f"training entries: {', '.join(known)}",
+                hint='add another one with entry="another name", or remove them with onward.to_inference(model)',
             )
         )
-    model = serde.from_proto(proto)
     decompose_microsoft(model.ir)
     return to_working_opset(model) if model.opset < WORKING_OPSET else model
 

@@ -27,6 +27,7 @@ def make_trainable(
     initialize: Annotated[str, typer.Option(help="keep, he, xavier or normal.")] = "keep",
     batch_norm: Annotated[str, typer.Option(help="train, freeze or always.")] = "train",
     seed: Annotated[int, typer.Option(help="Start of all random numbers.")] = 0,
+    entry: Annotated[str, typer.Option(help="Name of the training entry; a file may have several.")] = "train",
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the optimizer, NAME=VALUE; may be repeated.")
     ] = None,
@@ -58,6 +59,7 @@ def make_trainable(
         initialize=initialize,
         batch_norm=batch_norm,
         seed=seed,
+        entry=entry,
     )
     serde.save(model, output_file)
     count = sum(v.const_value.size for v in model.parameters.values() if v.const_value is not None)
