@@ -52,7 +52,7 @@ def dequantize_linear(rule: Rule, dy: Value) -> Grads:
     op, x, scale, zero = rule.op, rule.input("x"), rule.input("x_scale"), rule.optional_input("x_zero_point")
     assert dy.dtype is not None
     grid = _Grid(rule, x)
-    grads: dict[str, Value | list[tuple[Value, Value]]] = {}
+    grads: dict[str, Value | list[tuple[Value, Value]] | None] = {"x": None}  # integers: what flows goes past them
     if rule.needs("x_scale"):
         steps = op.cast(x, dy.dtype)
         if zero is not None:
