@@ -109,7 +109,8 @@ def _batch_normalization_training(
     wide, momentum = _wide_type(rule, rule.input("X")), rule.attr("momentum")
     X = op.cast(channels.flat(rule.input("X")), wide)
     centered, inverse = _statistics(rule, X, channels.axes, rule.attr("epsilon"))
-    grads: dict[str, Value | None] = {}
+    # A gradient of an output that nobody needs is absent, and nothing flows from it.
+    grads: dict[str, Value | None] = dict.fromkeys(("scale", "B", "input_mean", "input_var"))
     terms: list[Value] = []
     if dY is not None:
         dY = op.cast(channels.flat(dY), wide)
