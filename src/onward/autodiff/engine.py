@@ -126,7 +126,7 @@ class Backward:
             except Unsupported as unsupported:
                 self._refuse(D202, node, f"no gradient of `{node.op_type}`: {unsupported}")
             else:
-                self._distribute(node, rule, spec, result)
+                self._distribute(node, rule, spec, result, complete=all(a is not None for a in arguments))
         self.op.prefix = before
 
     def _output_gradients(self, node: ir.Node, spec: RuleSpec, known: Schema | None) -> list[Value | None] | None:
@@ -152,7 +152,7 @@ class Backward:
                 return None
         return None if all(c is None for c in chosen) else chosen
 
-    def _distribute(self, node: ir.Node, rule: Rule, spec: RuleSpec, result: object) -> None:
+    def _distribute(self, node: ir.Node, rule: Rule, spec: RuleSpec, result: object, *, complete: bool) -> None:
         if not isinstance(result, dict):
             raise TypeError(f"the rule of {node.op_type} returned {type(result).__name__}, not a dict")
         expected = {*spec.conditions, "captured"}
@@ -167,8 +167,9 @@ class Backward:
             for offset, grad in enumerate(given if isinstance(given, list) else [given]):
                 if start + offset < len(node.inputs):
                     self._contribute(node, rule, spec, node.inputs[start + offset], grad)
-        if rule.schema is not None:
-            # A gradient that does not flow is said to be None: what is left out may have been forgotten.
+        if rule.schema is not None and complete:
+            # A gradient that does not flow is said to be None: what is left out may have been forgotten. (Unless some
+            # output has no gradient: then a rule may leave out what only that one leads to.)
             forgotten = rule.needed_names() - set(result)
             if forgotten and (result or not any(True for _ in graphs.subgraphs(node))):
                 raise TypeError(f"the rule of {node.op_type} returned no gradient for {', '.join(sorted(forgotten))}")
