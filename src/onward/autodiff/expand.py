@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 import onnx_ir as ir
 
-from onward.autodiff.registry import find_rule
+from onward.autodiff.registry import find_rule, replaced_by_its_body
 from onward.model import graphs
 from onward.model.builder import Names
 from onward.model.schema import TRAINING_DOMAIN, raw_schema
@@ -42,6 +42,10 @@ def _standard_body(node: ir.Node, opset: int) -> ir.Function | None:
     else:
         return None
     function = onnx.FunctionProto.FromString(data)
+    produced = {name for n in function.node for name in n.output} | set(function.input)
+    for name in function.output:  # a body that depends on its context leaves out what the node does not ask for
+        if name not in produced:
+            function.node.append(onnx.helper.make_node("Constant", [], [name], value_float=0.0))
     return ir.serde.deserialize_function(function) if function.node else None
 
 
@@ -123,4 +127,5 @@ def _attributes(node: ir.Node, function: ir.Function) -> dict[str, ir.Attr]:
 
 def needs_expansion(node: ir.Node, opset: int) -> bool:
     """Return whether `node` has no gradient rule of its own."""
-    return find_rule(node.op_type, node.domain, opset) is None
+    rule = find_rule(node.op_type, node.domain, opset)
+    return rule is None or rule.function is replaced_by_its_body

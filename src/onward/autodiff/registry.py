@@ -114,6 +114,18 @@ def declare(op_type: str, *, opset: int = 1, domain: str = "", **conditions: Con
     _add(op_type, domain, opset, None, (), False, False, conditions, False)
 
 
+def through_body(op_type: str, *, opset: int, domain: str = "", **conditions: Condition) -> None:
+    """State that an operator is differentiated through its body in the standard; inputs not named have a gradient."""
+    _add(op_type, domain, opset, replaced_by_its_body, (), False, False, conditions, False)
+
+
+def replaced_by_its_body(rule: Rule, *outputs: Value | None) -> Grads:
+    """The operator's body in the standard takes its place before gradients are taken."""
+    from onward.autodiff.problems import Unsupported
+
+    raise Unsupported("its body in the standard could not be built: its inputs need types and shapes")
+
+
 def _add(
     op_type: str,
     domain: str,

@@ -12,13 +12,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff.problems import Unsupported
-from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
+from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient, through_body
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._windows import extent, reshape_target
 from onward.autodiff.types import Grads
 from onward.model.builder import Value
 
 _AFTER_SOFTMAX = 3
+
+through_body("LinearAttention", opset=27)
 
 
 @dataclasses.dataclass(frozen=True)
