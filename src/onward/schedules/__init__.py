@@ -8,7 +8,7 @@ from typing import Any
 from onward.errors import unknown_name
 from onward.schedules.base import Schedule
 from onward.schedules.constant import Constant
-from onward.schedules.cosine import Cosine
+from onward.schedules.cosine import Cosine, CosineAnnealing
 from onward.schedules.exponential import Exponential
 from onward.schedules.linear import Linear
 from onward.schedules.one_cycle import OneCycle
@@ -18,7 +18,19 @@ from onward.schedules.step import Step
 from onward.schedules.warmup import Warmup
 
 NAMES: dict[str, type[Schedule]] = {
-    cls.__name__: cls for cls in (Constant, Cosine, Exponential, Linear, OneCycle, Piecewise, Polynomial, Step, Warmup)
+    cls.__name__: cls
+    for cls in (
+        Constant,
+        Cosine,
+        CosineAnnealing,
+        Exponential,
+        Linear,
+        OneCycle,
+        Piecewise,
+        Polynomial,
+        Step,
+        Warmup,
+    )
 }
 
 
@@ -43,6 +55,7 @@ __all__ = [
     "NAMES",
     "Constant",
     "Cosine",
+    "CosineAnnealing",
     "Exponential",
     "Linear",
     "OneCycle",

@@ -136,8 +136,9 @@ def _slice(
 
 
 @host_op("Unsqueeze")
-def _unsqueeze(attributes: Any, data: Host, axes: Host) -> Host | None:
-    return Host(data.values, (1,), data.dtype) if not data.shape and len(axes.values) == 1 else None
+def _unsqueeze(attributes: Any, data: Host, axes: Host | None = None) -> Host | None:
+    count = len(attributes["axes"] if axes is None else axes.values)
+    return Host(data.values, (1,), data.dtype) if not data.shape and count == 1 else None
 
 
 @host_op("Squeeze")

@@ -15,10 +15,12 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onward.autodiff.expand import body_of, inline_call
 from onward.backends.torch.host import Host, host_constant, is_host_constant, run_on_host
 from onward.backends.torch.registry import Attributes, find, missing
 from onward.backends.torch.tensors import to_tensor
 from onward.model import graphs
+from onward.model.builder import Names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Interpreter:
     def __init__(self, graph: ir.Graph, opset: int, *, outputs: Sequence[ir.Value] | None = None) -> None:
         self.opset = opset
         wanted = list(graph.outputs if outputs is None else outputs)
+        wanted = _expand_functions(graph, opset, wanted)
         needed = graphs.ancestors(wanted)
         nodes = [n for n in graph if n in needed]
         absent = sorted({_label(n) for n in _nested(nodes) if find(n.op_type, n.domain, opset) is None})
@@ -156,6 +159,36 @@ class Body:
     def __call__(self, *inputs: Any) -> list[Any]:
         feeds = {**self.values, **dict(zip(self.input_names, inputs, strict=False))}
         return list(self.interpreter.run(feeds).values())
+
+
+def _expand_functions(graph: ir.Graph, opset: int, wanted: list[ir.Value]) -> list[ir.Value]:
+    """Replace nodes without a handler by the standard's own definition of them, to any depth; return `wanted` anew."""
+    names: Names | None = None
+    by_name = [v.name for v in wanted]
+    queue = list(graph)
+    expanded = False
+    while queue:
+        node = queue.pop(0)
+        if find(node.op_type, node.domain, opset) is not None:
+            continue
+        function = body_of(node, {}, opset)
+        if function is None:
+            continue
+        names = Names(graphs.all_names(graph)) if names is None else names
+        made = inline_call(node, function, names)
+        _infer(graph, opset)
+        queue = made + queue
+        expanded = True
+    if not expanded:
+        return wanted
+    known = {v.name: v for v in [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]}
+    return [known.get(name, value) for name, value in zip(by_name, wanted, strict=True)]
+
+
+def _infer(graph: ir.Graph, opset: int) -> None:
+    """Find the types of new values: a function's body may depend on them."""
+    if graph.opset_imports:
+        graphs.infer_shapes(ir.Model(graph, ir_version=10))
 
 
 def _nested(nodes: Sequence[ir.Node]) -> list[ir.Node]:

@@ -6,6 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onward.errors import BackendError, Diagnostic, define
+
 _TORCH_TYPES = {
     ir.DataType.FLOAT: torch.float32,
     ir.DataType.DOUBLE: torch.float64,
@@ -22,12 +24,27 @@ _TORCH_TYPES = {
     ir.DataType.UINT64: torch.uint64,
     ir.DataType.FLOAT8E4M3FN: torch.float8_e4m3fn,
     ir.DataType.FLOAT8E5M2: torch.float8_e5m2,
+    ir.DataType.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
+    ir.DataType.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+    ir.DataType.COMPLEX64: torch.complex64,
+    ir.DataType.COMPLEX128: torch.complex128,
 }
+_ONNX_TYPES = {theirs: ours for ours, theirs in _TORCH_TYPES.items()}
+
+B302 = define(
+    "B302",
+    "an element type that PyTorch does not have",
+    why="PyTorch has no tensors of strings or of numbers of 4 bits and less.",
+    fix="Use backend='reference', or store the tensor in another type.",
+)
 
 
 def torch_type(dtype: int | ir.DataType) -> torch.dtype:
     """Return the torch type of an ONNX element type."""
-    return _TORCH_TYPES[ir.DataType(dtype)]
+    found = _TORCH_TYPES.get(ir.DataType(dtype))
+    if found is None:
+        raise BackendError(Diagnostic(B302, f"PyTorch has no element type {ir.DataType(dtype).name}"))
+    return found
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
@@ -37,6 +54,8 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
     if array.dtype.name.startswith("float8"):
         return torch.from_numpy(np.array(array).view(np.uint8)).view(torch_type(ir.DataType.from_numpy(array.dtype)))
+    if array.dtype.kind not in "biufc":
+        raise BackendError(Diagnostic(B302, f"PyTorch has no element type {array.dtype.name}"))
     return torch.from_numpy(np.array(array, order="C"))
 
 
@@ -47,4 +66,6 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
         import ml_dtypes
 
         return np.array(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
-    return np.array(tensor.numpy())
+    if tensor.dtype.itemsize == 1 and tensor.is_floating_point():
+        return np.array(tensor.view(torch.uint8).numpy()).view(_ONNX_TYPES[tensor.dtype].numpy())
+    return np.array(tensor.resolve_conj().numpy())

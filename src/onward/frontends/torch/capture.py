@@ -101,9 +101,34 @@ def _quiet() -> Iterator[None]:
 
 
 def _translations() -> dict[Any, Callable[..., Any]]:
+    """Return how batch normalisation is written; a BatchNormalization in the result is one in training mode.
+
+    One that the user put into evaluation mode, or that keeps no statistics, is written as arithmetic, which is the same
+    in training and evaluation and which `make_trainable` leaves as it is.
+    """
     from onnxscript import opset20 as op
 
-    def batch_norm(
+    def affine(normal: Any, x: Any, weight: Any, bias: Any) -> Any:
+        if weight is not None:
+            normal = op.Mul(normal, per_channel(weight, x))
+        return normal if bias is None else op.Add(normal, per_channel(bias, x))
+
+    def per_channel(value: Any, x: Any) -> Any:
+        rank = len(x.shape)
+        return op.Reshape(value, op.Constant(value_ints=[1, -1] + [1] * (rank - 2))) if rank > 1 else value
+
+    def from_statistics(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, epsilon: float) -> Any:
+        scale = op.Sqrt(op.Add(variance, op.CastLike(op.Constant(value_float=epsilon), variance)))
+        return affine(op.Div(op.Sub(x, per_channel(mean, x)), per_channel(scale, x)), x, weight, bias)
+
+    def from_batch(x: Any, weight: Any, bias: Any, epsilon: float) -> Any:
+        axes = op.Constant(value_ints=[0, *range(2, len(x.shape))])
+        centred = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
+        variance = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1)
+        scale = op.Sqrt(op.Add(variance, op.CastLike(op.Constant(value_float=epsilon), variance)))
+        return affine(op.Div(centred, scale), x, weight, bias)
+
+    def training(
         input: Any,
         weight: Any,
         bias: Any,
@@ -113,17 +138,32 @@ def _translations() -> dict[Any, Callable[..., Any]]:
         momentum: float,
         eps: float,
     ) -> Any:
+        if not training:
+            return evaluation(input, weight, bias, running_mean, running_var, momentum, eps)
         if weight is None:
-            weight = op.ConstantOfShape(op.Shape(running_mean), value=onnx.helper.make_tensor("one", 1, [1], [1.0]))
-            weight = op.CastLike(weight, running_mean)
+            weight = op.Add(op.Sub(running_mean, running_mean), op.CastLike(op.Constant(value_float=1.0), running_mean))
         if bias is None:
             bias = op.Sub(running_mean, running_mean)
         y = op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=eps, momentum=1.0 - momentum)
         unused = [op.Identity(v) for v in (running_mean, running_var, running_mean, running_var)]
         return y, *unused
 
+    def evaluation(
+        input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+    ) -> Any:
+        y = from_statistics(input, weight, bias, running_mean, running_var, eps)
+        return y, op.Identity(running_mean), op.Identity(running_var)
+
+    def without_statistics(input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
+        y = from_batch(input, weight, bias, eps)
+        return y, op.Constant(value_float=0.0), op.Constant(value_float=0.0)
+
     aten = torch.ops.aten
-    return {aten._native_batch_norm_legit_functional.default: batch_norm}
+    return {
+        aten._native_batch_norm_legit_functional.default: training,
+        aten._native_batch_norm_legit_no_training.default: evaluation,
+        aten._native_batch_norm_legit.no_stats: without_statistics,
+    }
 
 
 class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here

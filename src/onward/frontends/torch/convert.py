@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import glob
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,10 +12,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
+import torch.utils._pytree as pytree
 
 from onward.author import make_trainable
-from onward.errors import ArgumentError, Diagnostic, define
+from onward.errors import A101, ArgumentError, Diagnostic, define
 from onward.frontends.torch import capture
+from onward.frontends.torch.checks import check_evaluation, check_module, example_outputs, training_mode
+from onward.frontends.torch.entries import merge_entries, name_entry
 from onward.frontends.torch.optimizers import convert_optimizer, optimizer_state
 from onward.frontends.torch.running_statistics import fix_running_statistics, track_plain_average
 from onward.frontends.torch.versions import check_versions
@@ -25,33 +31,16 @@ A201 = define(
     why="A training step minimises one number.",
     fix="Reduce the loss with .mean() or .sum().",
 )
-A202 = define(
-    "A202",
-    "the module is not on the CPU",
-    why="Weights are read from the module as they are; Onward does not move other people's modules.",
-    fix="Call module.cpu() first; move it back after.",
-)
-A203 = define(
-    "A203",
-    "training and evaluation differ in a way that ONNX cannot tell apart",
-    why="Beside Dropout and batch normalisation, the module itself asks whether it is training.",
-    fix="Give the module the same forward in both modes, or convert the two modes separately.",
-)
-A204 = define(
-    "A204",
-    "a buffer changes during the forward pass",
-    why="Only batch normalisation's running statistics can be updated; other mutated buffers would be lost.",
-    fix="Make the buffer constant, or keep it outside the module.",
-)
 
 
 def from_torch(
     module: torch.nn.Module,
     *,
     loss: Callable[..., Any] | str | Any,
-    optimizer: torch.optim.Optimizer | Optimizer | str,
-    example_inputs: tuple[Any, ...] | torch.Tensor,
+    optimizer: torch.optim.Optimizer | Optimizer | str | Mapping[str, Any],
+    example_inputs: Any,
     example_targets: Any = None,
+    scheduler: Any = None,
     example_keywords: Mapping[str, Any] | None = None,
     dynamic: bool | Any = True,
     input_names: Sequence[str] | None = None,
@@ -62,16 +51,23 @@ def from_torch(
 
     Weights keep their names from `state_dict()`; tied weights have their first name. What requires a gradient *and* is
     in the optimizer's `param_groups` trains, with its group's settings; the optimizer's current state comes along, so a
-    half-trained model continues. Running statistics use PyTorch's unbiased variance. The module is left as it was.
+    half-trained model continues. Running statistics use PyTorch's unbiased variance. The module, its modes and the
+    random state are left as they were.
 
     Args:
         loss: a callable over (outputs, targets) that returns a scalar, such as `torch.nn.CrossEntropyLoss()`; or a name
             or object of `onward.losses`.
         optimizer: a `torch.optim` optimizer over the module's parameters, or one of `onward.optimizers`.
-        example_inputs: a tensor or a tuple of positional inputs; `example_keywords` for keyword inputs.
-        example_targets: a tensor, or any structure of tensors, that the loss takes.
+        example_inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs; `example_keywords` for
+            both kinds together.
+        example_targets: a tensor, or any structure of tensors, that the loss takes; None if it takes the outputs only.
+        scheduler: the optimizer's scheduler, if it is stepped after every optimizer step.
         dynamic: True makes the first dimension of every input and target a free batch size; False fixes all shapes;
-            or `dynamic_shapes` as torch.export takes them, for the inputs.
+            or `dynamic_shapes` as torch.export takes them, for the inputs (a tuple, or a dict by name).
+        label: the name of the target input, or one for each target.
+
+    With mappings from name to loss and from name to optimizer (a GAN's two), the model has one training entry for each
+    name; `example_targets`, `scheduler` and `label` are then mappings too, where given.
 
     Raises:
         ArgumentError: the module or the loss cannot be captured, or the optimizer is not exactly convertible.
@@ -84,37 +80,183 @@ def from_torch(
     ['weight', 'bias']
     """
     check_versions()
-    inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    keywords = dict(example_keywords or {})
-    _check_device(module)
-    names = _names(module)
+    inputs, keywords = _arguments(module, example_inputs, example_keywords)
+    check_module(module)
+    parts = _parts(loss, optimizer, example_targets, scheduler, label)
+    names = {id(p): n for n, p in module.named_parameters()}
     trained = [n for n, p in module.named_parameters() if p.requires_grad]
-    if isinstance(optimizer, torch.optim.Optimizer):
-        ours, chosen = convert_optimizer(optimizer, names, trained)
-    else:
-        ours, chosen = _own_optimizer(optimizer), trained
-    outputs = _example_outputs(module, inputs, keywords)
-    with track_plain_average(module) as averaged:
-        proto = _capture_module(module, inputs, keywords, dynamic, input_names, output_names)
+    converted = {k: _convert_optimizer(p, names, trained) for k, p in parts.items()}
+    outputs = example_outputs(module, inputs, keywords)
+    batch = _batch_size(inputs, keywords)
+    losses = {k: _loss(p, outputs) for k, p in parts.items()}  # a loss that cannot be: before the slow part
+    with training_mode(module), track_plain_average(module) as averaged:
+        shapes = (
+            _dynamic_shapes(module, inputs, keywords) if dynamic is True else (None if dynamic is False else dynamic)
+        )
+        proto = capture.export(module, inputs, keywords, shapes, input_names, output_names, "the module")
     _use_first_names(proto, module)
-    loss_given = loss
-    if callable(loss) and not isinstance(loss, type) and not _is_ours(loss):
-        loss_given = _capture_loss(loss, outputs, example_targets, dynamic)
-    import glob
+    models: dict[str, TrainingModel] = {}
+    for key, part in parts.items():
+        ours, chosen = converted[key]
+        wrapped = losses[key]
+        model = make_trainable(
+            proto,
+            loss=_capture_loss(wrapped, dynamic, batch) if isinstance(wrapped, capture.LossModule) else wrapped,
+            optimizer=ours,
+            train=[glob.escape(n) for n in _present(chosen, proto)],
+            label=_labels(part.label, wrapped),
+            loss_name="loss" if len(parts) == 1 else f"{key}/loss",
+            batch_norm="always",
+            unbiased_variance=True,
+        )
+        if not models:
+            check_evaluation(module, inputs, keywords, model)
+        fix_running_statistics(model, module, averaged)
+        if isinstance(part.optimizer, torch.optim.Optimizer):
+            _put_state(model, optimizer_state(part.optimizer, names, ours.label(), part.scheduler))
+        models[key] = model
+        if len(parts) > 1:
+            name_entry(model, key)
+            proto = _with_functions(proto, model)  # so that the next entry's functions have names of their own
+    return merge_entries(models)
 
-    model = make_trainable(
-        proto,
-        loss=loss_given,
-        optimizer=ours,
-        train=[glob.escape(n) for n in _present(chosen, proto)],
-        label=label,
-        unbiased_variance=True,
-    )
-    _check_modes(module, inputs, keywords, model)
-    fix_running_statistics(model, module, averaged)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        _put_state(model, optimizer_state(optimizer, names, ours.label()))
-    return model
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What becomes one training entry."""
+
+    loss: Any
+    optimizer: Any
+    targets: Any
+    scheduler: Any
+    label: str | Sequence[str]
+
+
+def _parts(loss: Any, optimizer: Any, targets: Any, scheduler: Any, label: Any) -> dict[str, _Part]:
+    if not isinstance(optimizer, Mapping):
+        return {"": _Part(loss, optimizer, targets, scheduler, label)}
+    if not isinstance(loss, Mapping) or list(loss) != list(optimizer) or not loss:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "several optimizers need a loss each, under the same names",
+                place="loss=",
+                found=f"losses: {', '.join(loss) if isinstance(loss, Mapping) else type(loss).__name__}",
+                needed=f"one for each of: {', '.join(optimizer)}",
+            )
+        )
+
+    def of(given: Any, key: str, default: Any) -> Any:
+        return given.get(key, default) if isinstance(given, Mapping) else default
+
+    if targets is not None and not (isinstance(targets, Mapping) and set(targets) <= set(loss)):
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "with several losses, the example targets are given by the losses' names",
+                place="example_targets=",
+                needed=f"a mapping from {', '.join(loss)}",
+            )
+        )
+    return {
+        k: _Part(loss[k], optimizer[k], of(targets, k, None), of(scheduler, k, None), of(label, k, f"{k}/labels"))
+        for k in loss
+    }
+
+
+def _arguments(
+    module: torch.nn.Module, inputs: Any, keywords: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and keyword inputs, the latter in the order of the module's signature."""
+    given = {**inputs, **(keywords or {})} if isinstance(inputs, Mapping) else dict(keywords or {})
+    positional = () if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*positional, **given)
+    except TypeError as error:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                f"the example inputs do not fit the module: {error}",
+                place="example_inputs=",
+                found=f"{len(positional)} in order" + (f", and {', '.join(given)}" if given else ""),
+                needed=f"{type(module).__name__}.forward{signature}",
+            )
+        ) from error
+    order = {name: i for i, name in enumerate(signature.parameters)}
+    return positional, dict(sorted(given.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def _convert_optimizer(
+    part: _Part, names: Mapping[int, str], trained: Sequence[str]
+) -> tuple[Optimizer, Sequence[str]]:
+    if isinstance(part.optimizer, torch.optim.Optimizer):
+        return convert_optimizer(part.optimizer, names, trained, part.scheduler)
+    if part.scheduler is not None:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "a PyTorch scheduler needs its PyTorch optimizer",
+                place="scheduler=",
+                hint="give an Onward optimizer a schedule of onward.schedules as its learning rate",
+            )
+        )
+    return _own_optimizer(part.optimizer), trained
+
+
+def _loss(part: _Part, outputs: Any) -> Any:
+    """Return the loss: as a module over flat tensors if it is a callable of torch's, else as it is."""
+    loss = part.loss
+    if not callable(loss) or isinstance(loss, type) or _is_ours(loss):
+        return loss
+    wrapped = capture.LossModule(loss, outputs, part.targets)
+    random = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            value = wrapped(*wrapped.example)
+    finally:
+        torch.set_rng_state(random)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
+        found = (
+            f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        )
+        raise ArgumentError(
+            Diagnostic(
+                A201,
+                "the loss is not one number",
+                place=f"loss={_callable_name(loss)}",
+                found=found,
+                needed="a floating-point tensor with one element",
+                hint="reduce it with .mean() or .sum()",
+            )
+        )
+    return wrapped
+
+
+def _callable_name(loss: Any) -> str:
+    return getattr(loss, "__qualname__", None) or type(loss).__name__
+
+
+def _labels(label: str | Sequence[str], loss: Any) -> str | list[str]:
+    """Return one name per target."""
+    count = loss.target_count if isinstance(loss, capture.LossModule) else 1
+    if isinstance(label, str):
+        return label if count <= 1 else [f"{label}_{i}" for i in range(count)]
+    return list(label)
+
+
+def _with_functions(proto: onnx.ModelProto, model: TrainingModel) -> onnx.ModelProto:
+    extended = onnx.ModelProto()
+    extended.CopyFrom(proto)
+    known = {(f.domain, f.name) for f in extended.functions}
+    for function in model.proto().functions:
+        if (function.domain, function.name) not in known:
+            extended.functions.append(function)
+    domains = {o.domain for o in extended.opset_import}
+    for entry in model.proto().opset_import:
+        if entry.domain not in domains:
+            extended.opset_import.append(entry)
+    return extended
 
 
 def _own_optimizer(optimizer: Optimizer | str) -> Optimizer:
@@ -129,116 +271,59 @@ def _is_ours(loss: object) -> bool:
     return isinstance(loss, Loss)
 
 
-def _check_device(module: torch.nn.Module) -> None:
-    elsewhere = [n for n, t in [*module.named_parameters(), *module.named_buffers()] if t.device.type != "cpu"]
-    if elsewhere:
-        raise ArgumentError(
-            Diagnostic(A202, "the module is not on the CPU", found=", ".join(elsewhere[:5]), hint="call module.cpu()")
-        )
-
-
-def _names(module: torch.nn.Module) -> dict[int, str]:
-    """Return id(parameter) -> its first name."""
-    return {id(p): n for n, p in module.named_parameters()}
-
-
 def _present(chosen: Sequence[str], proto: onnx.ModelProto) -> list[str]:
     """Return the trained parameters that the graph uses; one that the forward does not read has no gradient."""
     known = {i.name for i in proto.graph.initializer}
     return [n for n in chosen if n in known]
 
 
-def _example_outputs(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Return the outputs in training mode; a buffer that changes and is no running statistic is an error."""
-    mode = module.training
-    before = {n: b.detach().clone() for n, b in module.named_buffers()}
-    random = torch.get_rng_state()
-    module.train()
-    try:
-        with torch.no_grad():
-            outputs = module(*inputs, **keywords)
-        allowed = _statistics(module)
-        changed = [
-            n
-            for n, b in module.named_buffers()
-            if n not in allowed and not torch.equal(b.nan_to_num(), before[n].nan_to_num())
-        ]
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(before[name])
-        torch.set_rng_state(random)
-        module.train(mode)
-    if changed:
+def _batch_size(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> int | None:
+    """Return the first dimension of the first tensor that has one."""
+    tensors = [t for t in pytree.tree_leaves((inputs, keywords)) if isinstance(t, torch.Tensor) and t.ndim]
+    return int(tensors[0].shape[0]) if tensors else None
+
+
+def _dynamic_shapes(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """Return shapes, by argument, in which the first dimension of every tensor is one free batch size."""
+    size = _batch_size(inputs, keywords)
+    if size == 1:
         raise ArgumentError(
-            [
-                Diagnostic(A204, f"buffer `{n}` changes during the forward pass", place=type(module).__name__)
-                for n in changed
-            ]
+            Diagnostic(
+                A101,
+                "the example batch has one sample, so PyTorch cannot tell the batch size from a fixed 1",
+                place="example_inputs=",
+                needed="at least two samples, or dynamic=False",
+            )
         )
-    return outputs
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)) if a.is_floating_point() else torch.equal(a, b)
-
-
-def _statistics(module: torch.nn.Module) -> set[str]:
-    return {
-        f"{name}.{buffer}" if name else buffer
-        for name, part in module.named_modules()
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
-        for buffer in ("running_mean", "running_var", "num_batches_tracked")
-    }
-
-
-def _capture_module(
-    module: torch.nn.Module,
-    inputs: tuple[Any, ...],
-    keywords: Mapping[str, Any],
-    dynamic: Any,
-    input_names: Sequence[str] | None,
-    output_names: Sequence[str] | None,
-) -> onnx.ModelProto:
-    shapes = _dynamic_shapes(inputs, keywords) if dynamic is True else (None if dynamic is False else dynamic)
-    mode = module.training
-    module.train()
-    try:
-        return capture.export(module, inputs, keywords, shapes, input_names, output_names, "the module")
-    finally:
-        module.train(mode)
-
-
-def _dynamic_shapes(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Return shapes whose first dimension is one free batch size, for every tensor of rank 1 or more."""
-    import torch.utils._pytree as pytree
-
     batch = torch.export.Dim("batch", min=2)
 
     def shape(value: Any) -> Any:
-        return {0: batch} if isinstance(value, torch.Tensor) and value.ndim else None
+        return {0: batch} if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == size else None
 
-    positional = pytree.tree_map(shape, inputs)
-    if not keywords:
-        return positional
-    named = pytree.tree_map(shape, dict(keywords))
-    return (*positional, *named.values()) if not inputs else {**dict(enumerate(positional)), **named}
+    bound = inspect.signature(module.forward).bind(*inputs, **keywords)
+    return {name: pytree.tree_map(shape, value) for name, value in bound.arguments.items()}
 
 
-def _capture_loss(loss: Callable[..., Any], outputs: Any, targets: Any, dynamic: Any) -> onnx.ModelProto:
-    wrapped = capture.LossModule(loss, outputs, targets)
-    with torch.no_grad():
-        value = wrapped(*wrapped.example)
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise ArgumentError(
-            Diagnostic(A201, "the loss is not one number", place="loss=", found=found, hint="reduce it with .mean()")
-        )
-    shapes = None
-    if dynamic is not False:
-        (positional,) = (_dynamic_shapes(wrapped.example, {}),)
-        shapes = {"values": positional}
-    return capture.export(wrapped, wrapped.example, {}, shapes, None, ["loss"], "the loss")
+def _capture_loss(wrapped: capture.LossModule, dynamic: Any, batch: int | None) -> onnx.ModelProto:
+    shapes = None if dynamic is False else {"values": tuple(_any_size(v) for v in wrapped.example)}
+    proto = capture.export(wrapped, wrapped.example, {}, shapes, None, ["loss"], "the loss")
+    symbols = {
+        dim[0].dim_param
+        for value, example in zip(proto.graph.input, wrapped.example, strict=True)
+        if len(dim := value.type.tensor_type.shape.dim) and example.shape[0] == batch and dim[0].dim_param
+    }
+    for value in [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]:
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param in symbols:
+                size.dim_param = "batch"
+    return proto
+
+
+def _any_size(value: Any) -> Any:
+    """Return the shape of an output or target as the loss reads it: free wherever PyTorch finds that it may be."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return dict.fromkeys(range(value.ndim), torch.export.Dim.AUTO) or None
 
 
 def _use_first_names(proto: onnx.ModelProto, module: torch.nn.Module) -> None:
@@ -273,40 +358,6 @@ def _all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
             if attribute.HasField("g"):
                 found += _all_graphs(attribute.g)
     return found
-
-
-def _check_modes(
-    module: torch.nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any], model: TrainingModel
-) -> None:
-    """Make sure that the inference graph is the module in evaluation mode: by its numbers on the example."""
-    import torch.utils._pytree as pytree
-
-    from onward.backends import open_session
-    from onward.lower.pipeline import compile_model
-    from onward.model.convert import to_inference
-
-    mode = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            expected = [t for t in pytree.tree_leaves(module(*inputs, **keywords)) if isinstance(t, torch.Tensor)]
-    finally:
-        module.train(mode)
-    flat = [t for t in pytree.tree_leaves((inputs, keywords)) if isinstance(t, torch.Tensor)]
-    feeds = {n: t.detach().cpu().numpy() for n, t in zip(model.inputs, flat, strict=True)}
-    session = open_session(compile_model(to_inference(model)), "reference")
-    found = list(session.infer(feeds).values())
-    for name, ours, theirs in zip(model.outputs, found, expected, strict=True):
-        wanted = theirs.detach().cpu().numpy()
-        if wanted.shape != ours.shape or not np.allclose(ours, wanted, rtol=1e-2, atol=1e-3, equal_nan=True):
-            raise ArgumentError(
-                Diagnostic(
-                    A203,
-                    f"output `{name}` differs between the module in evaluation mode and its graph",
-                    place=type(module).__name__,
-                    hint="the module's forward asks `self.training` itself; give it one forward for both modes",
-                )
-            )
 
 
 def _put_state(model: TrainingModel, state: Mapping[str, np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from onward.errors import ArgumentError, Diagnostic, define
+from onward.frontends.torch.schedulers import convert_scheduler
 from onward.optimizers import SGD, Adagrad, Adamax, NAdam, Optimizer, RAdam, RMSprop, TorchAdam, TorchAdamW
 
 A210 = define(
@@ -29,11 +31,19 @@ def _sgd(g: Mapping[str, Any]) -> Settings:
 
 
 def _adam(g: Mapping[str, Any]) -> Settings:
+    return {**_betas(g), "amsgrad": g["amsgrad"], **_decoupled(g)}
+
+
+def _adamw(g: Mapping[str, Any]) -> Settings:
     return {**_betas(g), "amsgrad": g["amsgrad"]}
 
 
 def _betas(g: Mapping[str, Any]) -> Settings:
     return {"beta1": float(g["betas"][0]), "beta2": float(g["betas"][1]), "epsilon": g["eps"]}
+
+
+def _decoupled(g: Mapping[str, Any]) -> Settings:
+    return {"decoupled": bool(g.get("decoupled_weight_decay", False))}
 
 
 def _adagrad(g: Mapping[str, Any]) -> Settings:
@@ -46,19 +56,18 @@ def _rmsprop(g: Mapping[str, Any]) -> Settings:
 
 
 def _nadam(g: Mapping[str, Any]) -> Settings:
-    decoupled = {"decoupled": True} if g.get("decoupled_weight_decay") else {}
-    return {**_betas(g), "momentum_decay": g["momentum_decay"], **decoupled}
+    return {**_betas(g), "momentum_decay": g["momentum_decay"], **_decoupled(g)}
 
 
 def _radam(g: Mapping[str, Any]) -> Settings:
-    return {**_betas(g), **({"decoupled": True} if g.get("decoupled_weight_decay") else {})}
+    return {**_betas(g), **_decoupled(g)}
 
 
 # torch class -> (our class, settings of a group, our slot -> torch's state key)
 _TABLE: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], Translation, dict[str, str]]] = {
     torch.optim.SGD: (SGD, _sgd, {"v": "momentum_buffer"}),
     torch.optim.Adam: (TorchAdam, _adam, {"m": "exp_avg", "v": "exp_avg_sq", "max_v": "max_exp_avg_sq"}),
-    torch.optim.AdamW: (TorchAdamW, _adam, {"m": "exp_avg", "v": "exp_avg_sq", "max_v": "max_exp_avg_sq"}),
+    torch.optim.AdamW: (TorchAdamW, _adamw, {"m": "exp_avg", "v": "exp_avg_sq", "max_v": "max_exp_avg_sq"}),
     torch.optim.Adagrad: (Adagrad, _adagrad, {"h": "sum"}),
     torch.optim.RMSprop: (RMSprop, _rmsprop, {"v": "square_avg", "mean": "grad_avg", "momentum": "momentum_buffer"}),
     torch.optim.Adamax: (Adamax, _betas, {"m": "exp_avg", "u": "exp_inf"}),
@@ -68,7 +77,7 @@ _TABLE: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], Translation, di
 
 
 def convert_optimizer(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str], trained: Sequence[str]
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], trained: Sequence[str], scheduler: Any = None
 ) -> tuple[Optimizer, list[str]]:
     """Return our optimizer and the parameters it trains (`requires_grad` ∩ `param_groups`).
 
@@ -85,9 +94,12 @@ def convert_optimizer(
             )
         )
     ours, translate, _ = _TABLE[kind]
+    rates, schedule = [float(g["lr"]) for g in optimizer.param_groups], None
+    if scheduler is not None:
+        rates, schedule, _ = convert_scheduler(scheduler, optimizer)
     chosen: list[str] = []
     groups: list[tuple[Settings, list[str]]] = []
-    problems: list[Diagnostic] = []
+    problems = _hooks(optimizer)
     for index, group in enumerate(optimizer.param_groups):
         if group.get("maximize"):
             problems.append(
@@ -105,24 +117,42 @@ def convert_optimizer(
             elif name in trained and name not in chosen:
                 members.append(name)
         chosen += members
-        rate = group["lr"]
-        settings = {"learning_rate": float(rate), "weight_decay": float(group["weight_decay"]), **translate(group)}
+        settings = {"learning_rate": rates[index], "weight_decay": float(group["weight_decay"]), **translate(group)}
         if members:
             groups.append((settings, members))
     if not groups:
         problems.append(Diagnostic(A210, "the optimizer trains no parameter of the module that requires a gradient"))
     if problems:
         raise ArgumentError(problems)
-    base = groups[0][0]
+    base = dict(groups[0][0])
     overrides: dict[str, Settings] = {}
     for settings, members in groups[1:]:
         different = {k: v for k, v in settings.items() if v != base[k]}
         if different:
             overrides.update({glob.escape(name): different for name in members})
+    if schedule is not None:
+        base["learning_rate"] = dataclasses.replace(schedule, learning_rate=base["learning_rate"])
     return ours(**base, groups=overrides), chosen
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str], label: str) -> dict[str, np.ndarray]:
+def _hooks(optimizer: torch.optim.Optimizer) -> list[Diagnostic]:
+    """Return a problem for each kind of hook that changes what a step does; a file holds no Python."""
+    return [
+        Diagnostic(
+            A210,
+            "the optimizer has hooks, which a file cannot hold",
+            place=f"torch.optim.{type(optimizer).__name__}",
+            found=name,
+            hint="remove the hook; clipping is an option of onward.optimizers (clip_norm=, clip_global_norm=)",
+        )
+        for name in ("register_step_pre_hook", "register_step_post_hook")
+        if getattr(optimizer, "_optimizer_" + name.removeprefix("register_") + "s", None)
+    ]
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], label: str, scheduler: Any = None
+) -> dict[str, np.ndarray]:
     """Return the current state under our names (`torchadam/m/fc.weight`, `step`); empty before the first step."""
     slots = _TABLE[type(optimizer)][2]
     found: dict[str, np.ndarray] = {}
@@ -147,7 +177,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer, names: Mapping[int, str], 
                 hint="train them the same number of steps, or start with a fresh optimizer",
             )
         )
-    if steps:
+    if scheduler is not None:
+        found["step"] = np.array(int(scheduler.last_epoch), np.int64)
+    elif steps:
         found["step"] = np.array(next(iter(steps)), np.int64)
     elif found:  # SGD keeps no counter; any step but the first is like any other
         found["step"] = np.array(1, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.backends.torch.registry import Attributes, op
+from onward.backends.torch.tensors import torch_type
 
 _UNARY = {
     "Neg": torch.neg, "Abs": torch.abs, "Exp": torch.exp, "Log": torch.log, "Sqrt": torch.sqrt, "Sin": torch.sin,
@@ -28,11 +30,31 @@ _BINARY = {
 }  # fmt: skip
 
 
+_FEW_KERNELS = (torch.uint16, torch.uint32, torch.uint64)  # PyTorch stores them but computes next to nothing with them
+
+
+def widened(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function(attributes, *tensors)` computed in int64 where PyTorch has no kernels for the unsigned type.
+
+    Results wrap around as they should; comparing and dividing uint64 from 2^63 on is beyond it.
+    """
+
+    def run(attributes: Attributes, *inputs: Any) -> Any:
+        kind = next((x.dtype for x in inputs if isinstance(x, Tensor) and x.dtype in _FEW_KERNELS), None)
+        if kind is None:
+            return function(attributes, *inputs)
+        wide = [x.to(torch.int64) if isinstance(x, Tensor) and x.dtype in _FEW_KERNELS else x for x in inputs]
+        result = function(attributes, *wide)
+        return result.to(kind) if result.dtype == torch.int64 else result
+
+    return run
+
+
 def _register() -> None:
     for name, function in _UNARY.items():
-        op(name)(lambda attributes, x, _f=function: _f(x))
+        op(name)(widened(lambda attributes, x, _f=function: _f(x)))
     for name, function in _BINARY.items():
-        op(name)(lambda attributes, a, b, _f=function: _f(a, b))
+        op(name)(widened(lambda attributes, a, b, _f=function: _f(a, b)))
 
 
 _register()
@@ -44,6 +66,7 @@ def identity(attributes: Attributes, x: Any) -> Any:
 
 
 @op("Div")
+@widened
 def div(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
     if a.is_floating_point():
         return a / b
@@ -51,6 +74,7 @@ def div(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
 
 
 @op("Pow")
+@widened
 def pow_(attributes: Attributes, x: Tensor, y: Tensor) -> Tensor:
     if not x.is_floating_point() and y.is_floating_point():
         return torch.pow(x.to(y.dtype), y).to(x.dtype)
@@ -58,6 +82,7 @@ def pow_(attributes: Attributes, x: Tensor, y: Tensor) -> Tensor:
 
 
 @op("Mod")
+@widened
 def mod(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
     return torch.fmod(a, b) if attributes["fmod"] else torch.remainder(a, b)
 
@@ -72,6 +97,7 @@ def bit_shift(attributes: Attributes, x: Tensor, y: Tensor) -> Tensor:
 
 
 @op("Sum")
+@widened
 def sum_(attributes: Attributes, *inputs: Tensor) -> Tensor:
     total = inputs[0]
     for value in inputs[1:]:
@@ -85,6 +111,7 @@ def mean(attributes: Attributes, *inputs: Tensor) -> Tensor:
 
 
 @op("Max")
+@widened
 def max_(attributes: Attributes, *inputs: Tensor) -> Tensor:
     result = inputs[0]
     for value in inputs[1:]:
@@ -93,6 +120,7 @@ def max_(attributes: Attributes, *inputs: Tensor) -> Tensor:
 
 
 @op("Min")
+@widened
 def min_(attributes: Attributes, *inputs: Tensor) -> Tensor:
     result = inputs[0]
     for value in inputs[1:]:
@@ -117,6 +145,7 @@ def is_inf(attributes: Attributes, x: Tensor) -> Tensor:
 
 
 @op("Clip")
+@widened
 def clip(attributes: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     if low is not None:
         x = torch.maximum(x, low.to(x.dtype))
@@ -180,19 +209,37 @@ def swish(attributes: Attributes, x: Tensor) -> Tensor:
     return x * torch.sigmoid(attributes["alpha"] * x)
 
 
-@op("Cast", "BitCast")
-def cast(attributes: Attributes, x: Tensor) -> Tensor:
-    from onward.backends.torch.tensors import torch_type
+@op("BitCast")
+def bit_cast(attributes: Attributes, x: Tensor) -> Tensor:
+    return x.contiguous().view(torch_type(attributes["to"]))
 
-    wanted = torch_type(attributes["to"])
+
+@op("Cast")
+def cast(attributes: Attributes, x: Tensor) -> Tensor:
+    return _cast(attributes, x, torch_type(attributes["to"]))
+
+
+def _cast(attributes: Attributes, x: Tensor, wanted: torch.dtype) -> Tensor:
     if x.is_floating_point() and not wanted.is_floating_point and wanted != torch.bool:
         return x.to(torch.int64).to(wanted) if wanted != torch.int64 else x.to(wanted)
+    if wanted.is_floating_point and wanted.itemsize == 1 and x.dtype != wanted:
+        return _cast_to_eight_bits(x, wanted, bool(attributes.get("saturate", 1)))
     return x.to(wanted)
+
+
+def _cast_to_eight_bits(x: Tensor, wanted: torch.dtype, saturate: bool) -> Tensor:
+    """The standard's table: with `saturate` what is too large becomes the largest number, else NaN or infinity."""
+    wide, largest = x.to(torch.float32), torch.finfo(wanted).max
+    if saturate:
+        return torch.where(wide.isnan(), wide, wide.clamp(-largest, largest)).to(wanted)
+    if wanted == torch.float8_e4m3fn:  # PyTorch saturates; 464 is half-way to the first number that does not fit
+        return torch.where(wide.abs() > 464.0, torch.full_like(wide, math.nan), wide).to(wanted)
+    return wide.to(wanted)
 
 
 @op("CastLike")
 def cast_like(attributes: Attributes, x: Tensor, like: Tensor) -> Tensor:
-    return x.to(like.dtype)
+    return _cast(attributes, x, like.dtype)
 
 
 @op("Dropout")

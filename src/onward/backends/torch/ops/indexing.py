@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from onward.backends.torch.registry import Attributes, op
+from onward.backends.torch.tensors import to_numpy, to_tensor
 
 
 @op("Gather")
@@ -115,11 +116,28 @@ def unique(attributes: Attributes, x: Tensor) -> Any:
     import numpy as np
 
     axis = attributes.get("axis") if "axis" in attributes else None
-    found = np.unique(x.detach().cpu().numpy(), return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    array = to_numpy(x)
+    kind = array.dtype
+    if kind.name == "bfloat16":  # numpy cannot sort it
+        array = array.astype(np.float32)
+    found = np.unique(array, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     values, first, inverse, counts = found
     if not attributes.get("sorted", 1):
         order = np.argsort(first)
         rank = np.argsort(order)
         values = np.take(values, order, axis=axis or 0)
         first, inverse, counts = first[order], rank[inverse.reshape(-1)], counts[order]
-    return tuple(torch.from_numpy(np.array(v)) for v in (values, first, inverse.reshape(-1), counts))
+    return tuple(to_tensor(v) for v in (values.astype(kind), first, inverse.reshape(-1), counts))
+
+
+@op("TensorScatter", since=24)
+def tensor_scatter(attributes: Attributes, cache: Tensor, update: Tensor, start: Any = None) -> Tensor:
+    axis = attributes["axis"] % cache.ndim
+    steps = torch.arange(update.shape[axis], device=cache.device)
+    first = torch.zeros(cache.shape[0], dtype=torch.int64, device=cache.device) if start is None else start
+    place = first.unsqueeze(1) + steps  # [batch, steps]
+    if attributes.get("mode", "linear") == "circular":
+        place = place % cache.shape[axis]
+    shape = [1] * cache.ndim
+    shape[0], shape[axis] = place.shape
+    return cache.scatter(axis, place.reshape(shape).expand(update.shape), update)

@@ -146,9 +146,10 @@ def max_unpool(attributes: Attributes, x: Tensor, indices: Tensor, shape: Any = 
     small = [x.shape[0], x.shape[1], *inferred]
     size = small if shape is None else ints(shape)
     # The indices are positions in the tensor that was pooled, whose size is the inferred one.
-    out = torch.zeros(math.prod(small), dtype=x.dtype, device=x.device)
-    out = out.scatter(0, indices.reshape(-1), x.reshape(-1)) if shape is None else None
-    if out is not None:
-        return out.reshape(small)
-    result = torch.zeros(math.prod(size), dtype=x.dtype, device=x.device)
-    return result.scatter(0, indices.reshape(-1), x.reshape(-1)).reshape(size)
+    where = indices.reshape(-1)
+    if size != small:
+        strides_small = [math.prod(small[i + 1 :]) for i in range(len(small))]
+        strides_size = [math.prod(size[i + 1 :]) for i in range(len(size))]
+        where = sum((where // a % n) * b for a, n, b in zip(strides_small, small, strides_size, strict=True))
+    out = torch.zeros(math.prod(size), dtype=x.dtype, device=x.device)
+    return out.scatter(0, where, x.reshape(-1)).reshape(size)

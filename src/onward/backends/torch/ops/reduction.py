@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,10 +43,25 @@ def _log_sum_exp(data: Tensor, axes: list[int], keep: bool) -> Tensor:
     return torch.logsumexp(data, axes, keepdim=keep)
 
 
+def _extreme(data: Tensor, axes: list[int], keep: bool, largest: bool) -> Tensor:
+    if all(data.shape[a] for a in axes):
+        return data.amax(axes, keepdim=keep) if largest else data.amin(axes, keepdim=keep)
+    # Of nothing: the number below (above) all others.
+    if data.dtype == torch.bool:
+        identity: Any = not largest
+    elif data.is_floating_point():
+        identity = -math.inf if largest else math.inf
+    else:
+        limits = torch.iinfo(data.dtype)
+        identity = limits.min if largest else limits.max
+    shape = [1 if a in axes else n for a, n in enumerate(data.shape) if keep or a not in axes]
+    return torch.full(shape, identity, dtype=data.dtype, device=data.device)
+
+
 op("ReduceSum")(_reduction(lambda x, a, k: x.sum(a, keepdim=k).to(x.dtype)))
 op("ReduceMean")(_reduction(_mean))
-op("ReduceMax")(_reduction(lambda x, a, k: x.amax(a, keepdim=k)))
-op("ReduceMin")(_reduction(lambda x, a, k: x.amin(a, keepdim=k)))
+op("ReduceMax")(_reduction(lambda x, a, k: _extreme(x, a, k, largest=True)))
+op("ReduceMin")(_reduction(lambda x, a, k: _extreme(x, a, k, largest=False)))
 op("ReduceProd")(_reduction(_prod))
 op("ReduceL1")(_reduction(lambda x, a, k: x.abs().sum(a, keepdim=k)))
 op("ReduceL2")(_reduction(lambda x, a, k: (x * x).sum(a, keepdim=k).sqrt()))
@@ -81,6 +97,17 @@ def cum_sum(attributes: Attributes, x: Tensor, axis: Any) -> Tensor:
     result = x.cumsum(dim).to(x.dtype)
     if attributes["exclusive"]:
         result = result - x
+    return result.flip(dim) if attributes["reverse"] else result
+
+
+@op("CumProd", since=26)
+def cum_prod(attributes: Attributes, x: Tensor, axis: Any) -> Tensor:
+    dim = int(number(axis))
+    if attributes["reverse"]:
+        x = x.flip(dim)
+    if attributes["exclusive"]:
+        x = torch.cat([torch.ones_like(x.narrow(dim, 0, 1)), x.narrow(dim, 0, x.shape[dim] - 1)], dim)
+    result = x.cumprod(dim).to(x.dtype)
     return result.flip(dim) if attributes["reverse"] else result
 
 

@@ -198,7 +198,9 @@ def depth_to_space(attributes: Attributes, x: Tensor) -> Tensor:
 def space_to_depth(attributes: Attributes, x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     b = attributes["blocksize"]
-    return x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
+    blocks = x.reshape(n, c, h // b, b, w // b, b)
+    order = (0, 1, 3, 5, 2, 4) if attributes.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
+    return blocks.permute(order).reshape(n, c * b * b, h // b, w // b)
 
 
 @op("Trilu")
@@ -211,7 +213,8 @@ def trilu(attributes: Attributes, x: Tensor, k: Any = None) -> Tensor:
 def one_hot(attributes: Attributes, indices: Tensor, depth: Any, values: Tensor) -> Tensor:
     count = int(number(depth))
     axis = attributes["axis"]
-    where = torch.remainder(indices.to(torch.int64), count).unsqueeze(axis)
+    place = indices.to(torch.int64)
+    where = torch.where(place < 0, place + count, place).unsqueeze(axis)  # outside of ±depth: nowhere
     rank = indices.ndim + 1
     classes = torch.arange(count, device=indices.device).reshape(
         [count if i == axis % rank else 1 for i in range(rank)]

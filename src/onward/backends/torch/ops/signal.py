@@ -1,0 +1,57 @@
+"""Fourier transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onward.backends.torch.host import number
+from onward.backends.torch.registry import Attributes, op
+
+
+def _complex(x: Tensor) -> Tensor:
+    """Return a tensor whose last dimension is real (1) or real and imaginary (2) as complex numbers."""
+    return (
+        torch.complex(x[..., 0], torch.zeros_like(x[..., 0]))
+        if x.shape[-1] == 1
+        else torch.view_as_complex(x.contiguous())
+    )
+
+
+def _dft(x: Tensor, length: Any, axis: int, inverse: bool, onesided: bool) -> Tensor:
+    axis = axis % x.ndim
+    n = int(number(length)) if length is not None else None
+    signal = _complex(x)
+    if inverse and onesided:
+        size = n if n is not None else 2 * (signal.shape[axis] - 1)
+        return torch.fft.irfft(signal, size, axis).unsqueeze(-1)
+    if inverse:
+        return torch.view_as_real(torch.fft.ifft(signal, n, axis))
+    if onesided:
+        return torch.view_as_real(torch.fft.rfft(signal.real, n, axis))
+    return torch.view_as_real(torch.fft.fft(signal, n, axis))
+
+
+@op("DFT", since=17)
+def dft_17(attributes: Attributes, x: Tensor, length: Any = None) -> Tensor:
+    return _dft(x, length, attributes.get("axis", 1), bool(attributes["inverse"]), bool(attributes["onesided"]))
+
+
+@op("DFT", since=20)
+def dft(attributes: Attributes, x: Tensor, length: Any = None, axis: Any = None) -> Tensor:
+    along = -2 if axis is None else int(number(axis))
+    return _dft(x, length, along, bool(attributes["inverse"]), bool(attributes["onesided"]))
+
+
+@op("STFT", since=17)
+def stft(attributes: Attributes, x: Tensor, step: Any, window: Any = None, length: Any = None) -> Tensor:
+    hop = int(number(step))
+    size = int(number(length)) if length is not None else int(window.shape[0])
+    frames = _complex(x).unfold(1, size, hop)
+    if window is not None:
+        frames = frames * window
+    if attributes.get("onesided", 1):
+        return torch.view_as_real(torch.fft.rfft(frames.real, size, -1))
+    return torch.view_as_real(torch.fft.fft(frames, size, -1))

@@ -1,0 +1,92 @@
+"""ONNX's own node tests, run through the torch interpreter."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from onward.backends.torch.interpreter import Interpreter
+from onward.backends.torch.tensors import to_numpy, to_tensor
+from onward.errors import BackendError
+
+
+def cases() -> Iterator[Any]:
+    """Yield every node test of the installed onnx, without the training operators, which a backend never sees."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = collect_testcases(None)
+    for case in sorted(found, key=lambda c: c.name):
+        domains = {o.domain for o in case.model.opset_import}
+        if not domains & {"ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"}:
+            yield case
+
+
+def outcome(case: Any) -> str:
+    """Return "passed", "no handler", or why the test fails."""
+    model = case.model
+    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    for inputs, expected in case.data_sets:
+        try:
+            graph = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model)).graph
+            interpreter = Interpreter(graph, opset)
+            feeds = {v.name: _given(x) for v, x in zip(model.graph.input, inputs, strict=False)}
+            with torch.no_grad():
+                results = list(interpreter.run(feeds).values())
+        except BackendError as error:
+            return "no handler" if error.code == "B300" else "no such element type"
+        except Exception as error:  # noqa: BLE001 - whatever an operator raises is the finding
+            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        for actual, wanted in zip(results, expected, strict=True):
+            problem = difference(actual, wanted, case.rtol, case.atol)
+            if problem:
+                return problem
+    return "passed"
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_given(v) for v in value]
+    if isinstance(value, onnx.TensorProto):
+        value = onnx.numpy_helper.to_array(value)
+    if value is None or (isinstance(value, np.ndarray) and value.dtype.kind in "OUS"):
+        return value
+    return to_tensor(np.asarray(value))
+
+
+def difference(actual: Any, wanted: Any, rtol: float, atol: float) -> str | None:
+    if isinstance(wanted, (list, tuple)):
+        if len(actual) != len(wanted):
+            return f"{len(actual)} elements, not {len(wanted)}"
+        return next((d for a, w in zip(actual, wanted, strict=True) if (d := difference(a, w, rtol, atol))), None)
+    if isinstance(wanted, onnx.TensorProto):
+        wanted = onnx.numpy_helper.to_array(wanted)
+    if wanted is None:
+        return None if actual is None else "something, not nothing"
+    wanted = np.asarray(wanted)
+    found = to_numpy(actual) if isinstance(actual, torch.Tensor) else np.asarray(actual)
+    if found.shape != wanted.shape:
+        return f"shape {found.shape}, not {wanted.shape}"
+    if found.dtype != wanted.dtype:
+        return f"type {found.dtype}, not {wanted.dtype}"
+    if wanted.dtype.kind in "OUS":
+        return None if (found == wanted).all() else "other strings"
+    if wanted.dtype.kind == "c":
+        return None if np.allclose(found, wanted, rtol=rtol, atol=atol) else "other numbers"
+    with np.errstate(invalid="ignore"):
+        a, w = found.astype(np.float64), wanted.astype(np.float64)
+    atol = max(atol, 2e-6)
+    if wanted.dtype.name == "bfloat16":
+        rtol, atol = max(rtol, 1e-2), max(atol, 1e-2)
+    if wanted.dtype.name == "float16":
+        rtol, atol = max(rtol, 2e-3), max(atol, 2e-3)
+    if not np.allclose(a, w, rtol=rtol, atol=atol, equal_nan=True):
+        return f"numbers off by {np.nanmax(np.abs(a - w)):.3g}"
+    return None
