@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx
+
+_CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,18 @@ class Program:
     def input_names(self) -> tuple[str, ...]:
         """Inputs, then targets."""
         return tuple(s.name for s in (*self.inputs, *self.targets))
+
+    @functools.cached_property
+    def class_targets(self) -> dict[str, set[int]]:
+        """The targets that a loss reads as class numbers, each with the numbers that mean "leave this one out"."""
+        targets = {s.name for s in self.targets}
+        found: dict[str, set[int]] = {}
+        for graph in (m.graph for m in (self.evaluate, *(s.model for s in self.steps.values())) if m is not None):
+            for node in graph.node:
+                if node.op_type in _CLASS_LOSSES and node.domain in ("", "ai.onnx") and node.input[1] in targets:
+                    ignored = {a.i for a in node.attribute if a.name == "ignore_index"}
+                    found.setdefault(node.input[1], set()).update(ignored)
+        return found
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the program as a directory that needs no Python (docs/program_format.md)."""

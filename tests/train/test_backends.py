@@ -289,6 +289,35 @@ def test_mixed_batch_sizes_from_an_iterable():
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "reference"])
+def test_a_negative_label_is_no_class(backend):
+    x, y = samples(20)
+    trainer = Trainer(model(), backend)
+    y[7] = -1
+    before = digest(trainer)
+
+    for use in (
+        lambda: trainer.fit(x, y, **QUIET),
+        lambda: trainer.evaluate(x, y),
+        lambda: trainer.step({"x": x, "labels": y}),
+    ):
+        with pytest.raises(DataError, match="`labels` holds class -1"):
+            use()
+
+    assert digest(trainer) == before
+
+
+def test_the_label_to_ignore_may_be_negative():
+    x, y = samples(20)
+    loss = onward.losses.CrossEntropy(ignore_index=-1)
+    trainer = Trainer(onward.make_trainable(network(), loss=loss, optimizer=onward.SGD(0.1)))
+    some = np.arange(20) % 3 == 0
+
+    partly = trainer.evaluate(x, np.where(some, y, -1))
+
+    assert partly["loss"] == pytest.approx(trainer.evaluate(x[some], y[some])["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "reference"])
 def test_a_label_beyond_the_classes_is_explained(backend):
     trainer = Trainer(model(), backend=backend)
     x, y = samples(40)

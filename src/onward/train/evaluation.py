@@ -63,7 +63,13 @@ def update_metrics(program: Program, metrics: Sequence[Metric], outputs: Outputs
 
 @contextlib.contextmanager
 def explaining(program: Program, feeds: Mapping[str, Any]) -> Iterator[None]:
-    """Turn a failure of the backend into an error about the data where a class number is the cause."""
+    """Refuse class numbers below 0, and explain a failure of the backend where a class number is its cause.
+
+    A runtime may take -1 for the last class, as an index of numpy is taken, and train on it without a word.
+    """
+    problems = list(_negative_labels(program, feeds))
+    if problems:
+        raise DataError(problems)
     try:
         yield
     except (BackendError, IndexError) as error:
@@ -71,6 +77,21 @@ def explaining(program: Program, feeds: Mapping[str, Any]) -> Iterator[None]:
         if problems:
             raise DataError(problems) from error
         raise
+
+
+def _negative_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    for name, ignored in program.class_targets.items():
+        values = np.asarray(feeds.get(name, ()))
+        if values.size and values.dtype.kind == "i" and int(values.min()) < 0:
+            below = set(np.unique(values[values < 0]).tolist()) - ignored
+            if below:
+                yield Diagnostic(
+                    T115,
+                    f"`{name}` holds class {min(below)}",
+                    found=f"classes from {int(values.min())} to {int(values.max())} in this batch",
+                    needed="classes from 0 up" + "".join(f", or {n} for none" for n in sorted(ignored)),
+                    hint=f"to leave samples out, make the model with losses.CrossEntropy(ignore_index={min(below)})",
+                )
 
 
 def _bad_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Diagnostic]:
