@@ -26,6 +26,7 @@ from onward.model.schema import Schema, schema
 
 if TYPE_CHECKING:
     from onward.autodiff.types import Grads
+    from onward.model.builder import Value
 
 
 @dataclasses.dataclass(frozen=True)
