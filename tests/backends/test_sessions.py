@@ -133,6 +133,17 @@ def test_the_fused_update_gives_the_bits_of_the_plain_graph(optimizer: object) -
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
+def test_the_fused_update_leaves_the_program_alone() -> None:
+    program = onward.compile(onward.samples.build("digits"))
+    before = program.step.SerializeToString(deterministic=True)
+    session = open_session(program, "onnxruntime", fused=True)
+
+    session.step({"images": np.zeros((3, 1, 8, 8), np.float32), "labels": np.zeros(3, np.int64)})
+
+    # Checkpoints hold a digest of the graphs, and a run is resumed only with the same ones.
+    assert program.step.SerializeToString(deterministic=True) == before
+
+
 def test_the_fused_update_takes_the_whole_update_out_of_the_graph(program: onward.Program) -> None:
     from onward.backends.onnxruntime.fused_update import plan_update
 

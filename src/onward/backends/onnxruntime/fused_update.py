@@ -61,7 +61,9 @@ class Plan:
 
 def plan_update(model: onnx.ModelProto, replaces: Mapping[str, str]) -> Plan | None:
     """Return how to split the step graph, or None if it has no element-wise update worth a loop."""
-    work = ir.serde.deserialize_model(model)
+    own = onnx.ModelProto()
+    own.CopyFrom(model)  # onnx-ir keeps the tensors it is given, and renames them where they become initializers
+    work = ir.serde.deserialize_model(own)
     finder = _Finder(work, replaces)
     groups = finder.groups()
     if not groups:
