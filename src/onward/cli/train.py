@@ -139,6 +139,9 @@ def train(
         callbacks.append(ReduceOnPlateau(patience=reduce_on_plateau))
     if best:
         callbacks.append(BestSoFar())
+    if not trainer.is_writer:  # one of several processes: the first alone writes and prints
+        plot = report = log = tensorboard = output = inference = None
+        quiet = True
     callbacks += [make(path) for make, path in ((JsonLog, log), (TensorBoard, tensorboard), (LossPlot, plot)) if path]
     if report is not None:
         callbacks.append(Report(report, file.name))
@@ -168,10 +171,20 @@ def _open(
     file: Path, checkpoint: Path | None, resume: bool, backend: str | None, threads: int | None, allow_changes: bool
 ) -> Trainer:
     """Return a trainer that goes on with the run in `checkpoint`, or a new one when there is none."""
+    from onward.backends.processes import world_size
     from onward.train import Trainer
     from onward.train.checkpoint import K105, CheckpointDirectory
 
     options: dict[str, Any] = {} if threads is None else {"threads": threads}
+    if world_size() > 1 and backend != "torch":
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "several processes train together on the torch backend only",
+                found=f"{world_size()} processes, backend {backend or 'onnxruntime'}",
+                needed="--backend torch",
+            )
+        )
     if checkpoint is not None and CheckpointDirectory(checkpoint).step_files():
         if not resume:
             from onward.errors import CheckpointError

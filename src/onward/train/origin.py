@@ -126,9 +126,10 @@ def _graph_digest(program: Program) -> str:
 
 
 def _compile(model: TrainingModel) -> Program:
+    from onward.backends.processes import world_size
     from onward.lower.pipeline import compile_model
 
-    program: Program = compile_model(model)
+    program: Program = compile_model(model, split=world_size() > 1)
     return program
 
 

@@ -256,7 +256,7 @@ class Trainer:
             matching,
             validation=validation,
             metrics=self.make_metrics(metrics),
-            callbacks=[*callbacks, *progress_callback(progress)],
+            callbacks=[*callbacks, *progress_callback(progress if self.is_writer else "none")],
             schedule=learning_rate if callable(learning_rate) else None,
             checkpoints=self._checkpoints_for(checkpoint, keep),
             checkpoint_every=checkpoint_every,
@@ -501,7 +501,14 @@ class Trainer:
             return None
         return Position(**self._resumed.data["run_state"]["position"])
 
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes files: always, but for the other processes of a run across several."""
+        return bool(getattr(self.session, "writer", True))
+
     def _checkpoints_for(self, directory: str | Path | None, keep: int) -> CheckpointDirectory | None:
+        if not self.is_writer:
+            return None
         if directory is None:
             if self._resumed is None or self._directory is None:
                 return None

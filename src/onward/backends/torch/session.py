@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,10 @@ import onnx_ir as ir
 import torch
 
 from onward.backends import state as states
+from onward.backends.processes import world_size
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.tensors import to_numpy, to_tensor
-from onward.errors import ArgumentError, BackendError, Diagnostic, define
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define
 from onward.program import Program
 
 B301 = define(
@@ -31,23 +33,47 @@ class TorchSession:
         program: what to run.
         device: where, as torch names it ("cpu", "cuda", "mps").
         compile: run the step through `torch.compile`.
+        threads: threads inside an operator.
+
+    Started by torchrun, all processes together make one run: see `onward.backends.torch.distributed`.
     """
 
-    def __init__(self, program: Program, *, device: str = "cpu", compile: bool = False) -> None:
+    def __init__(
+        self, program: Program, *, device: str = "cpu", compile: bool = False, threads: int | None = None
+    ) -> None:
         self.program = program
+        if threads is not None:
+            if not isinstance(threads, int) or threads < 1:
+                raise ArgumentError(Diagnostic(A101, "`threads` must be a positive whole number", found=repr(threads)))
+            torch.set_num_threads(threads)
+        if device == "cuda" and world_size() > 1:
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         try:
             self.device = torch.device(device)
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
             message = str(error).splitlines()[0]
-            raise ArgumentError(Diagnostic("A101", f"device `{device}` cannot be used: {message}")) from error
+            raise ArgumentError(Diagnostic(A101, f"device `{device}` cannot be used: {message}")) from error
         self.compile = compile
         self._state = {n: to_tensor(v).to(self.device) for n, v in program.state.items()}
         self._graphs: dict[str, tuple[Any, frozenset[str]]] = {}
+        self._group: Any = None
+        if world_size() > 1:
+            from onward.backends.torch.distributed import Group
+
+            self._group = Group(program, self.device)
+
+    @property
+    def writer(self) -> bool:
+        """Whether this process writes files and prints: all alone, or the first of several."""
+        return self._group is None or self._group.rank == 0
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
         for name, graph in states.chosen_entries(self.program, entry):
+            if self._group is not None:
+                outputs.update(self._group.step(self, name, feeds))
+                continue
             results = self._run(f"step {name}", graph.model, feeds)
             outputs.update({o: to_numpy(results[o]) for o in graph.outputs})
             self._state.update({state: results[output] for output, state in graph.replaces.items()})
@@ -80,20 +106,32 @@ class TorchSession:
             "device": str(self.device),
             "threads": torch.get_num_threads(),
             "compile": self.compile,
+            **({} if self._group is None else {"processes": self._group.size}),
         }
 
-    def _run(self, key: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    def _run(
+        self,
+        key: str,
+        model: onnx.ModelProto,
+        feeds: Mapping[str, Any],
+        state: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Run a graph with the current state, or with `state`."""
+        current = self._state if state is None else state
         if key not in self._graphs:
             graph = ir.serde.deserialize_model(model).graph
             interpreter = Interpreter(graph, model.opset_import[0].version)
             interpreter.to(self.device)
-            run = torch.compile(interpreter.run) if self.compile and key.startswith("step") else interpreter.run
+            hot = key.startswith(("step", "gradients", "update"))
+            run = torch.compile(interpreter.run) if self.compile and hot else interpreter.run
             self._graphs[key] = (run, frozenset(v.name or "" for v in graph.inputs))
         run, wanted = self._graphs[key]
         given = {**self.program.settings, **feeds}
-        states.require_feeds(wanted, {**self._state, **given}, self.program)
-        values = {n: v for n, v in self._state.items() if n in wanted}
-        values.update({n: to_tensor(v).to(self.device) for n, v in given.items() if n in wanted})
+        states.require_feeds(wanted, {**current, **given}, self.program)
+        values = {n: v for n, v in current.items() if n in wanted}
+        for name, value in given.items():
+            if name in wanted:
+                values[name] = value if isinstance(value, torch.Tensor) else to_tensor(value).to(self.device)
         with torch.no_grad():
             try:
                 results: dict[str, torch.Tensor] = run(values)

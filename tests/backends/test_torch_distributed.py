@@ -1,0 +1,111 @@
+"""Two processes that torchrun starts, against one process on the same batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import onward
+from models import batch, perceptron
+
+ROOT = Path(__file__).parent.parent.parent
+
+WORKER_THAT_DIES_ONCE = """
+import os, sys
+import onward
+from onward.train import Callback
+
+class Dies(Callback):
+    def on_step_end(self, run, logs):
+        if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and logs["step"] == 8:
+            os._exit(9)
+
+model, data, checkpoints = sys.argv[1:]
+from pathlib import Path
+if list(Path(checkpoints).glob("step-*")):
+    trainer = onward.Trainer.resume(checkpoints)
+    assert 6 <= trainer.steps <= 8, trainer.steps
+else:
+    trainer = onward.Trainer(model, backend="torch", threads=1)
+trainer.fit(data, epochs=2, batch_size=24, callbacks=[Dies()], checkpoint=checkpoints, checkpoint_every=3,
+            progress="none")
+if trainer.is_writer:
+    onward.save(trainer.to_model(), model + ".trained.onnx")
+"""
+
+
+def torchrun(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+               f"--max-restarts={restarts}", *arguments]  # fmt: skip
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and 128 samples: with batches of 24 the last one has 8."""
+    folder = tmp_path_factory.mktemp("run")
+    model = onward.make_trainable(perceptron(), loss="cross_entropy", optimizer=onward.Adam(1e-2))
+    onward.save(model, folder / "model.onnx")
+    parts = [batch(seed=i) for i in range(8)]
+    np.savez(folder / "data.npz", **{k: np.concatenate([p[k] for p in parts]) for k in parts[0]})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(files: Path) -> onward.Trainer:
+    """The same run in one process."""
+    trainer = onward.Trainer(files / "model.onnx", backend="torch", threads=1)
+    trainer.fit(files / "data.npz", epochs=2, batch_size=24, progress="none")
+    return trainer
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    model = onward.load(path)
+    return {n: v.const_value.numpy() for n, v in {**model.parameters, **model.state}.items()}
+
+
+def assert_same(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert set(actual) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_two_processes_follow_the_trajectory_of_one(files: Path, alone: onward.Trainer) -> None:
+    done = torchrun(
+        "-m", "--", "onward", "train", str(files / "model.onnx"), "--data", str(files / "data.npz"), "--epochs", "2",
+        "--batch-size", "24", "--backend", "torch", "--threads", "1", "--log", str(files / "log.jsonl"),
+        "-o", str(files / "two.onnx"),
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (files / "log.jsonl").read_text().splitlines()]
+    losses = [entry["loss"] for entry in lines if "loss" in entry and "seconds" not in entry]
+    expected = [loss for _, loss in alone.history.step_losses]
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert_same(weights(files / "two.onnx"), alone.state)
+
+
+def test_a_killed_worker_loses_nothing(files: Path, alone: onward.Trainer, tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER_THAT_DIES_ONCE)
+
+    done = torchrun(
+        str(script), str(files / "model.onnx"), str(files / "data.npz"), str(tmp_path / "checkpoints"), restarts=1
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert_same(weights(files / "model.onnx.trained.onnx"), alone.state)
+
+
+def test_another_backend_is_refused(files: Path) -> None:
+    done = torchrun("-m", "--", "onward", "train", str(files / "model.onnx"), "--data", str(files / "data.npz"))
+
+    assert done.returncode != 0
+    assert "several processes train together on the torch backend only" in done.stderr
