@@ -251,6 +251,24 @@ def test_naming_a_constant_says_why_it_cannot_be_trained(build, name: str, reaso
     )
 
 
+def test_a_scale_of_one_element_is_no_weight_but_a_bias_of_one_element_is(build) -> None:
+    proto = build(
+        """
+net (float[N, 3] x) => (float[N, 1] y) {
+    q = Mul(x, scale)
+    h = MatMul(q, W)
+    y = Add(h, bias)
+}""",
+        W=f32(3, 1),
+        scale=np.float32([0.6]),  # as PyTorch's exporter writes the scale of an attention
+        bias=np.float32([0.0]),
+    )
+
+    model = make_trainable(proto, loss="mse", optimizer=optimizers.SGD(0.1))
+
+    assert list(model.parameters) == ["W", "bias"]
+
+
 def test_a_lone_number_is_trained_when_it_is_named(build) -> None:
     scalar = np.array(0.5, np.float32)
     proto = build(NORMALISED, W=f32(3, 2), low=scalar, high=scalar + 1, epsilon=scalar, unused=f32(4), scale=f32(2))

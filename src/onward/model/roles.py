@@ -65,6 +65,8 @@ WEIGHT_INPUTS = frozenset(
     }
 )  # fmt: skip
 
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
+
 # These hand a weight on; what counts is who reads their output.
 _PASS_ON = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"})
 
@@ -122,7 +124,8 @@ def _doubt(value: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> str | None:
     """Return what a floating-point initializer most likely is instead of a weight, or None."""
     if any((node.op_type, index) in WEIGHT_INPUTS for node, index in uses):
         return None
-    if value.shape is not None and len(value.shape) == 0:
+    is_number = value.shape is not None and all(d == 1 for d in value.shape)
+    if is_number and not (value.shape and any(_is_bias(node, index) for node, index in uses)):
         return "a single number, which may be a constant"
     usual = [USUALLY_CONSTANT_INPUTS.get((node.op_type, index)) for node, index in uses]
     if all(usual):
@@ -130,6 +133,15 @@ def _doubt(value: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> str | None:
     if value.const_value is not None and _is_mask(value.const_value.numpy()):
         return "a mask by its values"
     return None
+
+
+def _is_bias(node: ir.Node, index: int) -> bool:
+    """Whether the input is added to a product of matrices: the bias of a layer with one output."""
+    if node.op_type != "Add" or node.domain not in ("", "ai.onnx"):
+        return False
+    other = node.inputs[1 - index]
+    maker = other.producer() if other is not None else None
+    return maker is not None and maker.op_type in _PRODUCTS
 
 
 def _is_mask(array: np.ndarray) -> bool:
