@@ -113,12 +113,16 @@ def _batch_normalization_training(
     grads: dict[str, Value | None] = dict.fromkeys(("scale", "B", "input_mean", "input_var"))
     terms: list[Value] = []
     if dY is not None:
+        # dX = scale·inverse·(dY - mean(dY) - centered·inverse²·mean(dY·centered)): the two means are dB and dscale
+        # again, so four passes over the batch remain.
         dY = op.cast(channels.flat(dY), wide)
-        N = op.Mul(centered, inverse)
-        grads["B"] = channels.total(dY)
-        grads["scale"] = channels.total(op.Mul(dY, N))
-        dN = op.Mul(dY, channels.column(op.cast(rule.input("scale"), wide)))
-        terms.append(_standardized(rule, dN, N, inverse, channels.axes))
+        dB, moment = channels.total(dY), channels.total(op.Mul(dY, centered))
+        grads["B"] = dB
+        grads["scale"] = op.Mul(moment, op.Reshape(inverse, [-1]))
+        offset = channels.column(_per_element(rule, channels, dB, -1.0))
+        tilt = op.Mul(channels.column(_per_element(rule, channels, moment, -1.0)), op.Mul(inverse, inverse))
+        slope = op.Mul(channels.column(op.cast(rule.input("scale"), wide)), inverse)
+        terms.append(op.Mul(op.Add(op.Add(dY, offset), op.Mul(centered, tilt)), slope))
     # mean spreads 1/n over the batch, var spreads 2 (X - mean)/n.
     if drunning_mean is not None:
         grads["input_mean"] = op.Mul(drunning_mean, momentum)
