@@ -1,0 +1,254 @@
+"""Every optimizer of torch.optim with its options, and every scheduler: 20 steps beside PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import onward
+from frontends.runs import assert_same_state, batches, onward_step, torch_step
+from frontends.zoo import CROSS_ENTROPY, ZOO, Mlp
+from onward.errors import ArgumentError
+from onward.frontends.torch.optimizers import convert_optimizer, optimizer_state
+
+SUBJECT = ZOO[0]
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "sgd with weight decay": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}),
+    "sgd with momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "sgd with dampening": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
+    "sgd with nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "adam": (torch.optim.Adam, {"lr": 0.01}),
+    "adam with large epsilon": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-2, "betas": (0.8, 0.95)}),
+    "adam with amsgrad": (torch.optim.Adam, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.01}),
+    "adam with decoupled decay": (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "adamw with amsgrad": (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.05, "lr_decay": 0.1, "weight_decay": 0.01}),
+    "adagrad from an accumulator": (torch.optim.Adagrad, {"lr": 0.05, "initial_accumulator_value": 0.5}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.01, "weight_decay": 0.01}),
+    "rmsprop centered": (torch.optim.RMSprop, {"lr": 0.01, "centered": True}),
+    "rmsprop with momentum": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.9, "centered": True}),
+    "adamax": (torch.optim.Adamax, {"lr": 0.01, "weight_decay": 0.01}),
+    "nadam": (torch.optim.NAdam, {"lr": 0.01, "weight_decay": 0.01}),
+    "nadam decoupled": (torch.optim.NAdam, {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    "radam": (torch.optim.RAdam, {"lr": 0.01, "weight_decay": 0.01}),
+    "radam decoupled": (torch.optim.RAdam, {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+}
+SCHEDULERS = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 4, 0.5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [5, 9, 9, 15], 0.5),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.3, 7),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.2, 0.9, 10),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 8, 1e-3),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 15, 2.0),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.2, 40, cycle_momentum=False),
+}
+
+
+def with_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let from_torch reuse one capture of the module and of the loss."""
+    from onward.frontends.torch import capture
+
+    original = capture.export
+    monkeypatch.setattr(capture, "export", functools.partial(_export_once, original))
+
+
+_EXPORTS: dict[str, Any] = {}
+
+
+def _export_once(original: Any, module: Any, *arguments: Any) -> Any:
+    what = arguments[-1]
+    if what not in _EXPORTS:
+        _EXPORTS[what] = original(module, *arguments)
+    proto = copy.deepcopy(_EXPORTS[what])
+    weights = dict(module.named_parameters()) if what == "the module" else {}
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            array = weights[tensor.name].detach().numpy()
+            tensor.ClearField("raw_data")
+            tensor.raw_data = array.tobytes()
+    return proto
+
+
+def start(steps: int, make: Any, schedule: Any = None) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    module = Mlp()
+    optimizer = make(module.parameters())
+    scheduler = None if schedule is None else schedule(optimizer)
+    for inputs, targets in batches(SUBJECT, steps, seed=3):
+        torch_step(module, optimizer, CROSS_ENTROPY, inputs, targets)
+        if scheduler is not None:
+            scheduler.step()
+    return module, optimizer, scheduler
+
+
+def convert(module: Any, optimizer: Any, scheduler: Any = None) -> onward.TrainingModel:
+    inputs, targets = batches(SUBJECT, 1)[0]
+    return onward.from_torch(
+        module,
+        loss=CROSS_ENTROPY,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        example_inputs=inputs,
+        example_targets=targets,
+    )
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_goes_on_exactly(name: str, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_optimizer(monkeypatch)
+    kind, options = OPTIMIZERS[name]
+    module, optimizer, _ = start(before, lambda p: kind(p, **options))
+    model = convert(module, optimizer)
+    trainer = onward.Trainer(model, threads=1)
+    back, its_optimizer = onward.to_torch(model)
+    back.train()
+    expected, actual, returned = [], [], []
+
+    for inputs, targets in batches(SUBJECT, 20):
+        expected.append(torch_step(module, optimizer, CROSS_ENTROPY, inputs, targets))
+        actual.append(onward_step(trainer, inputs, targets))
+        returned.append(torch_step(back, its_optimizer, CROSS_ENTROPY, inputs, targets))
+
+    np.testing.assert_allclose(actual, expected, rtol=2e-5)
+    np.testing.assert_allclose(returned, expected, rtol=2e-5)
+    assert_same_state(trainer.state, module, 2e-4)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_goes_on_exactly(name: str, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_optimizer(monkeypatch)
+    module, optimizer, scheduler = start(before, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), SCHEDULERS[name])
+    trainer = onward.Trainer(convert(module, optimizer, scheduler), threads=1)
+    expected, actual = [], []
+
+    for inputs, targets in batches(SUBJECT, 20):
+        expected.append(torch_step(module, optimizer, CROSS_ENTROPY, inputs, targets))
+        scheduler.step()
+        actual.append(onward_step(trainer, inputs, targets))
+
+    np.testing.assert_allclose(actual, expected, rtol=2e-5)
+    assert_same_state(trainer.state, module, 2e-4)
+
+
+def message(function: Any) -> str:
+    with pytest.raises(ArgumentError) as caught:
+        function()
+    return str(caught.value)
+
+
+def parameters() -> tuple[torch.nn.Module, dict[int, str], list[str]]:
+    module = Mlp()
+    return module, {id(p): n for n, p in module.named_parameters()}, [n for n, _ in module.named_parameters()]
+
+
+def test_an_unknown_optimizer_is_refused_with_the_list_of_known_ones() -> None:
+    module, names, trained = parameters()
+
+    text = message(lambda: convert_optimizer(torch.optim.Rprop(module.parameters()), names, trained))
+
+    assert "error[A210]: `torch.optim.Rprop` cannot be converted" in text
+    assert "Adagrad, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, SGD" in text
+    assert "onward.optimizers.Custom" in text
+
+
+def test_all_problems_of_an_optimizer_come_at_once() -> None:
+    module, names, trained = parameters()
+    foreign = torch.nn.Parameter(torch.zeros(3, 4))
+    optimizer = torch.optim.SGD([*module.parameters(), foreign], lr=0.1, maximize=True)
+
+    text = message(lambda: convert_optimizer(optimizer, names, trained))
+
+    assert "`maximize=True` cannot be converted" in text
+    assert "minimise the negative loss instead" in text
+    assert "the optimizer holds a parameter that is not in the module" in text
+    assert "a tensor of shape [3, 4]" in text
+
+
+def test_a_hook_of_the_optimizer_is_refused() -> None:
+    module, names, trained = parameters()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: None)
+
+    text = message(lambda: convert_optimizer(optimizer, names, trained))
+
+    assert "the optimizer has hooks, which a file cannot hold" in text
+    assert "found: register_step_pre_hook" in text
+
+
+def test_an_optimizer_of_frozen_parameters_is_refused() -> None:
+    module, names, _ = parameters()
+
+    text = message(lambda: convert_optimizer(torch.optim.SGD(module.parameters(), lr=0.1), names, []))
+
+    assert "the optimizer trains no parameter of the module that requires a gradient" in text
+
+
+def test_parameters_with_different_numbers_of_steps_are_refused() -> None:
+    module, names, _ = parameters()
+    optimizer = torch.optim.Adam(module.parameters())
+    module.net[0].weight.grad = torch.ones_like(module.net[0].weight)
+    optimizer.step()
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+    text = message(lambda: optimizer_state(optimizer, names, "torchadam"))
+
+    assert "the parameters have taken different numbers of steps" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda o: lr_scheduler.LambdaLR(o, lambda t: 0.9**t), "`LambdaLR` cannot be converted"),
+        (lambda o: lr_scheduler.ReduceLROnPlateau(o), "`ReduceLROnPlateau` cannot be converted"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.2, 40), "`OneCycleLR` with cycle_momentum=True cannot be converted"),
+        (
+            lambda o: lr_scheduler.OneCycleLR(o, 0.2, 40, cycle_momentum=False, three_phase=True),
+            "`OneCycleLR` with three_phase=True cannot be converted",
+        ),
+        (
+            lambda o: lr_scheduler.OneCycleLR(o, 0.2, 40, cycle_momentum=False, anneal_strategy="linear"),
+            '`OneCycleLR` with anneal_strategy="linear" cannot be converted',
+        ),
+    ],
+)
+def test_a_scheduler_that_is_not_exact_is_refused(make: Any, expected: str) -> None:
+    module, names, trained = parameters()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    scheduler = make(optimizer)
+
+    text = message(lambda: convert_optimizer(optimizer, names, trained, scheduler))
+
+    assert expected in text
+
+
+def test_a_scheduler_stepped_once_per_epoch_is_refused() -> None:
+    module, optimizer, _ = start(3, lambda p: torch.optim.Adam(p))
+    names = {id(p): n for n, p in module.named_parameters()}
+    scheduler = lr_scheduler.StepLR(optimizer, 10)
+
+    text = message(lambda: convert_optimizer(optimizer, names, list(names.values()), scheduler))
+
+    assert "the scheduler is not stepped after every optimizer step" in text
+    assert "found: 0 scheduler steps, 3 optimizer steps" in text
+
+
+def test_a_scheduler_of_another_optimizer_is_refused() -> None:
+    module, names, trained = parameters()
+    optimizer, other = (torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(2))
+
+    text = message(lambda: convert_optimizer(optimizer, names, trained, lr_scheduler.StepLR(other, 10)))
+
+    assert "the scheduler belongs to another optimizer" in text
