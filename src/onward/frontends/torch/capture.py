@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 
@@ -128,6 +129,11 @@ def _translations() -> dict[Any, Callable[..., Any]]:
         scale = op.Sqrt(op.Add(variance, op.CastLike(op.Constant(value_float=epsilon), variance)))
         return affine(op.Div(centred, scale), x, weight, bias)
 
+    def filled(like: Any, number: float) -> Any:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(int(like.dtype))
+        array = np.full([int(n) for n in like.shape], number, kind)
+        return op.Constant(value=onnx.numpy_helper.from_array(array))
+
     def training(
         input: Any,
         weight: Any,
@@ -141,9 +147,9 @@ def _translations() -> dict[Any, Callable[..., Any]]:
         if not training:
             return evaluation(input, weight, bias, running_mean, running_var, momentum, eps)
         if weight is None:
-            weight = op.Add(op.Sub(running_mean, running_mean), op.CastLike(op.Constant(value_float=1.0), running_mean))
+            weight = filled(running_mean, 1.0)
         if bias is None:
-            bias = op.Sub(running_mean, running_mean)
+            bias = filled(running_mean, 0.0)
         y = op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=eps, momentum=1.0 - momentum)
         unused = [op.Identity(v) for v in (running_mean, running_var, running_mean, running_var)]
         return y, *unused
@@ -175,7 +181,7 @@ class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
 
         self.loss = loss
         flat_outputs, self._outputs = pytree.tree_flatten(outputs)
-        flat_targets, self._targets = pytree.tree_flatten(targets)
+        flat_targets, self._targets = pytree.tree_flatten(() if targets is None else targets)
         self._count = len(flat_outputs)
         self.example = (*flat_outputs, *flat_targets)
         self.target_count = len(flat_targets)

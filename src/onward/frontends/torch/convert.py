@@ -20,7 +20,7 @@ from onward.frontends.torch import capture
 from onward.frontends.torch.checks import check_evaluation, check_module, example_outputs, training_mode
 from onward.frontends.torch.entries import merge_entries, name_entry
 from onward.frontends.torch.optimizers import convert_optimizer, optimizer_state
-from onward.frontends.torch.running_statistics import fix_running_statistics, track_plain_average
+from onward.frontends.torch.running_statistics import fix_running_statistics, stand_in_momentum
 from onward.frontends.torch.versions import check_versions
 from onward.model.training_model import TrainingModel
 from onward.optimizers import Optimizer
@@ -89,7 +89,7 @@ def from_torch(
     outputs = example_outputs(module, inputs, keywords)
     batch = _batch_size(inputs, keywords)
     losses = {k: _loss(p, outputs) for k, p in parts.items()}  # a loss that cannot be: before the slow part
-    with training_mode(module), track_plain_average(module) as averaged:
+    with training_mode(module), stand_in_momentum(module) as replaced:
         shapes = (
             _dynamic_shapes(module, inputs, keywords) if dynamic is True else (None if dynamic is False else dynamic)
         )
@@ -111,7 +111,7 @@ def from_torch(
         )
         if not models:
             check_evaluation(module, inputs, keywords, model)
-        fix_running_statistics(model, module, averaged)
+        fix_running_statistics(model, module, replaced)
         if isinstance(part.optimizer, torch.optim.Optimizer):
             _put_state(model, optimizer_state(part.optimizer, names, ours.label(), part.scheduler))
         models[key] = model

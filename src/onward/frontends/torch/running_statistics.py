@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -13,32 +13,35 @@ from onward.model import graphs
 from onward.model.builder import Builder, Names
 from onward.model.training_model import TrainingModel
 
-_STAND_IN = 0.5  # the momentum under which a module with momentum=None is captured
+_STAND_IN = 0.5  # the momentum under which such a module is captured
 
 
 @contextlib.contextmanager
-def track_plain_average(module: torch.nn.Module) -> Iterator[list[str]]:
-    """Give modules with `momentum=None` a momentum for the time of the capture; yield their names.
+def stand_in_momentum(module: torch.nn.Module) -> Iterator[dict[str, float | None]]:
+    """Give some batch normalisations another momentum for the time of the capture; yield the true one by name.
 
-    PyTorch then averages over all batches so far, with a factor that it reads from a counter; torch.export cannot
-    follow that.
+    With `momentum=None` PyTorch averages over all batches so far, with a factor that it reads from a counter, which
+    torch.export cannot follow. And for float64 an attribute of ONNX, which has 32 bits, is not exact enough.
     """
-    found = [
-        (name, part)
+    found = {
+        name: part
         for name, part in module.named_modules()
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.momentum is None
-    ]
-    for _, part in found:
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+        and part.running_mean is not None
+        and (part.momentum is None or part.running_mean.dtype == torch.float64)
+    }
+    true = {name: part.momentum for name, part in found.items()}
+    for part in found.values():
         part.momentum = _STAND_IN
     try:
-        yield [name for name, _ in found]
+        yield true
     finally:
-        for _, part in found:
-            part.momentum = None
+        for name, part in found.items():
+            part.momentum = true[name]
 
 
-def fix_running_statistics(model: TrainingModel, module: torch.nn.Module, averaged: list[str]) -> None:
-    """Count batches as PyTorch does (`num_batches_tracked`), and turn stand-in momenta into plain averages."""
+def fix_running_statistics(model: TrainingModel, module: torch.nn.Module, replaced: Mapping[str, float | None]) -> None:
+    """Count batches as PyTorch does (`num_batches_tracked`), and turn stand-in momenta into the true ones."""
     entry = model.entries[0]
     algorithm = entry.algorithm
     assert algorithm is not None
@@ -64,14 +67,19 @@ def fix_running_statistics(model: TrainingModel, module: torch.nn.Module, averag
         following.name, following.shape = names.unique(f"new/{label}"), ir.Shape([])
         entry.update_binding[label] = following.name
         algorithm.outputs.append(following)
-        if name in averaged:
+        if name in replaced:
+            momentum = replaced[name]
             for kind in ("running_mean", "running_var"):
                 old = model.graph.initializers[prefix + kind]
                 mixed = produced[entry.update_binding[prefix + kind]]
-                # mixed = (1 - m) old + m batch, so batch = old + (mixed - old) / m; new = old + (batch - old) / count
-                change = op.Div(op.Sub(mixed, old), op.Mul(op.Cast(following, to=old.dtype), _STAND_IN))
-                new = op.Add(old, change)
-                new.name, new.shape = names.unique(f"new/{prefix}{kind}/average"), old.shape
+                # mixed = old + s (batch - old) with the stand-in s; new = old + m (batch - old), where without a
+                # momentum m = 1 / count.
+                change = op.Sub(mixed, old)
+                if momentum is None:
+                    new = op.Add(old, op.Div(change, op.Mul(op.Cast(following, to=old.dtype), _STAND_IN)))
+                else:
+                    new = op.Add(old, op.Mul(change, momentum / _STAND_IN))
+                new.name, new.shape = names.unique(f"new/{prefix}{kind}/exact"), old.shape
                 algorithm.outputs[list(algorithm.outputs).index(mixed)] = new
                 entry.update_binding[prefix + kind] = new.name
     algorithm.extend(op.nodes)

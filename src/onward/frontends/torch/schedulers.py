@@ -59,7 +59,7 @@ def convert_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> tuple
                 "the scheduler is not stepped after every optimizer step",
                 place="scheduler=",
                 found=f"{steps} scheduler steps, {taken} optimizer steps",
-                hint="the file's schedule counts optimizer steps; leave the scheduler out, and the current rate is kept",
+                hint="the file counts optimizer steps; leave the scheduler out, and the current rate is kept",
             )
         )
     for index, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
