@@ -221,3 +221,57 @@ def test_sigterm_saves_and_leaves_with_zero(work):
         assert process.wait(10) == 0
         assert time.monotonic() - began < 5.0
     assert CheckpointDirectory(work / "run").load().step > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", "absent/m.onnx"), "there is no directory"),
+        (("--inference", "."), "it is a directory"),
+        (("--average", "--inference", "i.onnx"), "keeps no moving average"),
+        (("--average",), "--average is for the inference model"),
+        (("--keep", 0), "keep is 0"),
+        (("--checkpoint", "run", "--checkpoint-every", 0), "checkpoint_every is 0"),
+        (("--checkpoint-every", 5), "checkpoint_every needs to know where"),
+        (("--std", 0), "std is 0"),
+        (("--scale", 0), "scale is 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_training(work, monkeypatch, options, message):
+    monkeypatch.chdir(work)
+    before = sorted(work.iterdir())
+
+    text = fails("train", "m.onnx", "--data", "d.npz", "--log", "log.jsonl", *options)
+
+    assert message in text
+    assert sorted(work.iterdir()) == before
+
+
+def test_a_program_cannot_give_a_training_model(work):
+    onward.compile(work / "m.onnx").save(work / "program")
+
+    text = fails("train", work / "program", "--data", work / "d.npz", "-o", work / "out.onnx")
+
+    assert "a compiled program cannot be turned back" in text
+
+
+def test_a_run_is_not_resumed_for_another_model(work):
+    onward.save(model(dropout=0.5), work / "other.onnx")
+    ok("train", work / "m.onnx", "--data", work / "d.npz", "--checkpoint", work / "run", "-q", "-o", work / "m2.onnx")
+
+    text = fails("train", work / "other.onnx", "--data", work / "d.npz", "--checkpoint", work / "run", "--resume")
+
+    assert "holds the run of another model" in text
+    ok(  # the same model with other weights is fine: the weights are those of the run
+        "train", work / "m2.onnx", "--data", work / "d.npz", "--checkpoint", work / "run", "--resume", "--epochs", 2
+    )  # fmt: skip
+
+
+def test_evaluate_refuses_a_batch_of_nothing(work):
+    assert "batch_size is 0" in fails("evaluate", work / "m.onnx", "--data", work / "d.npz", "--batch-size", 0)
+
+
+def test_numpy_is_not_heard_on_how_to_unpickle(work):
+    (work / "bad.npz").write_text("hello")
+
+    assert "pickle" not in fails("train", work / "m.onnx", "--data", work / "bad.npz")

@@ -127,7 +127,10 @@ def train(
 
     if resume and checkpoint is None:
         raise ArgumentError(Diagnostic(A101, "--resume needs to know from where", needed="--checkpoint DIR"))
+    if average and inference is None:
+        raise ArgumentError(Diagnostic(A101, "--average is for the inference model", needed="--inference FILE"))
     trainer = _open(file, checkpoint, resume, backend, threads, allow_changes)
+    _check_results(trainer, output, inference, average)
     resumed = trainer.steps > 0
     if initialize and not resumed:
         trainer.initialize(seed or 0)
@@ -172,6 +175,7 @@ def _open(
 ) -> Trainer:
     """Return a trainer that goes on with the run in `checkpoint`, or a new one when there is none."""
     from onward.backends.processes import world_size
+    from onward.errors import CheckpointError
     from onward.train import Trainer
     from onward.train.checkpoint import K105, CheckpointDirectory
 
@@ -187,8 +191,6 @@ def _open(
         )
     if checkpoint is not None and CheckpointDirectory(checkpoint).step_files():
         if not resume:
-            from onward.errors import CheckpointError
-
             raise CheckpointError(
                 Diagnostic(
                     K105,
@@ -198,8 +200,48 @@ def _open(
             )
         if backend is not None:
             options["backend"] = backend
-        return Trainer.resume(checkpoint, allow_changes=allow_changes, **options)
+        trainer = Trainer.resume(checkpoint, allow_changes=allow_changes, **options)
+        if file.exists() and not trainer.is_of(file):
+            raise CheckpointError(
+                Diagnostic(
+                    K105,
+                    f"`{checkpoint}` holds the run of another model than `{file}`",
+                    hint="give the model that the run was started with, or choose another directory",
+                )
+            )
+        return trainer
     return Trainer(file, backend or "onnxruntime", **options)
+
+
+def _check_results(trainer: Trainer, output: Path | None, inference: Path | None, average: bool) -> None:
+    """Raise before the training for what could not be saved after it; all at once."""
+    from onward.model.files import why_not_writable
+
+    problems = []
+    for path in (output, inference):
+        problem = None if path is None else why_not_writable(path)
+        if problem is not None:
+            problems.append(problem)
+    if output is not None and not trainer.has_model:
+        problems.append(
+            Diagnostic(
+                A101,
+                "a compiled program cannot be turned back into a training model",
+                found=f"--output {output}",
+                needed="--inference FILE or --checkpoint DIR, or the training model instead of the program",
+            )
+        )
+    if average and not trainer.has_average:
+        problems.append(
+            Diagnostic(
+                A101,
+                "the model keeps no moving average of its weights",
+                found="--average",
+                hint="make it with one: onward make-trainable … --set ema=0.999",
+            )
+        )
+    if problems:
+        raise ArgumentError(problems)
 
 
 def _save(trainer: Trainer, output: Path | None, inference: Path | None, average: bool, quiet: bool) -> None:

@@ -74,6 +74,20 @@ def save(model: TrainingModel | onnx.ModelProto, path: str, external_data: bool 
         ) from error
 
 
+def why_not_writable(path: str | os.PathLike[str]) -> Diagnostic | None:
+    """Return why `save` could not write there, or None; for a caller with long work before it."""
+    try:
+        target = _target(os.fspath(path))
+    except ModelError as error:
+        return error.diagnostics[0]
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        return Diagnostic(M111, f"cannot write `{path}`: there is no directory `{folder}`")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Diagnostic(M111, f"cannot write `{path}`: no permission to write to `{folder}`")
+    return None
+
+
 def _target(path: str) -> str:
     """Return the file that will be replaced: behind a link, the file it points to."""
     target = os.path.realpath(path)

@@ -229,6 +229,7 @@ class Trainer:
             "learning_rate": describe_rate(learning_rate),
         }
         settings = self._settings({k: v for k, v in given.items() if v is not None}, callable(learning_rate))
+        _check_saving(checkpoint is not None or self._resumed is not None, checkpoint_every, keep)
         self.preparation = self._with_classes(preparation or self.preparation, source)
         validation = None
         if isinstance(validation_data, (int, float)) and not isinstance(validation_data, bool):
@@ -398,6 +399,7 @@ class Trainer:
         For an inference model, which has no targets of its own, the data's column beside the inputs is the target.
         """
         preparation = preparation or self.preparation
+        _check_batch_size(batch_size)
         source = as_source(x, y, self.program.inputs, self.program.targets, preparation, part="evaluate")
         targets = evaluation.loose_targets(self.program, source)
         matching = match(source, self.program.inputs, targets, preparation)
@@ -421,6 +423,7 @@ class Trainer:
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the output of the inference graph for every sample; a dict by name when there are several."""
         preparation = preparation or self.preparation
+        _check_batch_size(batch_size)
         source = as_source(x, None, self.program.inputs, (), preparation, part="evaluate")
         kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in self.program.inputs}}
         matching = match(source, self.program.inputs, (), dataclasses.replace(preparation, columns=kept))
@@ -517,6 +520,20 @@ class Trainer:
 
     # ------------------------------------------------------------------ results
 
+    @property
+    def has_model(self) -> bool:
+        """Whether `to_model` can give a training model: not when the trainer was made from a Program."""
+        return self._origin.model is not None
+
+    @property
+    def has_average(self) -> bool:
+        """Whether the state holds moving averages of the parameters."""
+        return any(f"ema/{p}" in self.program.state for p in self.program.parameters)
+
+    def is_of(self, model: Any) -> bool:
+        """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
+        return Origin.of(model).graph_sha256 == self._origin.graph_sha256
+
     def to_inference(self, *, average: bool = False) -> onnx.ModelProto:
         """Return the inference model with the current weights, or with their moving average (`ema=` of the optimizer).
 
@@ -558,3 +575,20 @@ class Trainer:
                 )
             )
         return with_state(self._origin.model, self.session.get_state(), self.preparation)
+
+
+def _check_saving(has_directory: bool, every: int | None, keep: int) -> None:
+    problems = [
+        Diagnostic(A101, f"{name} is {value}", needed="a whole number of at least 1")
+        for name, value in (("checkpoint_every", 1 if every is None else every), ("keep", keep))
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1
+    ]
+    if every is not None and not has_directory:
+        problems.append(Diagnostic(A101, "checkpoint_every needs to know where", needed="checkpoint=, a directory"))
+    if problems:
+        raise ArgumentError(problems)
+
+
+def _check_batch_size(size: int | None) -> None:
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ArgumentError(Diagnostic(A101, f"batch_size is {size}", needed="a whole number of at least 1"))

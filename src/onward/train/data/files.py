@@ -139,7 +139,10 @@ def _columns(arrays: dict[str, np.ndarray], path: Path, *, positional: bool = Fa
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(Diagnostic(T131, f"`{path}` is damaged or not what its name says: {error}"))
+    reason = str(error)
+    if "pickle" in reason:  # numpy's text tells how to unpickle, which is not safe
+        reason = "it holds Python objects, or something else than arrays of numbers"
+    return DataError(Diagnostic(T131, f"`{path}` is damaged or not what its name says: {reason}"))
 
 
 def _read_npy(path: Path) -> np.ndarray:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.errors import DataError, Diagnostic, define
+from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
 from onward.program import TensorSpec
 from onward.train.data.source import Batch, DataSource
 
@@ -103,6 +103,20 @@ class Preparation:
     one_hot: bool = False
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise for numbers that leave nothing of the data."""
+        problems = [
+            Diagnostic(A101, f"{name} is {getattr(self, name)}", needed=needed)
+            for name, needed, allows_zero in (
+                ("scale", "a finite number other than 0", False),
+                ("mean", "finite numbers", True),
+                ("std", "finite numbers other than 0", False),
+            )
+            if not all(np.isfinite(v) and (allows_zero or v != 0) for v in np.ravel(getattr(self, name)).tolist())
+        ]
+        if problems:
+            raise ArgumentError(problems)
 
     @functools.cached_property
     def normalises(self) -> bool:
