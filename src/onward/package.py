@@ -46,6 +46,7 @@ def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
     files = _graph_files(program)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign(folder)
         hashes = {}
         for name, model in files.items():
             data = model.SerializeToString(deterministic=True)
@@ -61,6 +62,22 @@ def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
         raise ModelError(
             Diagnostic(M400, f"cannot write the program to `{folder}`: {error.strerror or error}")
         ) from error
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise if the folder holds files and no program: its README.md, or whatever it has, is not ours to overwrite."""
+    found = sorted(entry.name for entry in folder.iterdir())
+    manifest = folder / "manifest.json"
+    if not found or (manifest.is_file() and f'"{FORMAT}"' in manifest.read_text(errors="replace")):
+        return
+    raise ModelError(
+        Diagnostic(
+            M400,
+            f"`{folder}` holds files that are no program",
+            found=", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else ""),
+            needed="a new or empty directory, or one with a program to replace",
+        )
+    )
 
 
 def read_program(directory: str | os.PathLike[str]) -> Program:

@@ -31,6 +31,18 @@ def test_a_program_read_back_trains_the_same(directory: Path) -> None:
     assert losses[0] == losses[1]
 
 
+def test_a_folder_of_other_files_is_not_written_to(directory: Path, tmp_path: Path) -> None:
+    program = onward.Program.load(directory)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text("my project")
+
+    with pytest.raises(ModelError, match="holds files that are no program"):
+        program.save(tmp_path / "mine")
+
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["README.md"]
+    program.save(directory)  # a program is replaced
+
+
 def test_the_manifest_follows_its_schema(directory: Path) -> None:
     schema = json.loads((Path(onward.__file__).parent / "manifest.schema.json").read_text())
 

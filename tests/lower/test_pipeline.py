@@ -10,7 +10,7 @@ import onward
 from models import batch, dropout_network, perceptron
 from onward.backends import open_session
 from onward.backends.reference import Evaluator
-from onward.errors import ArgumentError, ModelError
+from onward.errors import ArgumentError, ModelError, OnwardError
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,32 @@ def test_the_opset_is_the_lowest_that_fits(program: onward.Program) -> None:
 def test_a_target_opset_that_is_too_low_is_refused_with_the_lowest_one() -> None:
     model = onward.make_trainable(perceptron(), loss="mse", optimizer="sgd")
 
-    with pytest.raises(ArgumentError, match="18 or higher"):
+    with pytest.raises(ArgumentError, match="needed: 18"):
         onward.compile(model, target_opset=11)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ({"target_opset": 99}, "target opset 99 is too high"),
+        ({"target_ir": 1}, "target IR version 1 is too low"),
+        ({"target_ir": 99}, "target IR version 99 is too high"),
+    ],
+)
+def test_a_target_that_no_runtime_reads_is_refused(target: dict[str, int], message: str) -> None:
+    model = onward.make_trainable(perceptron(), loss="cross_entropy", optimizer=onward.Adam(1e-2))
+
+    with pytest.raises(ArgumentError, match=message):
+        onward.compile(model, **target)
+
+
+def test_a_model_that_is_not_valid_is_explained() -> None:
+    proto = onward.make_trainable(perceptron(), loss="cross_entropy", optimizer=onward.Adam(1e-2)).proto()
+    (loss,) = [n for n in proto.training_info[0].algorithm.node if n.op_type == "SoftmaxCrossEntropyLoss"]
+    loss.attribute.append(onnx.helper.make_attribute("ignore_index", "none"))
+
+    with pytest.raises(OnwardError, match="attribute `ignore_index` of `SoftmaxCrossEntropyLoss` has the wrong type"):
+        onward.compile(proto)
 
 
 def test_a_node_that_does_not_fit_the_target_opset_is_named() -> None:

@@ -22,7 +22,8 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.lowering import is_gradient, lower_model
-from onward.errors import A101, ArgumentError, Diagnostic, ModelError
+from onward.check import check
+from onward.errors import A101, ArgumentError, Diagnostic, ModelError, OnwardError
 from onward.lower import combine as combining
 from onward.lower.combine import M301, Combined, combine, inline_functions, set_outputs, state_names, tensor_array
 from onward.lower.decompose.optimizers import decompose_optimizers
@@ -56,13 +57,26 @@ def compile_model(
     Raises:
         NotDifferentiable: listing every node that blocks a gradient.
         ModelError: something has no plain form, or does not fit the target opset.
+        CheckFailed: the model is not valid ONNX and cannot be compiled for that reason.
     """
     training = serde.load(model)
+    _check_target(target_opset, target_ir)
+    try:
+        return _compile(training, target_opset, target_ir, seed, split)
+    except OnwardError:
+        raise
+    except Exception:
+        check(training).raise_if_errors()  # a broken model is explained; what is left is a mistake of ours
+        raise
+
+
+def _compile(
+    training: TrainingModel, target_opset: int | None, target_ir: int | None, seed: int, split: bool
+) -> Program:
     if training.opset < WORKING_OPSET:
         from onward.upgrade import to_working_opset
 
         training = to_working_opset(training)
-    _check_target(target_opset)
     random = _Randomness(seed)
     steps: dict[str, _Step] = {}
     gradients: dict[str, _Step] = {}
@@ -295,7 +309,14 @@ def _label(combined: Combined, target_opset: int | None, target_ir: int | None) 
     model = combined.model
     opset = target_opset if target_opset is not None else lowest_opset(model, WORKING_OPSET)
     lower_opset(model, opset)
-    model.ir_version = target_ir if target_ir is not None else max(8, ir_version_of(opset))
+    lowest = max(8, ir_version_of(opset))
+    if target_ir is not None and target_ir < lowest:
+        raise ArgumentError(
+            Diagnostic(
+                A101, f"target IR version {target_ir} is too low", needed=f"{lowest} or higher for opset {opset}"
+            )
+        )
+    model.ir_version = lowest if target_ir is None else target_ir
 
 
 def _proto(combined: Combined, title: str) -> onnx.ModelProto:
@@ -305,15 +326,23 @@ def _proto(combined: Combined, title: str) -> onnx.ModelProto:
     return serde.to_proto(TrainingModel(model))
 
 
-def _check_target(target: int | None) -> None:
-    if target is not None and not target >= WORKING_OPSET:
-        raise ArgumentError(
+def _check_target(opset: int | None, ir_version: int | None) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    problems = []
+    if opset is not None and not WORKING_OPSET <= opset <= newest:
+        problems.append(
             Diagnostic(
                 A101,
-                f"target opset {target} is too low",
-                needed=f"{WORKING_OPSET} or higher (ONNX Runtime 1.14 and later read it)",
+                f"target opset {opset} is too {'low' if opset < WORKING_OPSET else 'high'}",
+                needed=f"{WORKING_OPSET} (ONNX Runtime 1.14 and later read it) to {newest}",
             )
         )
+    if ir_version is not None and ir_version > onnx.IR_VERSION:
+        problems.append(
+            Diagnostic(A101, f"target IR version {ir_version} is too high", needed=f"at most {onnx.IR_VERSION}")
+        )
+    if problems:
+        raise ArgumentError(problems)
 
 
 def _defined(graph: ir.Graph) -> Iterable[Value]:
