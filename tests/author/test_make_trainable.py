@@ -354,6 +354,12 @@ def test_a_taken_name_asks_for_another(build) -> None:
     )
 
 
+@pytest.mark.parametrize("argument", ["label", "loss_name"])
+def test_an_empty_name_is_refused(argument: str) -> None:
+    with pytest.raises(ArgumentError, match="a value must have a name"):
+        make_trainable(samples.perceptron(), loss="mse", optimizer=optimizers.SGD(0.1), **{argument: ""})
+
+
 def test_a_model_with_training_information_is_refused() -> None:
     with pytest.raises(ArgumentError, match="error\\[A113\\]: the model already has a training entry `train`"):
         make_trainable(samples.build("linear"), loss="mse")

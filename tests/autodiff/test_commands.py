@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import onnx
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from autodiff.text_models import parse, run
 from onward.cli.grad import grad
 from onward.cli.ops import ops
+from onward.errors import ArgumentError
 
 
 def invoke(command: object, *arguments: str) -> str:
@@ -54,3 +56,8 @@ def test_ops_prints_json() -> None:
     assert operators["Gather"]["second_order"] is True
     assert operators["Floor"]["condition"] == "ZERO"
     assert len(operators) > 200
+
+
+def test_ops_of_an_unknown_operator_names_near_ones() -> None:
+    with pytest.raises(ArgumentError, match="did you mean `Softmax`"):
+        invoke(ops, "Sofmax")

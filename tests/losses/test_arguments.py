@@ -22,6 +22,8 @@ def value(*shape: int | str, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value
         (lambda: losses.CrossEntropy(label_smoothing=2.0), "`label_smoothing` of `CrossEntropy` is out of range"),
         (lambda: losses.CrossEntropy(targets="onehot"), "no such kind of targets `onehot`"),
         (lambda: losses.CrossEntropy(targets="probability", ignore_index=1), "`ignore_index` needs index targets"),
+        (lambda: losses.CrossEntropy(ignore_index="foo"), "`ignore_index` of `CrossEntropy` is no class"),
+        (lambda: losses.NLL(ignore_index=1.5), "`ignore_index` of `NLL` is no class"),
         (lambda: losses.Huber(delta=0.0), "needed: a finite number above 0"),
         (lambda: losses.TripletMargin(p=-1.0), "`p` of `TripletMargin` is out of range"),
         (lambda: losses.MSE() * float("nan"), "`weight` of `Weighted` is out of range"),

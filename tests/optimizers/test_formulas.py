@@ -205,6 +205,8 @@ def test_equal_settings_share_one_function(run) -> None:
         (lambda: optimizers.SGD(0.1, accumulate=0), "needed: a whole number, at least 1"),
         (lambda: optimizers.SGD(nesterov=True), "`nesterov` needs momentum above 0 and no dampening"),
         (lambda: optimizers.Adam(groups={"*": {"lerning_rate": 1.0}}), "hint: did you mean `learning_rate`?"),
+        (lambda: optimizers.Adam(beta1=1.0), "needed: a finite number from 0, below 1"),
+        (lambda: optimizers.Adam(ema=1.0), "`ema` of `Adam` is out of range"),
         (lambda: optimizers.Adam(groups={"*": {"ema": 0.5}}), "no such setting `ema`"),
         (lambda: optimizers.by_name("adamm"), "no such optimizer `adamm`"),
         (lambda: optimizers.by_name("adam", beta3=1), "no such setting `beta3`"),

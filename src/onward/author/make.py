@@ -208,6 +208,8 @@ def _copy(source: serde.Source, entry: str) -> TrainingModel:
 
 
 def _claim(names: Names, name: str, argument: str) -> None:
+    if not name:
+        raise ArgumentError(Diagnostic(A101, "a value must have a name", place=argument, needed="at least one letter"))
     if name in names.taken:
         raise ArgumentError(
             Diagnostic(

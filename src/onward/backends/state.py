@@ -40,7 +40,11 @@ def chosen_entries(program: Program, entry: str | None) -> list[tuple[str, StepG
     """
     if not program.steps:
         raise BackendError(
-            Diagnostic(B100, "the model has no training entry", hint="use onward.make_trainable(...) first")
+            Diagnostic(
+                B100,
+                "the model has no training entry",
+                hint="use onward.make_trainable(...), or `onward make-trainable`, first",
+            )
         )
     if entry is None:
         return list(program.steps.items())
@@ -53,7 +57,11 @@ def evaluation_graph(program: Program) -> onnx.ModelProto:
     """Return the evaluate graph, or raise BackendError."""
     if program.evaluate is None:
         raise BackendError(
-            Diagnostic(B100, "the model has no loss to evaluate", hint="use onward.make_trainable(...) first")
+            Diagnostic(
+                B100,
+                "the model has no loss to evaluate",
+                hint="use onward.make_trainable(...), or `onward make-trainable`, first",
+            )
         )
     return program.evaluate
 

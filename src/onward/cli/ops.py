@@ -18,7 +18,12 @@ def ops(
     """List every operator of the standard with the condition of each input and what its tests cover."""
     from onward.autodiff.coverage import coverage
 
-    operators = [o for o in coverage() if name is None or name.lower() in o.name.lower()]
+    known = coverage()
+    operators = [o for o in known if name is None or name.lower() in o.name.lower()]
+    if name is not None and not operators:
+        from onward.errors import unknown_name
+
+        raise unknown_name("operator", name, [o.name for o in known])
     if as_json:
         typer.echo(json.dumps([o.as_dict() for o in operators], indent=1))
         return

@@ -37,6 +37,7 @@ class CrossEntropy(ReducedLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_ignore_index(self.ignore_index, "CrossEntropy")
         check_number("label_smoothing", self.label_smoothing, "CrossEntropy", low=0.0, high=1.0)
         if self.targets not in TARGETS:
             raise unknown_name("kind of targets", str(self.targets), TARGETS, place="loss `CrossEntropy`")
@@ -110,6 +111,14 @@ class CrossEntropy(ReducedLoss):
         if weight is not None:
             product = op.Mul(product, op.Reshape(weight, [-1 if d == axis else 1 for d in range(rank)]))
         return self.reduce(op, op.Neg(op.ReduceSum(product, [axis], keepdims=0)))
+
+
+def check_ignore_index(value: object, owner: str) -> None:
+    """Raise if `value` is neither a class number nor None."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ArgumentError(
+            Diagnostic(A101, f"`ignore_index` of `{owner}` is no class", found=repr(value), needed="a whole number")
+        )
 
 
 def class_axis(scores: Value, axis: int, loss: ReducedLoss) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onward.losses.base import LabelSpec, ReducedLoss, shape_of
-from onward.losses.cross_entropy import class_axis, class_weight, classes_second
+from onward.losses.cross_entropy import check_ignore_index, class_axis, class_weight, classes_second
 from onward.model.builder import Builder, Value
 
 
@@ -25,6 +25,10 @@ class NLL(ReducedLoss):
     weight: Sequence[float] | None = None
     ignore_index: int | None = None
     axis: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ignore_index(self.ignore_index, "NLL")
 
     def labels(self, outputs: Sequence[Value]) -> list[LabelSpec]:
         shape = list(shape_of(outputs[0], self))

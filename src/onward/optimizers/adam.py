@@ -65,6 +65,6 @@ class AdamW(Adam):
 def check_betas(owner: Optimizer, beta1: float, beta2: float, epsilon: float) -> None:
     """Raise `ArgumentError` unless both betas are in [0, 1) and epsilon is not negative."""
     name = type(owner).__name__
-    check_number("beta1", beta1, name, low=0.0, high=1.0 - 1e-12)
-    check_number("beta2", beta2, name, low=0.0, high=1.0 - 1e-12)
+    check_number("beta1", beta1, name, low=0.0, below=1.0)
+    check_number("beta2", beta2, name, low=0.0, below=1.0)
     check_number("epsilon", epsilon, name, low=0.0)

@@ -92,7 +92,7 @@ class Optimizer(abc.ABC):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), owner, above=0.0)
         if self.ema is not None:
-            check_number("ema", self.ema, owner, low=0.0, high=1.0)
+            check_number("ema", self.ema, owner, low=0.0, below=1.0)
         for pattern, settings in self.groups.items():
             self.with_settings(settings, place=f"group `{pattern}` of `{owner}`")
 

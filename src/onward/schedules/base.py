@@ -65,11 +65,18 @@ def progress(step: int, start: int, length: int) -> float:
 
 
 def check_number(
-    name: str, value: object, owner: str, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf
+    name: str,
+    value: object,
+    owner: str,
+    *,
+    low: float = -math.inf,
+    above: float = -math.inf,
+    high: float = math.inf,
+    below: float = math.inf,
 ) -> None:
-    """Raise `ArgumentError` if `value` is not a finite number with low ≤ value ≤ high and value > above."""
+    """Raise `ArgumentError` if `value` is not a finite number with low ≤ value ≤ high and above < value < below."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if number and low <= value <= high and value > above:  # type: ignore[operator]  # it is a number
+    if number and low <= value <= high and above < value < below:  # type: ignore[operator]  # it is a number
         return
     bounds = "a finite number"
     if above > -math.inf:
@@ -78,6 +85,8 @@ def check_number(
         bounds += f" from {low:g}"
     if high < math.inf:
         bounds += f" to {high:g}"
+    if below < math.inf:
+        bounds += f", below {below:g}"
     raise ArgumentError(Diagnostic(A101, f"`{name}` of `{owner}` is out of range", found=repr(value), needed=bounds))
 
 
