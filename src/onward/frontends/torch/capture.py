@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -67,7 +69,7 @@ def export(
             Diagnostic(
                 A200,
                 f"PyTorch cannot capture {what}: {_reason(error)}",
-                place=type(module).__name__,
+                place=_place(error, module),
                 hint="data-dependent Python control flow must be written with torch operators; "
                 "dynamic=False captures fixed shapes",
             )
@@ -78,14 +80,30 @@ def export(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost cause, in at most a few lines: it names the line of the user's code."""
-    seen = set()
-    while error.__cause__ is not None and id(error) not in seen:
-        seen.add(id(error))
-        error = error.__cause__
-    lines = [line.rstrip() for line in str(error).strip().splitlines() if line.strip()]
-    place = [line for line in lines if "File " in line][-1:]
-    return " ".join(line.strip() for line in [*lines[:3], *place])[:600] or type(error).__name__
+    """Return the first words of the innermost cause."""
+    chain = _chain(error)
+    lines = [line.strip() for line in str(chain[-1]).strip().splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300] or type(chain[-1]).__name__
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
+
+
+def _place(error: BaseException, module: torch.nn.Module) -> str:
+    """Return the module, and the line of the user's code that PyTorch stopped at, if it says."""
+    found = ""
+    for link in _chain(error):
+        for frame in traceback.extract_tb(link.__traceback__):
+            if not any(part in frame.filename for part in _NOT_THE_USERS) and frame.line:
+                found = f", {os.path.basename(frame.filename)} line {frame.lineno}: {frame.line}"
+    return type(module).__name__ + found
+
+
+_NOT_THE_USERS = (f"{os.sep}torch{os.sep}", f"{os.sep}onnxscript{os.sep}", f"{os.sep}onward{os.sep}", "<", "contextlib")
 
 
 @contextlib.contextmanager
@@ -94,11 +112,17 @@ def _quiet() -> Iterator[None]:
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), _swallowed():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(previous)
+
+
+@contextlib.contextmanager
+def _swallowed() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _translations() -> dict[Any, Callable[..., Any]]:

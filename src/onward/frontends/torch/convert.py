@@ -217,9 +217,9 @@ def _loss(part: _Part, outputs: Any) -> Any:
     finally:
         torch.set_rng_state(random)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
-        found = (
-            f"{value.dtype} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        )
+        found = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            found = f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
         raise ArgumentError(
             Diagnostic(
                 A201,

@@ -1,0 +1,177 @@
+"""What cannot be converted is refused with words that name the place, and nothing is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onward
+from frontends.zoo import Mlp
+from onward.errors import ArgumentError, BackendError
+
+X, T = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64)
+
+
+def refusal(module: nn.Module, **changes: Any) -> str:
+    """Return the text of the error that from_torch raises; the module must be as it was."""
+    modes = [m.training for m in module.modules()]
+    arguments: dict[str, Any] = {
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        if not list(module.parameters())
+        else torch.optim.SGD(module.parameters(), lr=0.1),
+        "example_inputs": X,
+        "example_targets": T,
+        **changes,
+    }
+    with pytest.raises(ArgumentError) as caught:
+        onward.from_torch(module, **arguments)
+    assert [m.training for m in module.modules()] == modes
+    return str(caught.value)
+
+
+class Branching(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        if y.sum() > 0:  # the branch
+            return y
+        return -y
+
+
+def test_control_flow_that_depends_on_data() -> None:
+    text = refusal(Branching())
+
+    assert "error[A200]: PyTorch cannot capture the module" in text
+    assert "data-dependent" in text
+    assert "if y.sum() > 0" in text  # the line
+    assert "Branching" in text
+
+
+class Counting(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.net(x)
+
+
+def test_a_buffer_that_changes() -> None:
+    module = Counting()
+
+    text = refusal(module)
+
+    assert "error[A204]: buffer `calls` changes during the forward pass" in text
+    assert float(module.calls) == 0.0
+
+
+class Moody(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * (2 if self.training else 1)
+
+
+def test_a_forward_that_asks_for_the_mode() -> None:
+    text = refusal(Moody())
+
+    assert "error[A203]" in text
+    assert "of the module in evaluation mode differs from its graph" in text
+    assert "asks `self.training` itself" in text
+
+
+def test_a_module_on_another_device() -> None:
+    text = refusal(Mlp().to("meta"))
+
+    assert "error[A202]: the module is on `meta`, not on the CPU" in text
+    assert "`net.0.weight`" in text
+
+
+def test_hooks_on_the_backward_pass_all_at_once() -> None:
+    module = Mlp()
+    module.net[2].register_full_backward_hook(lambda *_: None)
+    module.net[0].weight.register_hook(lambda g: g * 2)
+
+    text = refusal(module)
+
+    assert "error[A205]: a module has a backward hook, which a file cannot hold" in text
+    assert "`net.2` (Linear)" in text
+    assert "a parameter has a hook on its gradient, which a file cannot hold" in text
+    assert "`net.0.weight`" in text
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (nn.CrossEntropyLoss(reduction="none"), "float32 of shape [4]"),
+        (lambda y, t: 3.0, "float"),
+        (lambda y, t: (y.argmax(1) == t).sum(), "int64 of shape []"),
+    ],
+    ids=["a vector", "a number", "an integer"],
+)
+def test_a_loss_that_is_not_one_number(loss: Any, found: str) -> None:
+    text = refusal(Mlp(), loss=loss)
+
+    assert "error[A201]: the loss is not one number" in text
+    assert f"found: {found}" in text
+    assert "reduce it with .mean()" in text
+
+
+def test_inputs_that_do_not_fit_the_module() -> None:
+    text = refusal(Mlp(), example_inputs=(X, X))
+
+    assert "the example inputs do not fit the module: too many positional arguments" in text
+    assert "Mlp.forward(x" in text
+
+
+def test_a_batch_of_one() -> None:
+    text = refusal(Mlp(), example_inputs=X[:1], example_targets=T[:1])
+
+    assert "the example batch has one sample" in text
+    assert "at least two samples, or dynamic=False" in text
+
+
+def test_a_batch_of_one_is_fine_with_fixed_shapes() -> None:
+    module = Mlp()
+
+    model = onward.from_torch(
+        module,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        example_inputs=X[:1],
+        example_targets=T[:1],
+        dynamic=False,
+    )
+
+    assert list(model.graph.inputs[0].shape) == [1, 6]
+
+
+def test_a_torch_scheduler_without_a_torch_optimizer() -> None:
+    module = Mlp()
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(module.parameters(), lr=0.1), 3)
+
+    text = refusal(module, optimizer="adam", scheduler=scheduler)
+
+    assert "a PyTorch scheduler needs its PyTorch optimizer" in text
+
+
+def test_several_optimizers_with_one_loss() -> None:
+    module = Mlp()
+    optimizers = {n: torch.optim.SGD(module.parameters(), lr=0.1) for n in ("a", "b")}
+
+    text = refusal(module, optimizer=optimizers)
+
+    assert "several optimizers need a loss each, under the same names" in text
+    assert "one for each of: a, b" in text
+
+
+@pytest.mark.parametrize("name", ["torch", "onnxscript"])
+def test_a_version_that_is_too_old(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onward.frontends.torch.versions import check_versions
+
+    monkeypatch.setattr(f"{name}.__version__", "0.4.1")
+
+    with pytest.raises(BackendError, match=rf"{name} 0\.4\.1 is too old"):
+        check_versions()
