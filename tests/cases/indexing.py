@@ -24,6 +24,10 @@ TWICE = ints([[1, 1, 2], [1, 0, 2]])
 PAIRS = ints([[0, 1], [2, 0], [0, 1]])
 
 CASES = [
+    case("Gather", "one known index", kind="edge", data=array(3, 2, 4), indices=np.array(1), constants=["indices"],
+         axis=0, torch=lambda data: data.select(0, 1)),
+    case("Gather", "one known negative index in a vector", kind="edge", data=array(2, 3), indices=np.array([-1]),
+         constants=["indices"], axis=-1, torch=lambda data: data[:, -1:]),
     case("Gather", "rows", data=array(4, 3), indices=ints([2, 0, 2]), torch=lambda data, indices: data[indices]),
     case("Gather", "constant indices", data=array(4, 3), indices=ints([[2, 0], [1, 1]]), constants=["indices"]),
     case("Gather", "axis 1", data=array(2, 4, 2), indices=ints([[3, 0], [1, 3]]), axis=1,

@@ -26,7 +26,21 @@ from onward.model.builder import Value
 @gradient("Gather", opset=13, indices=NON_DIFFERENTIABLE)
 def gather(rule: Rule, doutput: Value) -> Grads:
     """output is data at the indices along one axis, so ddata adds each slice of doutput at its index."""
+    one_slice = _padded_slice(rule, doutput)
+    if one_slice is not None:
+        return {"data": one_slice}
     return {"data": scatter_rows(rule, rule.input("data"), rule.input("indices"), doutput, rule.attr("axis"))}
+
+
+def _padded_slice(rule: Rule, doutput: Value) -> Value | None:
+    """Return ddata for one known index, `select` in PyTorch: doutput with zeros around it. None for other indices."""
+    index, axis, dims = rule.constant_input("indices"), rule.attr("axis"), rule.dims(rule.input("data"))
+    if index is None or index.size != 1 or index.ndim > 1 or dims is None or not isinstance(dims[axis], int):
+        return None
+    size, position = int(dims[axis]), int(index.reshape(-1)[0])
+    position += size if position < 0 else 0
+    grad = rule.op.Unsqueeze(doutput, [axis % len(dims)]) if index.ndim == 0 else doutput
+    return rule.op.Pad(grad, [position, size - 1 - position], None, [axis % len(dims)])
 
 
 @gradient("GatherElements", opset=13, indices=NON_DIFFERENTIABLE)
