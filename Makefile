@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint fuzz crash bench docs clean
+.PHONY: demo test lint fuzz crash bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,13 @@ crash: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py
+
+# The peers that cannot share an environment with onnxruntime; optional for `make bench`.
+bench-peers:
+	$(PYTHON) -m venv benchmarks/.venvs/onnxruntime-training
+	benchmarks/.venvs/onnxruntime-training/bin/pip install -q onnxruntime-training-cpu==1.19.2 onnx==1.17.0 'numpy<2.3' 'protobuf<6' torch==2.13.0
+	$(PYTHON) -m venv benchmarks/.venvs/onnxsim
+	benchmarks/.venvs/onnxsim/bin/pip install -q onnxsim==0.8.1 onnxruntime==1.31.1
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

@@ -24,6 +24,7 @@ from rich.table import Table
 from workloads import WORKLOADS
 
 HERE = Path(__file__).parent
+OTHER_PEERS = ("onnxruntime-training", "onnxsim")
 
 
 class Worker:
@@ -33,9 +34,16 @@ class Worker:
         self.peer = peer
         self.times: list[float] = []
         self.answer: dict[str, Any] = {}
+        self._process: Any = None
         environment = {**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}
+        python, script = sys.executable, "peers.py"
+        if peer in OTHER_PEERS:
+            python, script = str(HERE / ".venvs" / peer / "bin" / "python"), "other_peers.py"
+        if not Path(python).exists():
+            self.error = "not installed: make bench-peers"
+            return
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "peers.py"), peer, workload],
+            [python, str(HERE / script), peer, workload],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         first = self._read()
@@ -55,8 +63,9 @@ class Worker:
         self.losses.append(self.answer["loss"])
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -114,6 +123,34 @@ def show(workload: str, results: dict[str, Any], peak: float, console: Console) 
     console.print(table)
 
 
+def markdown(everything: dict[str, Any], peak: float, rounds: int, steps: int) -> str:
+    """Return the results as a page: milliseconds per step, and first step and memory."""
+    peers = list(dict.fromkeys(p for r in everything.values() for p in r))
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `python benchmarks/run.py --markdown docs/benchmarks.md`. One process per peer, two threads each,",
+        f"timed in turn ({rounds} rounds of {steps} steps): the median in milliseconds per step, the best in brackets.",
+        f"{os.cpu_count()} cores, float32 matrix products at {peak:.0f} GFLOPS.",
+        "",
+        "| workload | " + " | ".join(peers) + " |",
+        "|---|" + "---|" * len(peers),
+    ]
+    for name, results in everything.items():
+        cells = [_cell(results.get(p, {}), "{median_ms:.1f} ({best_ms:.1f})") for p in peers]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", "First step in seconds, and peak memory of the process in MiB:", ""]
+    lines += ["| workload | " + " | ".join(peers) + " |", "|---|" + "---|" * len(peers)]
+    for name, results in everything.items():
+        cells = [_cell(results.get(p, {}), "{first_step_s:.1f} s, {peak_mib:.0f}") for p in peers]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(result: dict[str, Any], form: str) -> str:
+    return form.format(**result) if "median_ms" in result else "–"
+
+
 def plot(everything: dict[str, Any], path: Path) -> None:
     """Write bars of milliseconds relative to torch eager (lower is better)."""
     try:
@@ -145,9 +182,10 @@ def plot(everything: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
-    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--peers", default=",".join([*PEERS, *OTHER_PEERS]))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--markdown", type=Path, help="also write the tables as a page")
     arguments = parser.parse_args()
     console = Console()
     output = HERE / "results"
@@ -160,6 +198,8 @@ def main() -> None:
         show(workload, everything[workload], peak, console)
         (output / "bench.json").write_text(json.dumps({"gemm_peak_gflops": peak, "results": everything}, indent=2))
     plot(everything, output / "bench.svg")
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown(everything, peak, arguments.rounds, arguments.steps))
     console.print(f"written: {output / 'bench.json'}, {output / 'bench.svg'}")
 
 
