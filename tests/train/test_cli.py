@@ -275,3 +275,17 @@ def test_numpy_is_not_heard_on_how_to_unpickle(work):
     (work / "bad.npz").write_text("hello")
 
     assert "pickle" not in fails("train", work / "m.onnx", "--data", work / "bad.npz")
+
+
+@pytest.mark.parametrize("chosen", [(), ("--column", "x=" + ",".join(f"f{i}" for i in range(8)))])
+def test_a_trained_model_reads_a_table_with_another_order_of_columns_alike(work, chosen):
+    x, y = samples(60)
+    names = [f"f{i}" for i in range(8)]
+    rows = [[*map(str, row), str(label)] for row, label in zip(x.tolist(), y.tolist(), strict=True)]
+    (work / "a.csv").write_text("\n".join([",".join([*names, "labels"]), *(",".join(r) for r in rows)]))
+    (work / "b.csv").write_text("\n".join([",".join([*names, "labels"][::-1]), *(",".join(r[::-1]) for r in rows)]))
+    ok("train", work / "m.onnx", "--data", work / "a.csv", "--validation", 0.2, *chosen, "-o", work / "t.onnx", "-q")
+
+    results = [ok("evaluate", work / "t.onnx", "--data", work / f"{t}.csv", "--json").stdout for t in "ab"]
+
+    assert json.loads(results[0])["loss"] == pytest.approx(json.loads(results[1])["loss"], rel=1e-6)

@@ -392,6 +392,29 @@ def test_text_labels_become_class_numbers_in_sorted_order(tmp_path):
     assert list(source.classes) == ["cat", "dog"]
 
 
+def test_a_table_without_rows_is_refused(tmp_path):
+    (tmp_path / "d.csv").write_text("a,b,c,labels\n")
+
+    with pytest.raises(DataError, match="the data holds no samples"):
+        open_data(tmp_path / "d.csv", FEATURES, LABELS)
+
+
+def test_another_table_is_read_by_the_columns_of_the_training_table(tmp_path):
+    (tmp_path / "train.csv").write_text("a,b,c,labels\n1,2,3,0\n4,5,6,1\n")
+    (tmp_path / "test.csv").write_text("labels,c,b,a\n0,3,2,1\n1,6,5,4\n")
+    (tmp_path / "lacks.csv").write_text("a,b,d,labels\n1,2,3,0\n")
+    known = Preparation(table=open_data(tmp_path / "train.csv", FEATURES, LABELS).table)
+
+    source = open_data(tmp_path / "test.csv", FEATURES, LABELS, preparation=known)
+
+    (feeds,) = feeds_of(source, FEATURES, LABELS)
+    np.testing.assert_array_equal(feeds["x"], [[1, 2, 3], [4, 5, 6]])
+    with pytest.raises(DataError, match="no column `c` for `x`"):
+        open_data(tmp_path / "lacks.csv", FEATURES, LABELS, preparation=known)
+    named = Preparation(table=known.table, columns={"x": "a,b,d"})
+    assert list(open_data(tmp_path / "lacks.csv", FEATURES, LABELS, preparation=named).table["x"]) == ["a", "b", "d"]
+
+
 def test_classes_of_the_training_data_number_other_data(tmp_path):
     (tmp_path / "d.csv").write_text("a,b,c,labels\n1,2,3,dog\n")
     known = Preparation(classes=("bird", "cat", "dog"))

@@ -323,7 +323,9 @@ def _validation(text: str | None, trainer: Trainer, preparation: Preparation, so
     try:
         return float(Fraction(text))
     except (ValueError, ZeroDivisionError):
-        known = dataclasses.replace(preparation, classes=preparation.classes or tuple(source.classes))
+        known = dataclasses.replace(
+            preparation, classes=preparation.classes or tuple(source.classes), table=source.table
+        )
         return open_source([text], trainer, known, "evaluate")
 
 

@@ -312,7 +312,13 @@ class Trainer:
         return settings
 
     def _with_classes(self, preparation: Preparation, source: DataSource) -> Preparation:
-        """Return the preparation with the class names of the training data, checked against the model's outputs."""
+        """Return the preparation with what is to be remembered of the training data: class names and table columns.
+
+        Raises:
+            DataError: the data has more classes than the output of the model.
+        """
+        if source.table:
+            preparation = dataclasses.replace(preparation, table=source.table)
         if not source.classes:
             return preparation
         outputs = self.program.infer.graph.output

@@ -94,7 +94,8 @@ class Preparation:
     Each float input x becomes (x * scale - mean) / std; `mean` and `std` hold one number or one per channel (axis 1).
     `one_hot` codes integer targets as rows of 0 and 1 with the width the model declares. `columns` maps a name of the
     model to a column of the data. `classes` are the names behind the class numbers, where the data has names: those of
-    the training data, so that other data is numbered alike.
+    the training data, so that other data is numbered alike. `table` holds the columns of the training table behind each
+    name of the model, so that a table with another order of columns is read alike.
     """
 
     scale: float = 1.0
@@ -103,6 +104,7 @@ class Preparation:
     one_hot: bool = False
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     classes: tuple[str, ...] = ()
+    table: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise for numbers that leave nothing of the data."""
@@ -134,7 +136,8 @@ class Preparation:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Preparation:
         """Return the preparation that `as_dict` described."""
-        return cls(**{**data, "classes": tuple(data["classes"])})
+        table = {name: list(columns) for name, columns in data.get("table", {}).items()}
+        return cls(**{**data, "classes": tuple(data["classes"]), "table": table})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,6 +126,8 @@ class DataSource(abc.ABC):
 
     renamed = False
     """True when the columns already carry the model's names, so that a `columns=` mapping has been used up."""
+    table: Mapping[str, Sequence[str]] = {}
+    """Name of the model -> columns of the table behind it, where the data is a table."""
 
     @property
     def size(self) -> int | None:
@@ -248,6 +250,8 @@ class ColumnSource(DataSource):
             )
             for part in parts
         )
+        for part in (rest, validation):
+            part.renamed, part.table = self.renamed, self.table
         return rest, validation
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from onward.errors import DataError, Diagnostic, define, require_extra
 from onward.program import TensorSpec
 from onward.train.data.matching import Preparation, number_classes, numpy_dtype
-from onward.train.data.source import ArrayColumn, ColumnSource
+from onward.train.data.source import T106, ArrayColumn, ColumnSource
 
 T140 = define(
     "T140",
@@ -54,6 +54,16 @@ def open_table(
         MissingExtra: pandas or pyarrow is not installed.
     """
     frame = _read(path)
+    if not len(frame):
+        raise DataError(
+            Diagnostic(
+                T106,
+                "the data holds no samples",
+                place=str(path),
+                found=f"{_list([str(c) for c in frame.columns])} and no rows",
+                needed="at least one sample",
+            )
+        )
     chosen = _choose([str(c) for c in frame.columns], inputs, targets, preparation, path)
     columns: dict[str, ArrayColumn] = {}
     classes: list[str] = []
@@ -78,7 +88,9 @@ def open_table(
     if problems:
         raise DataError(problems)
     # The columns already carry the model's names: say so to the matching by dropping the table's.
-    return _Table(columns, classes=classes, place=str(path))
+    source = _Table(columns, classes=classes, place=str(path))
+    source.table = chosen
+    return source
 
 
 class _Table(ColumnSource):
@@ -136,6 +148,21 @@ def _choose(
         elif numbered := _numbered(columns, spec.name):
             chosen[spec.name] = numbered
     left = [spec for spec in wanted if spec.name not in chosen]
+    for spec in [s for s in left if s.name in preparation.table]:
+        chosen[spec.name] = list(preparation.table[spec.name])
+        missing = [n for n in chosen[spec.name] if n not in columns]
+        if missing:
+            problems.append(
+                Diagnostic(
+                    T141,
+                    f"no column {', '.join(f'`{n}`' for n in missing)} for `{spec.name}`",
+                    place=str(path),
+                    found=_list(columns),
+                    needed=f"the columns that the model was trained with: {_list(chosen[spec.name])}",
+                    hint=f"if others mean the same, name them: --column {spec.name}=a,b,c",
+                )
+            )
+        left.remove(spec)
     if len(left) == 1:
         taken = {name for names in chosen.values() for name in names}
         rest = [c for c in columns if c not in taken]
@@ -219,9 +246,9 @@ def _numbers(
                 )
             values = whole.astype(np.int64)
         return values, [], None
-    text = np.asarray([str(v) for v in values])
+    text = [str(v) for v in values]
     if is_target:
-        numbers = number_classes([str(n) for n in np.unique(text)], known, f"{path}, column `{name}`")
+        numbers = number_classes(sorted(set(text)), known, f"{path}, column `{name}`")
         return np.array([numbers[t] for t in text], dtype=np.int64), list(numbers), None
     return (
         nothing,
