@@ -1,11 +1,12 @@
 """The peers that need an environment of their own (`make bench-peers`): onnxruntime-training 1.19.2 and onnxsim 0.8.1.
 
-They train the perceptrons only, from the same hand-made ONNX graph. onnxsim has no cross-entropy operator, so its loss is
-written with Exp, ReduceSum and Log; onnxruntime-training's AdamW has a formula of its own.
+They train the perceptrons only, from the same hand-made ONNX graph. onnxsim has no cross-entropy operator, so its loss
+is written with Exp, ReduceSum and Log; onnxruntime-training's AdamW has a formula of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import sys
@@ -28,7 +29,7 @@ def perceptron(batch: int | str, opset: int) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     sizes = (784, 512, 512, 10)
     nodes, weights, value = [], [], "input"
-    for i, (before, width) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (before, width) in enumerate(itertools.pairwise(sizes)):
         scale = 1 / np.sqrt(before)
         for name, shape in ((f"w{i}", (width, before)), (f"b{i}", (width,))):
             weights.append(numpy_helper.from_array(rng.uniform(-scale, scale, shape).astype(np.float32), name))

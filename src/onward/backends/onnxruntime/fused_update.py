@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ _UNARY = {"Neg": "-{0}", "Sqrt": "np.sqrt({0})", "Abs": "abs({0})", "Identity": 
 _EXACT = {*_BINARY, *_COMPARE, *_UNARY, "Where", "Sign", "Reciprocal"}
 _TYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 
+SMALLEST_PART = 32_768  # elements; waking a thread costs as much as updating so many
 ALIGNMENT = 16  # elements; every view starts on a cache line of its flat buffer
 
 
@@ -303,7 +306,8 @@ def _source(component: _Component, slots: int, targets: list[int]) -> str:
     parameters = [f"a{k}" for k in range(slots)]
     parameters += [f"s{k}" for k in range(len(component.scalars))]
     parameters += [f"c{k}" for k in range(len(component.constants))]
-    lines = [f"def update({', '.join(['n', 'one', 'zero', *parameters])}):", "    for i in prange(n):"]
+    # Counting from 0 to the array's own size lets the compiler see that no index is negative, and vectorise.
+    lines = [f"def update({', '.join(['one', 'zero', *parameters])}):", "    for i in range(a0.shape[0]):"]
     lines += [f"        v{k} = a{k}[i]" for k in range(len(component.arrays))]
     lines += [f"        {line}" for line in component.body]
     lines += [f"        a{slot}[i] = {result}" for slot, result in zip(targets, component.results, strict=True)]
@@ -315,9 +319,10 @@ def compiled(source: str) -> Callable[..., None]:
     """Return the compiled loop."""
     import numba
 
-    namespace: dict[str, Any] = {"np": np, "prange": numba.prange}
+    namespace: dict[str, Any] = {"np": np}
     exec(source, namespace)  # the text is generated above from a graph's structure; no name or value of a file is in it
-    function: Callable[..., None] = numba.njit(parallel=True, error_model="numpy")(namespace["update"])
+    # Threads are ours (FlatBuffers.run): OpenMP's would spin on the cores that ONNX Runtime needs.
+    function: Callable[..., None] = numba.njit(nogil=True, error_model="numpy")(namespace["update"])
     return function
 
 
@@ -331,7 +336,7 @@ def available() -> bool:
 class FlatBuffers:
     """One flat array per slot of a group, and the tensors as views into it."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, threads: int) -> None:
         self.group = group
         self.offsets: list[int] = []
         total = 0
@@ -346,6 +351,10 @@ class FlatBuffers:
         self._fixed = [number(1), number(0)]
         self._constants = [number(c) for c in group.constants]
         self._number = number
+        parts = min(threads, max(1, self.size // SMALLEST_PART))
+        edges = [round(self.size * k / parts / ALIGNMENT) * ALIGNMENT for k in range(parts)] + [self.size]
+        self._parts = [[a[first:last] for a in self.arrays] for first, last in itertools.pairwise(edges)]
+        self._pool = ThreadPoolExecutor(parts - 1, "onward-update") if parts > 1 else None
 
     def views(self) -> Iterable[tuple[str, np.ndarray]]:
         """Yield (tensor name, view) for every tensor of every slot."""
@@ -356,4 +365,9 @@ class FlatBuffers:
     def run(self, scalars: Mapping[str, np.ndarray]) -> None:
         """Apply the update to every tensor of the group."""
         values = [self._number(np.asarray(scalars[name]).reshape(())) for name in self.group.scalars]
-        self._function(self.size, *self._fixed, *self.arrays, *values, *self._constants)
+        scalar_values = (*values, *self._constants)
+        own, *others = ((*self._fixed, *part, *scalar_values) for part in self._parts)
+        waiting = [self._pool.submit(self._function, *part) for part in others] if self._pool else []
+        self._function(*own)
+        for part in waiting:
+            part.result()

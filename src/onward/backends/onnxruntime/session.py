@@ -184,7 +184,7 @@ class OnnxRuntimeSession:
             scalars=plan.scalars,
         )
         for group in plan.groups:
-            buffers = fused_update.FlatBuffers(group)
+            buffers = fused_update.FlatBuffers(group, self.threads)
             step.buffers.append(buffers)
             for tensor, view in buffers.views():
                 if tensor in plan.states:
