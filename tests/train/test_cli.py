@@ -223,6 +223,21 @@ def test_sigterm_saves_and_leaves_with_zero(work):
     assert CheckpointDirectory(work / "run").load().step > 0
 
 
+@pytest.mark.parametrize(("saves", "message"), [(True, "--resume goes on from"), (False, "nothing was saved")])
+def test_a_run_that_is_stopped_says_what_becomes_of_it(work, monkeypatch, saves, message):
+    def stop(run, *_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onward.train.JsonLog.on_epoch_end", stop)
+    monkeypatch.chdir(work)
+    options = ("--checkpoint", "run", "--checkpoint-every", 1) if saves else ()
+
+    result = call("train", "m.onnx", "--data", "d.npz", "--log", "log.jsonl", *options)
+
+    assert result.exit_code == 130
+    assert message in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

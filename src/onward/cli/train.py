@@ -149,24 +149,28 @@ def train(
     if report is not None:
         callbacks.append(Report(report, file.name))
     source = open_source(data, trainer, preparation, "train")
-    trainer.fit(
-        source,
-        epochs=epochs,
-        batch_size=batch_size,
-        validation_data=_validation(validation, trainer, preparation, source),
-        metrics=split_names(metric),
-        callbacks=callbacks,
-        shuffle=False if no_shuffle else None,
-        seed=seed,
-        learning_rate=learning_rate,
-        entry=entry,
-        preparation=preparation,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        keep=keep,
-        on_nan=on_nan,
-        progress="none" if quiet else "auto",
-    )
+    try:
+        trainer.fit(
+            source,
+            epochs=epochs,
+            batch_size=batch_size,
+            validation_data=_validation(validation, trainer, preparation, source),
+            metrics=split_names(metric),
+            callbacks=callbacks,
+            shuffle=False if no_shuffle else None,
+            seed=seed,
+            learning_rate=learning_rate,
+            entry=entry,
+            preparation=preparation,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            on_nan=on_nan,
+            progress="none" if quiet else "auto",
+        )
+    except (KeyboardInterrupt, SystemExit):
+        typer.echo(_farewell(trainer, checkpoint), err=True)
+        raise
     _save(trainer, output, inference, average, quiet)
 
 
@@ -211,6 +215,15 @@ def _open(
             )
         return trainer
     return Trainer(file, backend or "onnxruntime", **options)
+
+
+def _farewell(trainer: Trainer, checkpoint: Path | None) -> str:
+    """Return what becomes of a run that was stopped by Ctrl-C or SIGTERM."""
+    from onward.train.checkpoint import CheckpointDirectory
+
+    if checkpoint is not None and CheckpointDirectory(checkpoint).step_files():
+        return f"stopped at step {trainer.steps}; the same command with --resume goes on from `{checkpoint}`"
+    return f"stopped at step {trainer.steps}; nothing was saved" + ("" if checkpoint else " (--checkpoint DIR does)")
 
 
 def _check_results(trainer: Trainer, output: Path | None, inference: Path | None, average: bool) -> None:
