@@ -317,6 +317,38 @@ def test_the_label_to_ignore_may_be_negative():
     assert partly["loss"] == pytest.approx(trainer.evaluate(x[some], y[some])["loss"], rel=1e-6)
 
 
+def test_labels_to_ignore_do_not_count_in_the_mean_loss_of_batches():
+    x, y = samples(40)
+    loss = onward.losses.CrossEntropy(ignore_index=-1)
+    trainer = Trainer(onward.make_trainable(network(), loss=loss, optimizer=onward.SGD(0.1)))
+    y[5:25] = -1
+
+    whole, parts = (trainer.evaluate(x, y, batch_size=size)["loss"] for size in (40, 7))  # one batch is all ignored
+
+    assert parts == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("use", ["step", "fit"])
+def test_a_step_with_fewer_labels_than_samples_is_refused(use):
+    x, y = samples(20)
+    trainer = Trainer(model())
+    before = digest(trainer)
+    feeds = {"x": x, "labels": y[:5]}
+
+    with pytest.raises(DataError, match="different numbers of samples"):
+        trainer.step(feeds) if use == "step" else trainer.fit([feeds], **QUIET)
+
+    assert digest(trainer) == before
+
+
+@pytest.mark.parametrize("wrong", [{"learning_rate": "fast"}, {"validation_data": True}])
+def test_what_is_no_number_is_refused(wrong):
+    x, y = samples(20)
+
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+        Trainer(model()).fit(x, y, **wrong, **QUIET)
+
+
 @pytest.mark.parametrize("backend", ["onnxruntime", "reference"])
 def test_a_label_beyond_the_classes_is_explained(backend):
     trainer = Trainer(model(), backend=backend)

@@ -127,6 +127,8 @@ def train(
 
     if resume and checkpoint is None:
         raise ArgumentError(Diagnostic(A101, "--resume needs to know from where", needed="--checkpoint DIR"))
+    if checkpoint_every is not None and checkpoint is None:
+        raise ArgumentError(Diagnostic(A101, "--checkpoint-every needs to know where", needed="--checkpoint DIR"))
     if average and inference is None:
         raise ArgumentError(Diagnostic(A101, "--average is for the inference model", needed="--inference FILE"))
     trainer = _open(file, checkpoint, resume, backend, threads, allow_changes)

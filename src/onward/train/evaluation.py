@@ -111,6 +111,15 @@ def _bad_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Diagnost
                 )
 
 
+def _counted(program: Program, feeds: Mapping[str, Any], samples: int) -> int:
+    """Return the weight of a batch in the mean loss: its samples, or its labels that the loss does not ignore."""
+    ignoring = [(name, ignored) for name, ignored in program.class_targets.items() if ignored]
+    if len(ignoring) != 1 or len(program.class_targets) != 1:
+        return samples
+    ((name, ignored),) = ignoring
+    return int(np.isin(np.asarray(feeds[name]), sorted(ignored), invert=True).sum())
+
+
 def run_evaluation(
     session: Session,
     source: DataSource,
@@ -142,9 +151,11 @@ def run_evaluation(
         else:
             for name, value in outputs.items():
                 if np.ndim(value) == 0 or (name == program.loss and np.size(value) == 1):
-                    entry = sums.setdefault("loss" if name == program.loss else name, [0.0, 0.0])
-                    entry[0] += float(np.asarray(value).ravel()[0]) * samples
-                    entry[1] += samples
+                    weight = _counted(program, feeds, samples) if name == program.loss else samples
+                    if weight:
+                        entry = sums.setdefault("loss" if name == program.loss else name, [0.0, 0.0])
+                        entry[0] += float(np.asarray(value).ravel()[0]) * weight
+                        entry[1] += weight
         update_metrics(program, metrics, outputs, feeds)
     result: dict[str, Any] = {name: total / weight for name, (total, weight) in sums.items()}
     for metric in metrics:

@@ -20,7 +20,17 @@ from onward.train import evaluation
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning
 from onward.train.data import Data, as_source
-from onward.train.data.matching import T110, T115, Feed, Matching, Preparation, fixed_batch, match, numpy_dtype
+from onward.train.data.matching import (
+    T110,
+    T115,
+    Feed,
+    Matching,
+    Preparation,
+    batch_problem,
+    fixed_batch,
+    match,
+    numpy_dtype,
+)
 from onward.train.data.source import ColumnSource, DataSource, default_prefetch
 from onward.train.history import History
 from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
@@ -153,6 +163,9 @@ class Trainer:
                     problems += error.diagnostics
             elif name in self.program.settings:
                 made[name] = np.asarray(value, dtype=np.asarray(self.program.settings[name]).dtype)
+        differing = batch_problem(self._specs, made)
+        if differing is not None:
+            problems.append(differing)
         if problems:
             raise DataError(problems)
         return made
@@ -214,6 +227,7 @@ class Trainer:
             NumericError: NaN or Inf appeared (`on_nan="stop"`, the default), or too often in a row (`"skip"`).
             CheckpointError: a checkpoint could not be written; the earlier ones are untouched.
         """
+        _check_kinds(learning_rate, validation_data)
         source = as_source(
             x, y, self.program.inputs, self.program.targets, preparation or self.preparation, steps_per_epoch
         )
@@ -229,13 +243,13 @@ class Trainer:
             "learning_rate": describe_rate(learning_rate),
         }
         settings = self._settings({k: v for k, v in given.items() if v is not None}, callable(learning_rate))
-        _check_saving(checkpoint is not None or self._resumed is not None, checkpoint_every, keep)
+        _check_saving(checkpoint_every, keep)
         self.preparation = self._with_classes(preparation or self.preparation, source)
         validation = None
-        if isinstance(validation_data, (int, float)) and not isinstance(validation_data, bool):
+        if isinstance(validation_data, (int, float)):
             source, held = self._split(source, float(validation_data), settings.seed)
             validation = self._validation(held, settings)
-        elif validation_data is not None and not isinstance(validation_data, bool):
+        elif validation_data is not None:
             vx, vy = validation_data, None
             if isinstance(validation_data, (tuple, list)) and len(validation_data) == 2:
                 vx, vy = validation_data
@@ -583,14 +597,12 @@ class Trainer:
         return with_state(self._origin.model, self.session.get_state(), self.preparation)
 
 
-def _check_saving(has_directory: bool, every: int | None, keep: int) -> None:
+def _check_saving(every: int | None, keep: int) -> None:
     problems = [
         Diagnostic(A101, f"{name} is {value}", needed="a whole number of at least 1")
         for name, value in (("checkpoint_every", 1 if every is None else every), ("keep", keep))
         if not isinstance(value, int) or isinstance(value, bool) or value < 1
     ]
-    if every is not None and not has_directory:
-        problems.append(Diagnostic(A101, "checkpoint_every needs to know where", needed="checkpoint=, a directory"))
     if problems:
         raise ArgumentError(problems)
 
@@ -598,3 +610,17 @@ def _check_saving(has_directory: bool, every: int | None, keep: int) -> None:
 def _check_batch_size(size: int | None) -> None:
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
         raise ArgumentError(Diagnostic(A101, f"batch_size is {size}", needed="a whole number of at least 1"))
+
+
+def _check_kinds(learning_rate: object, validation_data: object) -> None:
+    problems = []
+    if not (learning_rate is None or callable(learning_rate) or isinstance(learning_rate, (int, float, np.number))):
+        problems.append(
+            Diagnostic(A101, f"learning_rate is {learning_rate!r}", needed="a number, or a function of the step")
+        )
+    if isinstance(validation_data, bool):
+        problems.append(
+            Diagnostic(A101, f"validation_data is {validation_data}", needed="data, or the share to hold back, as 0.1")
+        )
+    if problems:
+        raise ArgumentError(problems)

@@ -208,7 +208,31 @@ class Matching:
                     for f in missing
                 ]
             )
-        return {f.spec.name: f.make(batch[f.column]) for f in self.feeds}
+        made = {f.spec.name: f.make(batch[f.column]) for f in self.feeds}
+        problem = batch_problem([f.spec for f in self.feeds], made)
+        if problem is not None:
+            raise DataError(problem)
+        return made
+
+
+def batch_problem(specs: Sequence[TensorSpec], feeds: Mapping[str, np.ndarray]) -> Diagnostic | None:
+    """Return what is wrong when feeds whose first axis has one name in the model differ there, or None.
+
+    A runtime may compute a loss of a hundred outputs and five labels without a word.
+    """
+    sizes: dict[str, dict[str, int]] = {}
+    for spec in specs:
+        if spec.name in feeds and spec.shape and isinstance(spec.shape[0], str):
+            sizes.setdefault(spec.shape[0], {})[spec.name] = len(feeds[spec.name])
+    for symbol, found in sizes.items():
+        if len(set(found.values())) > 1:
+            return Diagnostic(
+                T111,
+                "the inputs of a step have different numbers of samples",
+                found=", ".join(f"`{name}`: {size}" for name, size in found.items()),
+                needed=f"the same number in each: the model calls their first axis `{symbol}`",
+            )
+    return None
 
 
 def match(
