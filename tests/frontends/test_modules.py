@@ -182,8 +182,10 @@ def test_a_gan_has_two_training_entries() -> None:
     model = onward.from_torch(module, loss=losses, optimizer=optimizers, example_inputs=(draw(8, 3), draw(8, 4)))
     assert onward.check(model).ok, onward.check(model).render()
     trainer = onward.Trainer(model, threads=1)
+    back, its_optimizers = onward.to_torch(model)
     expected: list[float] = []
     actual: list[float] = []
+    returned: list[float] = []
 
     for i in range(50):
         noise, real = draw(8, 3, seed=i), draw(8, 4, seed=100 + i) + 2
@@ -191,8 +193,13 @@ def test_a_gan_has_two_training_entries() -> None:
             expected.append(torch_step(module, optimizer, lambda y, _, name=name: losses[name](y), (noise, real), None))
             found = trainer.step({"noise": noise.numpy(), "real": real.numpy()}, entry=name)
             actual.append(float(found[f"{name}/loss"]))
+            returned.append(
+                torch_step(back, its_optimizers[name], lambda y, _, name=name: losses[name](y), (noise, real), None)
+            )
 
     np.testing.assert_allclose(actual, expected, rtol=1e-4)
+    np.testing.assert_allclose(returned, expected, rtol=1e-5)
+    assert [type(o) for o in its_optimizers.values()] == [torch.optim.Adam, torch.optim.RMSprop]
     assert_same_state(trainer.state, module, 1e-3)
     assert {"critic/step", "generator/step"} <= set(trainer.state)
 

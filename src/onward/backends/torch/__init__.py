@@ -13,7 +13,8 @@ def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
     Parameters and buffers have the ONNX names, so `state_dict()` round-trips; tied weights stay tied; `.train()` runs
     the training-mode forward (dropout, batch statistics) and `.eval()` the inference graph.
     `module.loss(*inputs, *targets)` is the model's own loss. The optimizer is `torch.optim`'s where the update is
-    exactly that, with its state, and `GraphOptimizer`, which runs the model's own update graph, where it is not.
+    exactly that, with its state, and `GraphOptimizer`, which runs the model's own update graph, where it is not. A
+    model with several training entries (a GAN's two) gives a dict of optimizers by the entries' names.
 
     Args:
         model: a `TrainingModel`, a `ModelProto`, or a path.

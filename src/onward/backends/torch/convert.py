@@ -15,7 +15,9 @@ from onward.model.schema import WORKING_OPSET
 MODES = ("both", "training", "inference")
 
 
-def convert(model: Any, mode: str, *, prefer_graph: bool = False) -> tuple[OnnxModule, torch.optim.Optimizer | None]:
+def convert(
+    model: Any, mode: str, *, prefer_graph: bool = False
+) -> tuple[OnnxModule, torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | None]:
     """Return the module and the optimizer of `model`; see `onward.backends.torch.to_torch`."""
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
@@ -24,7 +26,8 @@ def convert(model: Any, mode: str, *, prefer_graph: bool = False) -> tuple[OnnxM
         from onward.upgrade import to_working_opset
 
         training = to_working_opset(training)
-    entry = next((e for e in training.entries if e.algorithm is not None and e.update_binding), None)
+    entries = [e for e in training.entries if e.algorithm is not None and e.update_binding]
+    entry = entries[0] if entries else None
     if entry is None and mode == "training":
         raise ArgumentError(
             Diagnostic(A101, "the model has no training information", hint="use onward.make_trainable(...) first")
@@ -32,4 +35,5 @@ def convert(model: Any, mode: str, *, prefer_graph: bool = False) -> tuple[OnnxM
     module = OnnxModule(training, mode, None if mode == "inference" else entry)
     if entry is None or mode == "inference":
         return module, None
-    return module, build_optimizer(training, entry, module, prefer_graph=prefer_graph)
+    optimizers = {e.name: build_optimizer(training, e, module, prefer_graph=prefer_graph) for e in entries}
+    return module, optimizers if len(entries) > 1 else optimizers[entry.name]

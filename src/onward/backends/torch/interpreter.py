@@ -18,7 +18,8 @@ import torch
 from onward.autodiff.expand import body_of, inline_call
 from onward.backends.torch.host import Host, host_constant, is_host_constant, run_on_host
 from onward.backends.torch.registry import Attributes, find, missing
-from onward.backends.torch.tensors import to_tensor
+from onward.backends.torch.tensors import B302, to_tensor
+from onward.errors import BackendError, Diagnostic
 from onward.model import graphs
 from onward.model.builder import Names
 
@@ -34,6 +35,7 @@ class Instruction:
     outputs: tuple[int, ...]
     dead: tuple[int, ...]  # slots that nobody reads after this node
     name: str
+    bodies: tuple[Body, ...] = ()
 
 
 class Interpreter:
@@ -66,11 +68,17 @@ class Interpreter:
                 self.constants[slot] = constant(value.const_value.numpy())
         for value in graphs.captured(graph):
             self.input_slots.setdefault(value.name or "", self._slot(value))
-        instructions = [self._instruction(n) for n in nodes]
+        instructions = []
+        for node in nodes:
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                self.constants[self._slot(node.outputs[0])] = _constant_node(node)
+            else:
+                instructions.append(self._instruction(node))
         self.output_names = [v.name or "" for v in wanted]
         self._outputs = [self._slot(v) for v in wanted]
         self.instructions = self._with_lifetimes(instructions)
         self._size = len(self._slots)
+        self._slots = {}  # the graph is not kept: what stays can be copied, and traced by torch.compile
 
     def _slot(self, value: ir.Value) -> int:
         return self._slots.setdefault(value, len(self._slots))
@@ -83,7 +91,7 @@ class Interpreter:
             if attribute.type == ir.AttributeType.GRAPH:
                 given[name] = Body(attribute.as_graph(), self.opset)
             elif attribute.type == ir.AttributeType.TENSOR:
-                given[name] = attribute.as_tensor().numpy()
+                given[name] = to_tensor(attribute.as_tensor().numpy())
             else:
                 value = attribute.value
                 given[name] = list(value) if isinstance(value, tuple) else value
@@ -92,6 +100,7 @@ class Interpreter:
         captured = {v for b in bodies for v in b.captured}
         for body in bodies:
             body.outer = {v.name or "": self._slot(v) for v in body.captured}
+            body.captured = []
         return Instruction(
             node.op_type if node.domain in ("", "ai.onnx") else "",
             handler,
@@ -100,6 +109,7 @@ class Interpreter:
             tuple(self._slot(v) if v.name else -1 for v in node.outputs),
             tuple(self._slot(v) for v in captured),
             node.name or node.op_type,
+            tuple(bodies),
         )
 
     def _with_lifetimes(self, instructions: list[Instruction]) -> list[Instruction]:
@@ -131,9 +141,8 @@ class Interpreter:
                 values[slot] = feeds[name]
         for instruction in self.instructions:
             arguments = [None if s < 0 else values[s] for s in instruction.inputs]
-            for body in instruction.attributes._values.values():
-                if isinstance(body, Body):
-                    body.values = {name: values[slot] for name, slot in body.outer.items()}
+            for body in instruction.bodies:
+                body.values = {name: values[slot] for name, slot in body.outer.items()}
             result = run_on_host(instruction.op_type, instruction.attributes, arguments)
             if result is None:
                 result = instruction.handler(instruction.attributes, *_on_device(instruction, arguments))
@@ -229,6 +238,16 @@ def _on_device(instruction: Instruction, arguments: list[Any]) -> list[Any]:
 def constant(array: np.ndarray) -> Any:
     """Return a constant as a host value where it is small and integer, else as a tensor."""
     return host_constant(array) if is_host_constant(array) else to_tensor(array)
+
+
+def _constant_node(node: ir.Node) -> Any:
+    (attribute,) = node.attributes.values()
+    if attribute.type == ir.AttributeType.TENSOR:
+        return constant(np.asarray(attribute.as_tensor().numpy()))
+    kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    if attribute.name not in kinds:
+        raise BackendError(Diagnostic(B302, f"PyTorch has no place for a Constant with `{attribute.name}`"))
+    return constant(np.array(attribute.value, kinds[attribute.name]))
 
 
 def _as_tensor(value: Any) -> Any:

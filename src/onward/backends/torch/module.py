@@ -83,10 +83,18 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         owner: nn.Module = self
         for part in path:
             inner = owner._modules.get(part)
-            if inner is None:
+            if inner is None and not hasattr(owner, part):
                 inner = _Node()
                 owner.add_module(part, inner)
+            if inner is None:
+                break
             owner = inner
+        else:
+            path = []
+        if path or hasattr(owner, last):  # a name that a module cannot have, such as `forward`, or `a` beside `a.b`
+            owner, last = self, "onnx_" + name.replace(".", "_")
+            while hasattr(owner, last):
+                last += "_"
         if isinstance(tensor, nn.Parameter):
             owner.register_parameter(last, tensor)
         else:
@@ -107,6 +115,15 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
     def named_tensors(self) -> dict[str, Tensor]:
         """Return every parameter and buffer by its ONNX name."""
         return {name: self.tensor(name) for name in self._paths}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> OnnxModule:
+        """Move the constants of the graphs along, where the module is moved to another device."""
+        super()._apply(fn, recurse)
+        device = next((t.device for t in self.named_tensors().values()), None)
+        for forward in (self._eval, self._train, self._loss):
+            if forward is not None and device is not None:
+                forward.interpreter.to(device)
+        return self
 
     # -- running -------------------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def _torch_optimizer(model: TrainingModel, entry: TrainingEntry, module: OnnxMod
         return None
     kind, translate, slots = found
     groups: dict[str | None, list[str]] = {}
-    for name in model.parameters:
+    for name in _gradient_names(entry).values():
         chosen = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g)), None)
         groups.setdefault(chosen, []).append(name)
     param_groups = []
@@ -128,11 +128,11 @@ def _load_state(
     """Give torch's optimizer the state of the file; before the first step it has none."""
     assert entry.algorithm is not None
     known = entry.algorithm.initializers
-    counter = known.get("step")
+    counter = known.get("step", known.get(f"{entry.name}/step"))
     steps = int(counter.const_value.numpy()) if counter is not None and counter.const_value is not None else 0
     if not steps:
         return
-    for name in model.parameters:
+    for name in _gradient_names(entry).values():
         parameter = module.tensor(name)
         state: dict[str, Any] = {}
         for ours, theirs in slots.items():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from onward.errors import BackendError, Diagnostic, define
-from onward.model.schema import attribute_default
+from onward.model.schema import attribute_default, raw_schema
 
 Handler = Callable[..., Any]
 
@@ -70,12 +70,21 @@ def missing(names: list[str]) -> BackendError:
     return BackendError([Diagnostic(B300, f"the torch backend has no operator `{n}`") for n in names])
 
 
+def _defaults(op_type: str, domain: str, opset: int) -> dict[str, Any]:
+    """Return the schema's defaults; found once, because torch.compile cannot look into the schema."""
+    raw = raw_schema(op_type, domain, opset if domain in ("", "ai.onnx") else None)
+    names = () if raw is None else raw.attributes
+    found = {name: attribute_default(op_type, domain, opset, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 class Attributes:
     """A node's attributes as plain Python values, with the schema's defaults: `attributes["axis"]`."""
 
     def __init__(self, op_type: str, domain: str, opset: int, given: Mapping[str, Any], outputs: int) -> None:
         self._key = (op_type, domain, opset)
         self._values = dict(given)
+        self._defaults = _defaults(op_type, domain, opset)
         self.outputs = outputs  # how many outputs the node has: optional ones need not be computed
         self.opset = opset
 
@@ -83,8 +92,7 @@ class Attributes:
         """Return an attribute, else the schema's default, else `default`."""
         if name in self._values:
             return self._values[name]
-        found = attribute_default(*self._key, name)
-        return default if found is None else found
+        return self._defaults.get(name, default)
 
     def __getitem__(self, name: str) -> Any:
         return self.get(name)
