@@ -40,6 +40,23 @@ if trainer.is_writer:
 """
 
 
+WORKER_WITH_STATISTICS_AND_DROPOUT = """
+import sys
+import numpy as np
+import onward
+
+folder = sys.argv[1]
+trainer = onward.Trainer(folder + "/net.onnx", backend="torch", threads=1)
+rng = np.random.default_rng(0)
+for step in range(5):
+    size = 1 if step == 3 else 7  # one sample: the second process alone has work
+    feeds = {"x": rng.normal(size=(size, 1, 6, 6)).astype(np.float32), "labels": rng.integers(0, 3, size)}
+    outputs = trainer.step(feeds)
+    assert outputs["train/logits"].shape == (size, 3), outputs["train/logits"].shape
+np.savez(f"{folder}/rank{trainer.session._group.rank}.npz", **trainer.state)
+"""
+
+
 def torchrun(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
@@ -109,3 +126,19 @@ def test_another_backend_is_refused(files: Path) -> None:
 
     assert done.returncode != 0
     assert "several processes train together on the torch backend only" in done.stderr
+
+
+def test_statistics_and_dropout_leave_the_same_state_in_both_processes(tmp_path: Path) -> None:
+    from backends.test_torch_module import convolutional
+
+    onward.save(convolutional(), tmp_path / "net.onnx")
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER_WITH_STATISTICS_AND_DROPOUT)
+
+    done = torchrun(str(script), str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    first, second = (np.load(tmp_path / f"rank{r}.npz") for r in (0, 1))
+    assert float(np.abs(first["bn.running_mean"]).sum()) > 0
+    for name in first.files:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
