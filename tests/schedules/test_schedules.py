@@ -24,6 +24,9 @@ CASES = {
     ),
     "linear": (schedules.Linear(0.1, 25, start=0.25, end=0.75), lambda o: S.LinearLR(o, 0.25, 0.75, 25)),
     "cosine": (schedules.Cosine(0.1, STEPS, end=0.1), lambda o: S.CosineAnnealingLR(o, STEPS, 0.01)),
+    "cosine, again and again": (
+        schedules.CosineAnnealing(0.1, 12, end=0.1), lambda o: S.CosineAnnealingLR(o, 12, 0.01),
+    ),
     "polynomial": (schedules.Polynomial(0.1, 30, power=2.0), lambda o: S.PolynomialLR(o, 30, 2.0)),
     "piecewise": (
         schedules.Piecewise(0.1, [5, 20], [0.5, 0.25]), lambda o: S.MultiStepLR(o, [5, 20], 0.5),
