@@ -30,8 +30,14 @@ DOUBLE, HALF, ODD = floats(1, 1, 2, 2), floats(1, 1, 0.6, 0.5), floats(1, 1, 1.7
 # Where the forward pass of ONNX Runtime 1.31 differs from the standard's reference: fractional scales with
 # align_corners or ties, and regions.
 OTHERWISE = {
-    "nearest asymmetric round_prefer_ceil", "nearest align_corners round_prefer_ceil", "nearest align_corners floor",
-    "linear align_corners", "cubic align_corners", "tf_crop_and_resize", "crop outside", "crop on axes",
+    "nearest asymmetric round_prefer_ceil",
+    "nearest align_corners round_prefer_ceil",
+    "nearest align_corners floor",
+    "linear align_corners",
+    "cubic align_corners",
+    "tf_crop_and_resize",
+    "crop outside",
+    "crop on axes",
 }
 
 

@@ -317,6 +317,35 @@ def test_tied_weights_are_one_parameter_under_their_first_name_and_stay_tied() -
     follow(module, model, optimizer, nn.MSELoss(), data)
 
 
+class TiedPartly(nn.Module):
+    """Layers that share a vector of ones and a vector of zeros, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.LayerNorm(4), nn.LayerNorm(4)
+        self.b.weight = self.a.weight
+        self.f, self.g = nn.Linear(4, 3), nn.Linear(3, 3)
+        nn.init.zeros_(self.f.bias)
+        self.g.bias = self.f.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.g(self.f(self.b(torch.tanh(self.a(x)))))
+
+
+def test_shared_ones_and_zeros_are_not_taken_for_merged() -> None:
+    torch.manual_seed(0)
+    module = TiedPartly()
+    optimizer = sgd(module)
+    data = [((draw(6, 4, seed=i),), labels(6, 3, seed=i)) for i in range(10)]
+
+    model = onward.from_torch(
+        module, loss=nn.CrossEntropyLoss(), optimizer=optimizer, example_inputs=data[0][0], example_targets=data[0][1]
+    )
+
+    assert list(model.frozen) == []
+    follow(module, model, optimizer, F.cross_entropy, data)
+
+
 def test_the_module_its_modes_and_the_random_state_are_left_alone() -> None:
     module = ConvNet(dropout=0.5).train()
     module.drop.eval()

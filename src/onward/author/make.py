@@ -68,6 +68,7 @@ def make_trainable(
     loss_name: str = "loss",
     batch_norm: str = "train",
     unbiased_variance: bool = False,
+    keep_shared: bool = False,
     initialize: Initialize = "keep",
     seed: int = 0,
     entry: str = "train",
@@ -92,6 +93,8 @@ def make_trainable(
             `train()`); "freeze" uses the running ones, as inference does, and leaves them alone.
         unbiased_variance: update running variances with the unbiased variance, as PyTorch does; ONNX and Keras use
             the biased one.
+        keep_shared: True keeps an initializer that several nodes read one weight, always. By default vectors of one
+            repeated number (zeros, ones) that unrelated layers share are taken for merged by an exporter and separated.
         initialize: what the file's initialisation does to the weights: "keep", "he", "xavier", "normal", or a mapping
             from glob to one of those, to a number, or to ("normal" | "uniform", scale). All but "keep" also replace
             the stored weights, drawn with `seed`.
@@ -128,7 +131,8 @@ def make_trainable(
     to_inference_mode(work.graph)
     names = Names(all_names(work.graph) | _names_of_entries(work))
     lift_constants(work.graph, names, [*as_patterns(train), *as_patterns(freeze)])
-    separate_merged(work.graph, names)
+    if not keep_shared:
+        separate_merged(work.graph, names)
     infer_shapes(work.ir)
     terms = objective.bind(work.graph, names)
     for name, argument in [*((n, "label=") for n in terms.labels), (loss_name, "loss_name=")]:

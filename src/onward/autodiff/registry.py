@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from onward.model.schema import Schema, schema
 
 if TYPE_CHECKING:
+    from onward.autodiff.rule import Rule
     from onward.autodiff.types import Grads
     from onward.model.builder import Value
 

@@ -108,6 +108,7 @@ def from_torch(
             loss_name="loss" if len(parts) == 1 else f"{key}/loss",
             batch_norm="always",
             unbiased_variance=True,
+            keep_shared=True,  # nothing was merged; what is one weight here is tied in the module
         )
         if not models:
             check_evaluation(module, inputs, keywords, model)
