@@ -175,3 +175,27 @@ def test_a_version_that_is_too_old(name: str, monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(BackendError, match=rf"{name} 0\.4\.1 is too old"):
         check_versions()
+
+
+def test_a_capture_with_other_gradients_is_noticed() -> None:
+    from onward.frontends.torch.checks import check_training
+
+    torch.manual_seed(0)
+    module, loss = Mlp(), nn.CrossEntropyLoss()
+    x, t = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
+    model = onward.from_torch(
+        module,
+        loss=loss,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        example_inputs=x,
+        example_targets=t,
+    )
+    check_training(module, loss, ((x,), {}), t, model)
+    with torch.no_grad():
+        module.net[2].weight *= 1.5  # now the graph is that of another module
+
+    with pytest.raises(ArgumentError) as caught:
+        check_training(module, loss, ((x,), {}), t, model)
+
+    assert "error[A206]: the captured training step differs from the module's on the example" in str(caught.value)
+    assert "net.0.weight" in str(caught.value)

@@ -38,6 +38,13 @@ A205 = define(
     fix="Remove the hook. Clipping is an option of onward.optimizers (clip_value=, clip_norm=, clip_global_norm=).",
 )
 
+A206 = define(
+    "A206",
+    "the captured training step is not the module's",
+    why="Loss and gradients of the graph are compared with PyTorch's on the example; they must be the same.",
+    fix="Please report the module: its capture is wrong in a way that was not foreseen. Nothing was written.",
+)
+
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 
 
@@ -198,6 +205,68 @@ def _run(model: TrainingModel, flat: list[torch.Tensor]) -> list[np.ndarray]:
     with torch.no_grad():
         results = module(*flat)
     return [to_numpy(r) for r in (results if isinstance(results, tuple) else (results,))]
+
+
+def check_training(
+    module: torch.nn.Module,
+    loss: Any,
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
+    targets: Any,
+    model: TrainingModel,
+) -> None:
+    """Make sure that the training graph has the module's loss and gradients, on the example.
+
+    `loss` is the callable over (outputs, targets). A graph that draws random numbers has masks of its own and is not
+    compared; nor is one with operators that the torch backend lacks.
+    """
+    from onward.backends.torch.module import OnnxModule
+    from onward.lower.random import is_random
+
+    (entry,) = model.entries
+    assert entry.algorithm is not None
+    if any(is_random(n) for n in entry.algorithm):
+        return
+    try:
+        twin = OnnxModule(model, "training", entry)
+    except BackendError:
+        return
+    inputs, keywords = arguments
+    weights = {n: p for n, p in module.named_parameters() if n in model.parameters}
+    before = {n: b.detach().clone() for n, b in module.named_buffers()}
+    with training_mode(module), torch.enable_grad():
+        try:
+            outputs = module(*inputs, **keywords)
+            value = loss(outputs) if targets is None else loss(outputs, targets)
+            expected = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
+        finally:
+            with torch.no_grad():
+                for name, buffer in module.named_buffers():
+                    buffer.copy_(before[name])
+    leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(targets))
+    with torch.enable_grad():
+        ours = twin.train().loss(*[t for t in leaves if isinstance(t, torch.Tensor)])
+        found = torch.autograd.grad(ours, [twin.tensor(n) for n in weights], allow_unused=True)
+    pairs = {
+        name: (torch.zeros(()) if a is None else a.double(), torch.zeros(()) if b is None else b.double())
+        for name, a, b in zip(weights, found, expected, strict=True)
+    }
+    largest = max((float(b.abs().max()) for _, b in pairs.values() if b.numel()), default=0.0)
+    wrong = [
+        name
+        for name, (a, b) in pairs.items()
+        if not torch.allclose(*torch.broadcast_tensors(a, b), rtol=2e-2, atol=2e-3 * largest + 1e-7, equal_nan=True)
+    ]
+    if not torch.allclose(ours.double(), value.double().reshape(ours.shape), rtol=1e-2, atol=1e-5, equal_nan=True):
+        wrong.insert(0, "the loss")
+    if wrong:
+        raise ArgumentError(
+            Diagnostic(
+                A206,
+                "the captured training step differs from the module's on the example",
+                place=type(module).__name__,
+                found=", ".join(wrong[:5]) + (", …" if len(wrong) > 5 else ""),
+            )
+        )
 
 
 def _differs(module: torch.nn.Module, what: str, found: str) -> ArgumentError:

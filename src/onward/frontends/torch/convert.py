@@ -17,7 +17,13 @@ import torch.utils._pytree as pytree
 from onward.author import make_trainable
 from onward.errors import A101, ArgumentError, Diagnostic, define
 from onward.frontends.torch import capture
-from onward.frontends.torch.checks import check_evaluation, check_module, example_outputs, training_mode
+from onward.frontends.torch.checks import (
+    check_evaluation,
+    check_module,
+    check_training,
+    example_outputs,
+    training_mode,
+)
 from onward.frontends.torch.entries import merge_entries, name_entry
 from onward.frontends.torch.optimizers import convert_optimizer, optimizer_state
 from onward.frontends.torch.running_statistics import fix_running_statistics, stand_in_momentum
@@ -112,6 +118,8 @@ def from_torch(
         )
         if not models:
             check_evaluation(module, inputs, keywords, model)
+        if isinstance(wrapped, capture.LossModule):
+            check_training(module, wrapped.loss, (inputs, keywords), part.targets, model)
         fix_running_statistics(model, module, replaced)
         if isinstance(part.optimizer, torch.optim.Optimizer):
             _put_state(model, optimizer_state(part.optimizer, names, ours.label(), part.scheduler))
