@@ -29,6 +29,7 @@ from onward.lower.combine import M301, Combined, combine, inline_functions, set_
 from onward.lower.decompose.optimizers import decompose_optimizers
 from onward.lower.opset import ir_version_of, lower_opset, lowest_opset
 from onward.lower.random import KEY, STEP, drop_inactive_dropout, is_random, lower_random
+from onward.lower.statistics import protect_statistics
 from onward.model import graphs, serde
 from onward.model.builder import Builder, Names, Value
 from onward.model.schema import WORKING_OPSET
@@ -296,6 +297,7 @@ def _finish(combined: Combined, outputs: Sequence[tuple[str, Value]]) -> None:
     graphs.remove_dead_nodes(graph)
     # Each parameter's update computes the same bias corrections: once is enough. State is input, so none can merge.
     CommonSubexpressionEliminationPass()(combined.model)
+    protect_statistics(graph, combined.opset, combined.names)
     for value in [*combined.settings, *combined.state]:
         if not value.uses() and not value.is_graph_output():
             graph.inputs.remove(value)

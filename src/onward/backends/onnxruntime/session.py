@@ -13,7 +13,6 @@ import onnxruntime
 
 from onward.backends import state as states
 from onward.backends.onnxruntime import fused_update
-from onward.backends.onnxruntime.graphs import prepare
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define, require_extra, unknown_name
 from onward.program import Program, StepGraph
 
@@ -285,7 +284,7 @@ class OnnxRuntimeSession:
                 options.add_session_config_entry("session.force_spinning_stop", "1")
             try:
                 self._sessions[key, fixed] = onnxruntime.InferenceSession(
-                    prepare(model).SerializeToString(), options, providers=self.providers
+                    model.SerializeToString(), options, providers=self.providers
                 )
             except _RUNTIME_ERRORS as error:
                 raise BackendError(
