@@ -24,6 +24,7 @@ from rich.table import Table
 from workloads import WORKLOADS
 
 HERE = Path(__file__).parent
+TURN = 0.4  # seconds
 OTHER_PEERS = ("onnxruntime-training", "onnxsim")
 
 
@@ -62,6 +63,10 @@ class Worker:
         self.times += self.answer["times"]
         self.losses.append(self.answer["loss"])
 
+    def steps_of_a_turn(self) -> int:
+        """Return how many steps fill a turn: the first ones after a pause, on cold caches, must not decide."""
+        return min(200, round(TURN / statistics.median(self.times))) if self.times else 20
+
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -87,7 +92,7 @@ def measure(workload: str, peers: list[str], rounds: int, steps: int) -> dict[st
     for _ in range(rounds):
         for worker in workers:
             if not worker.error:
-                worker.run(steps)
+                worker.run(max(steps, worker.steps_of_a_turn()))
     results = {}
     for worker in workers:
         if worker.error:
@@ -130,7 +135,8 @@ def markdown(everything: dict[str, Any], peak: float, rounds: int, steps: int) -
         "# Benchmarks",
         "",
         "Written by `python benchmarks/run.py --markdown docs/benchmarks.md`. One process per peer, two threads each,",
-        f"timed in turn ({rounds} rounds of {steps} steps): the median in milliseconds per step, the best in brackets.",
+        f"timed in turn ({rounds} turns of at least {steps} steps and {TURN} s each): the median in milliseconds",
+        "per step, the best in brackets.",
         f"{os.cpu_count()} cores, float32 matrix products at {peak:.0f} GFLOPS.",
         "",
         "| workload | " + " | ".join(peers) + " |",
