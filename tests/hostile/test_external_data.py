@@ -276,7 +276,7 @@ def test_swapping_the_file_for_a_link_while_it_is_opened_never_reads_the_secret(
 def test_saving_does_not_write_outside_the_folder(tmp_path):
     model = serde.from_proto(small_model())
 
-    for name in ["../out", "/tmp/out", "sub/out", "a\\..\\b", "m.onnx", ""]:
+    for name in ["../out", "/elsewhere/out", "sub/out", "a\\..\\b", "m.onnx", ""]:
         with pytest.raises(ValueError, match="cannot be called"):
             serde.save(model, tmp_path / "m.onnx", external_data=name or "..", size_threshold=0)
 
