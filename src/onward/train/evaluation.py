@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from onward.backends.base import Outputs, Session
-from onward.errors import BackendError, DataError, Diagnostic
+from onward.errors import A101, ArgumentError, BackendError, DataError, Diagnostic
 from onward.program import Program, TensorSpec
 from onward.train.data.matching import T115, Matching, fixed_batch
 from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length
-from onward.train.metrics import ConfusionMatrix, Metric, label
+from onward.train.metrics import ConfusionMatrix, Metric, get_metrics, label
 
 _PROBABILITIES = {"Softmax", "Sigmoid", "HardSigmoid"}
 _TRANSPARENT = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Transpose"}
@@ -47,6 +47,32 @@ def gives_logits(program: Program, output: str) -> bool:
             break
         output = node.input[0]
     return True
+
+
+def make_metrics(program: Program, metrics: Sequence[str | Metric]) -> list[Metric]:
+    """Return metric objects that know whether the output they look at is logits or probabilities."""
+    asked = [metrics] if isinstance(metrics, (str, Metric)) else metrics
+    made = get_metrics(asked)
+    names = output_names(program)
+    problems = [
+        Diagnostic(
+            A101, f"metric `{m.name}` is for output `{m.output}`", needed="one of the outputs: " + ", ".join(names)
+        )
+        for m in made
+        if m.output is not None and m.output not in names
+    ]
+    if problems:
+        raise ArgumentError(problems)
+    for metric, given in zip(made, asked, strict=True):
+        if isinstance(given, str) and names:
+            metric.from_logits = gives_logits(program, metric.output or names[0])
+    return made
+
+
+def has_output(program: Program, metric: Metric) -> bool:
+    """Return whether a training step gives the output that the metric looks at."""
+    name = metric.output or next(iter(output_names(program)), "")
+    return any(name in step.outputs for step in program.steps.values())
 
 
 def update_metrics(program: Program, metrics: Sequence[Metric], outputs: Outputs, feeds: Mapping[str, Any]) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onward.errors import A100, A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
+from onward.errors import A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
+from onward.train import evaluation
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import CheckpointDirectory
 from onward.train.data.matching import Matching
@@ -41,28 +42,6 @@ class FitSettings:
     steps_per_epoch: int | None = None
     on_nan: str = "stop"
     learning_rate: float | str | None = None  # text when it was given as a function
-
-    def check(self, entries: Sequence[str]) -> None:
-        """Raise for values that cannot be; all at once."""
-        problems = [
-            Diagnostic(A101, f"{name} is {value}", needed="a whole number of at least 1")
-            for name, value in (
-                ("epochs", self.epochs),
-                ("batch_size", self.batch_size),
-                ("steps_per_epoch", 1 if self.steps_per_epoch is None else self.steps_per_epoch),
-            )
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1
-        ]
-        if not isinstance(self.seed, int) or self.seed < 0:
-            problems.append(Diagnostic(A101, f"seed is {self.seed}", needed="a whole number of at least 0"))
-        if self.entry is not None and self.entry not in entries:
-            problems.append(
-                Diagnostic(A100, f"no such training entry `{self.entry}`", needed="one of: " + ", ".join(entries))
-            )
-        if isinstance(self.learning_rate, (int, float)) and not 0.0 <= self.learning_rate < float("inf"):
-            problems.append(Diagnostic(A101, f"learning_rate is {self.learning_rate}", needed="a finite number ≥ 0"))
-        if problems:
-            raise ArgumentError(problems)
 
 
 @dataclasses.dataclass
@@ -277,24 +256,25 @@ class Run:
             if np.ndim(value) == 0 or (name == self.trainer.program.loss and np.size(value) == 1):
                 logs[name] = float(np.asarray(value).ravel()[0])
                 position.add(name, logs[name], samples)
-        self.trainer.update_metrics(self.metrics, outputs, batch)
+        evaluation.update_metrics(self.trainer.program, self.metrics, outputs, batch)
         if "loss" in logs:
             self.history.add_step(position.step, logs["loss"])
         for callback in self._callbacks:
             callback.on_step_end(self, logs)
 
     def _end_epoch(self) -> None:
-        position = self.position
+        position, program = self.position, self.trainer.program
         logs: dict[str, Any] = {"epoch": position.epoch + 1, "step": position.step}
         logs |= {name: total / weight for name, (total, weight) in position.sums.items()}
         logs.setdefault("loss", float("nan"))
-        seen = [m for m in self.metrics if type(m) is not ConfusionMatrix and self.trainer.has_output(m)]
+        seen = [m for m in self.metrics if type(m) is not ConfusionMatrix and evaluation.has_output(program, m)]
         logs |= {label(m): m.compute() for m in seen}
         everything = list(self.metrics)
         if self.confusion is not None and self.confusion not in everything:
             everything.append(self.confusion)
         if self.validation is not None:
-            found = self.trainer.run_evaluation(
+            found = evaluation.run_evaluation(
+                self.trainer.session,
                 self.validation.source,
                 self.validation.matching,
                 self.validation.batch_size,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,22 +100,65 @@ def class_scores(metric: str, output: np.ndarray, target: np.ndarray) -> tuple[n
     scores = scores.reshape(-1, width).astype(np.float64)
     classes = target.reshape(-1)
     if classes.dtype.kind not in "iub":
-        classes = np.rint(classes)
+        whole = np.rint(classes)
+        if not np.array_equal(whole, classes):  # NaN included
+            bad = classes[whole != classes][0]
+            raise DataError(
+                Diagnostic(
+                    T120,
+                    f"metric `{metric}` needs class numbers in the target",
+                    found=f"{bad}",
+                    needed="whole numbers",
+                    hint="for a regression use mae, rmse or r2",
+                )
+            )
+        classes = whole
     classes = classes.astype(np.int64)
     keep = classes >= 0
     return (scores, classes) if keep.all() else (scores[keep], classes[keep])
 
 
-class _ClassMetric(Metric):
-    def _decide(self, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return (predicted classes, true classes, number of classes)."""
-        scores, classes = class_scores(self.name, output, target)
-        if scores.shape[1] == 1:
-            return (scores[:, 0] > (0.0 if self.from_logits else 0.5)).astype(np.int64), classes, 2
-        return scores.argmax(axis=1), classes, scores.shape[1]
+def _decide(metric: Metric, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return (predicted classes, true classes, number of classes)."""
+    scores, classes = class_scores(metric.name, output, target)
+    if scores.shape[1] == 1:
+        return (scores[:, 0] > (0.0 if metric.from_logits else 0.5)).astype(np.int64), classes, 2
+    return scores.argmax(axis=1), classes, scores.shape[1]
 
 
-class Accuracy(_ClassMetric):
+def _one_score_per_class(metric: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (scores, classes) where every class has a score and every label is one of the classes."""
+    scores, classes = class_scores(metric, output, target)
+    if scores.shape[1] < 2:
+        raise _mismatch(metric, np.asarray(output), np.asarray(target), "an output with one score per class")
+    highest = int(classes.max(initial=-1))
+    if highest >= scores.shape[1]:
+        raise DataError(
+            Diagnostic(
+                T120,
+                f"metric `{metric}`: the target holds class {highest}, and the output has {scores.shape[1]} classes",
+                found=f"classes up to {highest}",
+                needed=f"0 to {scores.shape[1] - 1}",
+            )
+        )
+    return scores, classes
+
+
+class _Mean(Metric):
+    """The mean of one number per sample (or per element)."""
+
+    def reset(self) -> None:
+        self._sum, self._count = np.float64(0.0), np.int64(0)
+
+    def _add(self, values: np.ndarray) -> None:
+        self._sum += values.sum(dtype=np.float64)
+        self._count += values.size
+
+    def compute(self) -> float:
+        return float(self._sum / self._count) if self._count else float("nan")
+
+
+class Accuracy(_Mean):
     """The share of samples whose class is right.
 
     >>> metric = Accuracy()
@@ -126,46 +169,30 @@ class Accuracy(_ClassMetric):
 
     name = "accuracy"
 
-    def reset(self) -> None:
-        self._right, self._count = np.int64(0), np.int64(0)
-
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        predicted, classes, _ = self._decide(output, target)
-        self._right += np.count_nonzero(predicted == classes)
-        self._count += classes.size
-
-    def compute(self) -> float:
-        return float(self._right / self._count) if self._count else float("nan")
+        predicted, classes, _ = _decide(self, output, target)
+        self._add(predicted == classes)
 
 
-class TopK(Metric):
+class TopK(_Mean):
     """The share of samples whose class is among the k highest scores; of equal scores the lower class goes first."""
 
     def __init__(self, k: int = 5, *, from_logits: bool = False) -> None:
-        if k < 1:
-            raise ArgumentError(Diagnostic(A101, f"top-{k} accuracy", needed="k of at least 1"))
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ArgumentError(Diagnostic(A101, f"top-{k} accuracy", needed="k as a whole number of at least 1"))
         self.k = k
         self.name = f"top{k}"
         super().__init__(from_logits=from_logits)
 
-    def reset(self) -> None:
-        self._right, self._count = np.int64(0), np.int64(0)
-
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        scores, classes = class_scores(self.name, output, target)
-        if scores.shape[1] < 2:
-            raise _mismatch(self.name, np.asarray(output), np.asarray(target), "an output with one score per class")
+        scores, classes = _one_score_per_class(self.name, output, target)
         own = np.take_along_axis(scores, classes[:, None], axis=1)
         before = (scores == own) & (np.arange(scores.shape[1]) < classes[:, None])
         rank = (scores > own).sum(axis=1) + before.sum(axis=1)
-        self._right += np.count_nonzero(rank < self.k)
-        self._count += classes.size
-
-    def compute(self) -> float:
-        return float(self._right / self._count) if self._count else float("nan")
+        self._add(rank < self.k)
 
 
-class ConfusionMatrix(_ClassMetric):
+class ConfusionMatrix(Metric):
     """Counts with the true class as the row and the predicted class as the column; `compute` gives the accuracy."""
 
     name = "confusion"
@@ -174,7 +201,7 @@ class ConfusionMatrix(_ClassMetric):
         self._counts = np.zeros((0, 0), dtype=np.int64)
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        predicted, classes, width = self._decide(output, target)
+        predicted, classes, width = _decide(self, output, target)
         width = max(width, len(self._counts), int(classes.max(initial=-1)) + 1)
         if width > len(self._counts):
             grow = width - len(self._counts)
@@ -305,90 +332,70 @@ def _log_softmax(scores: np.ndarray) -> np.ndarray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
-class Perplexity(Metric):
+class Perplexity(_Mean):
     """exp of the mean negative log-likelihood of the true class."""
 
     name = "perplexity"
     larger_is_better = False
 
-    def reset(self) -> None:
-        self._sum, self._count = np.float64(0.0), np.int64(0)
-
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        scores, classes = class_scores(self.name, output, target)
-        if scores.shape[1] < 2:
-            raise _mismatch(self.name, np.asarray(output), np.asarray(target), "an output with one score per class")
+        scores, classes = _one_score_per_class(self.name, output, target)
         if self.from_logits:
             log_p = _log_softmax(scores)
         else:
             log_p = np.log(np.maximum(scores, np.finfo(np.float64).tiny))
-        self._sum -= np.take_along_axis(log_p, classes[:, None], axis=1).sum()
-        self._count += classes.size
+        self._add(-np.take_along_axis(log_p, classes[:, None], axis=1))
 
     def compute(self) -> float:
-        return float(np.exp(min(self._sum / self._count, 700.0))) if self._count else float("nan")
+        return float(np.exp(np.minimum(super().compute(), 700.0)))
 
 
-class _Regression(Metric):
-    larger_is_better = False
-
-    def _pair(self, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        output, target = np.asarray(output), np.asarray(target)
-        if output.size != target.size or output.shape[:1] != target.shape[:1]:
-            raise _mismatch(self.name, output, target, "output and target of the same shape")
-        rows = len(output) if output.ndim else 1
-        return (
-            output.astype(np.float64).reshape(rows, -1),
-            target.astype(np.float64).reshape(rows, -1),
-        )
+def _pair(metric: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return output and target as (rows, numbers) in float64."""
+    output, target = np.asarray(output), np.asarray(target)
+    if output.size != target.size or output.shape[:1] != target.shape[:1]:
+        raise _mismatch(metric, output, target, "output and target of the same shape")
+    rows = len(output) if output.ndim else 1
+    width = output.size // rows if rows else 1
+    return output.astype(np.float64).reshape(rows, width), target.astype(np.float64).reshape(rows, width)
 
 
-class MAE(_Regression):
+class MAE(_Mean):
     """The mean absolute error over all numbers."""
 
     name = "mae"
-
-    def reset(self) -> None:
-        self._sum, self._count = np.float64(0.0), np.int64(0)
+    larger_is_better = False
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        a, b = self._pair(output, target)
-        self._sum += np.abs(a - b).sum()
-        self._count += a.size
-
-    def compute(self) -> float:
-        return float(self._sum / self._count) if self._count else float("nan")
+        a, b = _pair(self.name, output, target)
+        self._add(np.abs(a - b))
 
 
-class RMSE(_Regression):
+class RMSE(_Mean):
     """The square root of the mean squared error over all numbers."""
 
     name = "rmse"
-
-    def reset(self) -> None:
-        self._sum, self._count = np.float64(0.0), np.int64(0)
+    larger_is_better = False
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        a, b = self._pair(output, target)
-        self._sum += np.square(a - b).sum()
-        self._count += a.size
+        a, b = _pair(self.name, output, target)
+        self._add(np.square(a - b))
 
     def compute(self) -> float:
-        return float(np.sqrt(self._sum / self._count)) if self._count else float("nan")
+        return float(np.sqrt(super().compute()))
 
 
-class R2(_Regression):
+class R2(Metric):
     """The share of the target's variance that is explained, per output number, averaged over them."""
 
     name = "r2"
-    larger_is_better = True
 
     def reset(self) -> None:
         self._error, self._mean, self._spread = np.zeros(0), np.zeros(0), np.zeros(0)
         self._count = np.int64(0)
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        a, b = self._pair(output, target)
+        a, b = _pair(self.name, output, target)
         n = len(b)
         if not n:
             return
@@ -426,7 +433,7 @@ METRICS: dict[str, Callable[[], Metric]] = {
 }
 
 
-def get_metric(name: str | Metric) -> Metric:
+def get_metric(name: Any) -> Metric:
     """Return a metric by name: one of `METRICS` or `topK`; `name:output` chooses the output of the model.
 
     >>> get_metric("top3").name, get_metric("accuracy:logits").output
@@ -434,6 +441,16 @@ def get_metric(name: str | Metric) -> Metric:
     """
     if isinstance(name, Metric):
         return name
+    if not isinstance(name, str):
+        made = f"{name.__name__}()" if isinstance(name, type) and issubclass(name, Metric) else ""
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                f"{name!r} is no metric",
+                needed="a name, one of: " + ", ".join([*METRICS, "topK"]) + "; or an object of a subclass of Metric",
+                hint=f"this is the class; make one: {made}" if made else "",
+            )
+        )
     kind, _, output = name.partition(":")
     top = re.fullmatch(r"top-?(\d+)", kind)
     if top:
@@ -446,9 +463,19 @@ def get_metric(name: str | Metric) -> Metric:
     return metric
 
 
-def get_metrics(names: Sequence[str | Metric]) -> list[Metric]:
+def get_metrics(names: Any) -> list[Metric]:
     """Return the metrics; two with the same name are an error, since one would hide the other."""
-    metrics = [get_metric(n) for n in names]
+    if not isinstance(names, Iterable):
+        raise ArgumentError(Diagnostic(A101, f"metrics is {names!r}", needed="a list of names or Metric objects"))
+    metrics: list[Metric] = []
+    problems: list[Diagnostic] = []
+    for name in names:
+        try:
+            metrics.append(get_metric(name))
+        except ArgumentError as error:
+            problems += error.diagnostics
+    if problems:
+        raise ArgumentError(problems)
     labels = [label(m) for m in metrics]
     if len(set(labels)) < len(labels):
         raise ArgumentError(Diagnostic(A101, "the same metric twice", found=", ".join(labels)))

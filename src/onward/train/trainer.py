@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +13,31 @@ import numpy as np
 import onnx
 
 from onward.backends.base import Outputs, Session, open_session
-from onward.errors import A101, ArgumentError, DataError, Diagnostic
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.training_model import TrainingModel
 from onward.program import Program, TensorSpec
 from onward.train import evaluation
+from onward.train.arguments import (
+    check_batch_size,
+    check_fit,
+    check_preparation,
+    fit_settings,
+    hold_back,
+    remember_data,
+)
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning
 from onward.train.data import Data, as_source
-from onward.train.data.matching import (
-    T110,
-    T115,
-    Feed,
-    Matching,
-    Preparation,
-    batch_problem,
-    fixed_batch,
-    match,
-    numpy_dtype,
-)
+from onward.train.data.matching import Feed, Preparation, fixed_batch, match, numpy_dtype
 from onward.train.data.source import ColumnSource, DataSource, default_prefetch
+from onward.train.feeds import step_feeds
 from onward.train.history import History
 from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
-from onward.train.metrics import Metric, get_metrics
+from onward.train.metrics import Metric
 from onward.train.numeric import NumericGuard, bad_names
 from onward.train.origin import Origin, bake, store_preparation, stored_preparation, with_state
 from onward.train.progress import progress_callback
 from onward.train.resuming import EXTRA, check_backend, describe_rate, extras, json_options
-
-_MAY_CHANGE = ("epochs", "on_nan")  # of a resumed run
 
 
 class Trainer:
@@ -126,49 +123,11 @@ class Trainer:
             DataError: names, shapes or dtypes that do not fit, all at once.
             NumericError: NaN or Inf appeared; the state is the one before this step.
         """
-        outputs = self.guarded_step(self._check_feeds(feeds), self.steps + 1, entry)
+        made = step_feeds(feeds, self._feeds, self._specs, self.program.settings)
+        outputs = self.guarded_step(made, self.steps + 1, entry)
         assert outputs is not None  # only "skip" leaves a batch out, and only `fit` uses it
         self.steps += 1
         return outputs
-
-    def _check_feeds(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        known = {**{s.name: None for s in self._specs}, **dict.fromkeys(self.program.settings)}
-        problems = [
-            Diagnostic(
-                T110,
-                f"the step has no input `{name}`",
-                needed="inputs and targets: "
-                + ", ".join(self.input_names)
-                + ("; settings: " + ", ".join(self.program.settings) if self.program.settings else ""),
-            )
-            for name in feeds
-            if name not in known
-        ]
-        missing = [name for name in self.input_names if name not in feeds]
-        if missing:
-            problems.append(
-                Diagnostic(
-                    T110,
-                    "the step lacks " + ", ".join(f"`{n}`" for n in missing),
-                    found=", ".join(feeds) or "nothing",
-                    needed=", ".join(self.input_names),
-                )
-            )
-        made: dict[str, np.ndarray] = {}
-        for name, value in feeds.items():
-            if name in self._feeds:
-                try:
-                    made[name] = np.array(self._feeds[name].make(np.asarray(value)))
-                except DataError as error:
-                    problems += error.diagnostics
-            elif name in self.program.settings:
-                made[name] = np.asarray(value, dtype=np.asarray(self.program.settings[name]).dtype)
-        differing = batch_problem(self._specs, made)
-        if differing is not None:
-            problems.append(differing)
-        if problems:
-            raise DataError(problems)
-        return made
 
     def guarded_step(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None) -> Outputs | None:
         """Run one step whose feeds are known to fit; None when the batch was skipped. For the loop."""
@@ -227,9 +186,17 @@ class Trainer:
             NumericError: NaN or Inf appeared (`on_nan="stop"`, the default), or too often in a row (`"skip"`).
             CheckpointError: a checkpoint could not be written; the earlier ones are untouched.
         """
-        _check_kinds(learning_rate, validation_data)
-        source = as_source(
-            x, y, self.program.inputs, self.program.targets, preparation or self.preparation, steps_per_epoch
+        callbacks = list(callbacks) if isinstance(callbacks, Iterable) else callbacks
+        problems = check_fit(
+            learning_rate=learning_rate,
+            validation_data=validation_data,
+            callbacks=callbacks,
+            preparation=preparation,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            prefetch=prefetch,
+            progress=progress,
         )
         given = {
             "epochs": epochs,
@@ -242,12 +209,13 @@ class Trainer:
             "on_nan": on_nan,
             "learning_rate": describe_rate(learning_rate),
         }
-        settings = self._settings({k: v for k, v in given.items() if v is not None}, callable(learning_rate))
-        _check_saving(checkpoint_every, keep)
-        self.preparation = self._with_classes(preparation or self.preparation, source)
+        settings = fit_settings(self.program, given, self._resumed, callable(learning_rate), problems)
+        preparation = preparation or self.preparation
+        source = as_source(x, y, self.program.inputs, self.program.targets, preparation, settings.steps_per_epoch)
+        self.preparation = remember_data(preparation, source, self.program)
         validation = None
         if isinstance(validation_data, (int, float)):
-            source, held = self._split(source, float(validation_data), settings.seed)
+            source, held = hold_back(source, float(validation_data), settings.seed)
             validation = self._validation(held, settings)
         elif validation_data is not None:
             vx, vy = validation_data, None
@@ -270,7 +238,7 @@ class Trainer:
             source,
             matching,
             validation=validation,
-            metrics=self.make_metrics(metrics),
+            metrics=evaluation.make_metrics(self.program, metrics),
             callbacks=[*callbacks, *progress_callback(progress if self.is_writer else "none")],
             schedule=learning_rate if callable(learning_rate) else None,
             checkpoints=self._checkpoints_for(checkpoint, keep),
@@ -292,118 +260,11 @@ class Trainer:
             self.steps = run.position.step
             self._guard.set_mode("stop")
 
-    def _settings(self, given: Mapping[str, Any], has_function: bool) -> FitSettings:
-        """Return the settings of the run; those of a resumed run may not change, except for the number of epochs."""
-        fixed = fixed_batch(self._specs)
-        defaults: dict[str, Any] = {"batch_size": fixed, "drop_last": True} if fixed else {}
-        if self._resumed is None or "run_state" not in self._resumed.data:
-            settings = FitSettings(**{**defaults, **given})
-        else:
-            stored = self._resumed.data["run_state"]["settings"]
-            problems = [
-                Diagnostic(
-                    A101,
-                    f"{key} differs from the run that is taken up",
-                    found=f"{key}={value}",
-                    needed=f"{key}={stored[key]}",
-                    hint="leave it out, or start a new run from this state with a new Trainer and set_state",
-                )
-                for key, value in given.items()
-                if key not in _MAY_CHANGE and stored[key] != value
-            ]
-            if isinstance(stored["learning_rate"], str) and not has_function:
-                problems.append(
-                    Diagnostic(
-                        A101,
-                        "the run was started with a function for the learning rate",
-                        needed="the same function as learning_rate=; a checkpoint cannot hold code",
-                    )
-                )
-            if problems:
-                raise ArgumentError(problems)
-            settings = FitSettings(**{**stored, **given})
-        settings.check(list(self.program.steps))
-        return settings
-
-    def _with_classes(self, preparation: Preparation, source: DataSource) -> Preparation:
-        """Return the preparation with what is to be remembered of the training data: class names and table columns.
-
-        Raises:
-            DataError: the data has more classes than the output of the model.
-        """
-        if source.table:
-            preparation = dataclasses.replace(preparation, table=source.table)
-        if not source.classes:
-            return preparation
-        outputs = self.program.infer.graph.output
-        dims = outputs[0].type.tensor_type.shape.dim if outputs else []
-        width = dims[1].dim_value if len(dims) > 1 else 0
-        if 1 < width < len(source.classes):
-            raise DataError(
-                Diagnostic(
-                    T115,
-                    f"the data has {len(source.classes)} classes and output `{outputs[0].name}` has {width}",
-                    found=", ".join(source.classes),
-                    needed=f"at most {width} classes",
-                )
-            )
-        return dataclasses.replace(preparation, classes=tuple(source.classes))
-
-    def _split(self, source: DataSource, fraction: float, seed: int) -> tuple[DataSource, DataSource]:
-        if not isinstance(source, ColumnSource):
-            raise ArgumentError(
-                Diagnostic(
-                    A101,
-                    "a share of the data can be held back only where every sample can be reached",
-                    found=type(source).__name__,
-                    needed="arrays, files or folders; for an iterable pass validation_data=(x, y)",
-                )
-            )
-        return source.split(fraction, seed)
-
     def _validation(self, source: DataSource, settings: FitSettings) -> Validation:
         matching = match(source, self.program.inputs, self.program.targets, self.preparation)
         return Validation(source, matching, fixed_batch(self._specs) or max(settings.batch_size, 64))
 
     # ------------------------------------------------------------------ evaluate, predict
-
-    def make_metrics(self, metrics: Sequence[str | Metric]) -> list[Metric]:
-        """Return metric objects that know whether the output they look at is logits or probabilities."""
-        made = get_metrics(metrics)
-        names = self.output_names
-        problems = [
-            Diagnostic(
-                A101, f"metric `{m.name}` is for output `{m.output}`", needed="one of the outputs: " + ", ".join(names)
-            )
-            for m in made
-            if m.output is not None and m.output not in names
-        ]
-        if problems:
-            raise ArgumentError(problems)
-        for metric, asked in zip(made, metrics, strict=True):
-            if isinstance(asked, str) and names:
-                metric.from_logits = evaluation.gives_logits(self.program, metric.output or names[0])
-        return made
-
-    def has_output(self, metric: Metric) -> bool:
-        """Return whether a training step gives the output that the metric looks at. For the loop."""
-        name = metric.output or next(iter(self.output_names), "")
-        return any(name in step.outputs for step in self.program.steps.values())
-
-    def update_metrics(self, metrics: Sequence[Metric], outputs: Outputs, feeds: Mapping[str, Any]) -> None:
-        """Give one batch to the metrics. For the loop."""
-        evaluation.update_metrics(self.program, metrics, outputs, feeds)
-
-    def run_evaluation(
-        self,
-        source: DataSource,
-        matching: Matching,
-        batch_size: int,
-        metrics: Sequence[Metric],
-        poll: Callable[[], None] = lambda: None,
-    ) -> dict[str, Any]:
-        """Return loss and metrics over a matched source. For the loop."""
-        return evaluation.run_evaluation(self.session, source, matching, batch_size, metrics, poll)
 
     def evaluate(
         self,
@@ -418,13 +279,13 @@ class Trainer:
 
         For an inference model, which has no targets of its own, the data's column beside the inputs is the target.
         """
-        preparation = preparation or self.preparation
-        _check_batch_size(batch_size)
+        preparation = check_preparation(preparation, self.preparation)
+        batch_size = check_batch_size(batch_size)
         source = as_source(x, y, self.program.inputs, self.program.targets, preparation, part="evaluate")
         targets = evaluation.loose_targets(self.program, source)
         matching = match(source, self.program.inputs, targets, preparation)
         size = fixed_batch(self._specs) or batch_size or 256
-        made = self.make_metrics(metrics)
+        made = evaluation.make_metrics(self.program, metrics)
         if self.program.evaluate is None:
             if not made or not targets:
                 raise ArgumentError(
@@ -436,14 +297,14 @@ class Trainer:
                 )
             for metric in made:
                 metric.target = metric.target or targets[0].name
-        return self.run_evaluation(source, matching, size, made)
+        return evaluation.run_evaluation(self.session, source, matching, size, made)
 
     def predict(
         self, x: Data, *, batch_size: int | None = None, preparation: Preparation | None = None
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the output of the inference graph for every sample; a dict by name when there are several."""
-        preparation = preparation or self.preparation
-        _check_batch_size(batch_size)
+        preparation = check_preparation(preparation, self.preparation)
+        batch_size = check_batch_size(batch_size)
         source = as_source(x, None, self.program.inputs, (), preparation, part="evaluate")
         kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in self.program.inputs}}
         matching = match(source, self.program.inputs, (), dataclasses.replace(preparation, columns=kept))
@@ -595,32 +456,3 @@ class Trainer:
                 )
             )
         return with_state(self._origin.model, self.session.get_state(), self.preparation)
-
-
-def _check_saving(every: int | None, keep: int) -> None:
-    problems = [
-        Diagnostic(A101, f"{name} is {value}", needed="a whole number of at least 1")
-        for name, value in (("checkpoint_every", 1 if every is None else every), ("keep", keep))
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1
-    ]
-    if problems:
-        raise ArgumentError(problems)
-
-
-def _check_batch_size(size: int | None) -> None:
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise ArgumentError(Diagnostic(A101, f"batch_size is {size}", needed="a whole number of at least 1"))
-
-
-def _check_kinds(learning_rate: object, validation_data: object) -> None:
-    problems = []
-    if not (learning_rate is None or callable(learning_rate) or isinstance(learning_rate, (int, float, np.number))):
-        problems.append(
-            Diagnostic(A101, f"learning_rate is {learning_rate!r}", needed="a number, or a function of the step")
-        )
-    if isinstance(validation_data, bool):
-        problems.append(
-            Diagnostic(A101, f"validation_data is {validation_data}", needed="data, or the share to hold back, as 0.1")
-        )
-    if problems:
-        raise ArgumentError(problems)

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from onward.errors import A101, ArgumentError, Diagnostic, require_extra
 from onward.train import fsio
 from onward.train.callbacks import Callback, Logs
+from onward.train.evaluation import make_metrics
 from onward.train.metrics import ConfusionMatrix
 from onward.train.plot import loss_chart
 from onward.train.report import build_report, environment, settings_of
@@ -200,7 +201,7 @@ class Report(_Document):
         targets = run.trainer.program.targets
         is_class = bool(targets) and targets[0].dtype.startswith(("int", "uint"))
         if run.confusion is None and run.validation is not None and is_class:
-            confusion = run.trainer.make_metrics(["confusion"])[0]
+            confusion = make_metrics(run.trainer.program, ["confusion"])[0]
             assert isinstance(confusion, ConfusionMatrix)
             run.confusion = confusion
 

@@ -18,6 +18,7 @@ from onward.train.data.source import (
     DataSource,
     IterableSource,
     epoch_order,
+    to_array,
 )
 
 Data: TypeAlias = (
@@ -60,7 +61,7 @@ def as_source(
 
         return open_data(x, inputs, targets, part=part, preparation=preparation)
     if isinstance(x, Mapping):
-        columns = {str(k): ArrayColumn(_array(v)) for k, v in x.items()}
+        columns = _by_name(x)
         if y is not None:
             columns |= _named(y, targets)
         return ColumnSource(columns, place="the arrays given to the trainer")
@@ -89,18 +90,15 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (hasattr(value, "__array__") and hasattr(value, "shape"))
 
 
-def _array(value: Any) -> np.ndarray:
-    """Return the array itself where it is one (a memory map stays one), else its numbers."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    return np.asanyarray(value)
+def _by_name(values: Mapping[str, Any]) -> dict[str, ArrayColumn]:
+    return {str(name): ArrayColumn(to_array(value, f"`{name}`")) for name, value in values.items()}
 
 
 def _named(values: Any, specs: Sequence[TensorSpec]) -> dict[str, Any]:
     """Return columns named after the model's inputs in order; what is too many keeps a number."""
     if isinstance(values, Mapping):
-        return {str(k): ArrayColumn(_array(v)) for k, v in values.items()}
+        return _by_name(values)
     several = isinstance(values, (tuple, list)) and len(values) > 0 and all(_is_array(v) for v in values)
     parts = list(values) if several else [values]
     names = [s.name for s in specs] + [f"array[{i}]" for i in range(len(specs), len(parts))]
-    return {name: ArrayColumn(_array(part)) for name, part in zip(names, parts, strict=False)}
+    return _by_name(dict(zip(names, parts, strict=False)))

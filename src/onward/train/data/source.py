@@ -38,6 +38,13 @@ T107 = define(
     fix="Yield dicts or tuples of arrays.",
 )
 
+T108 = define(
+    "T108",
+    "a value is no array of numbers",
+    why="The model computes with numbers: text, None, Python objects and lists of unequal length are none.",
+    fix="Convert the value to a numpy array of numbers first.",
+)
+
 _SPLIT_KEY = 0x6F6E77617264  # keeps the validation split independent of the order of any epoch
 
 
@@ -303,12 +310,12 @@ class IterableSource(DataSource):
 
     def _as_batch(self, item: Any, number: int) -> Batch:
         if isinstance(item, Mapping):
-            return {str(name): _as_array(value) for name, value in item.items()}
+            return {str(k): self._copy(v, number, f"`{k}`") for k, v in item.items()}
         self.positional = True
         if isinstance(item, (tuple, list)):
-            return {f"item[{i}]": _as_array(value) for i, value in enumerate(_flat(item))}
+            return {f"item[{i}]": self._copy(v, number, f"item {i}") for i, v in enumerate(_flat(item))}
         if hasattr(item, "__array__"):
-            return {"item[0]": _as_array(item)}
+            return {"item[0]": self._copy(item, number, "the item")}
         raise DataError(
             Diagnostic(
                 T107,
@@ -316,6 +323,9 @@ class IterableSource(DataSource):
                 needed="a dict of arrays by name, or a tuple of arrays (inputs, then targets)",
             )
         )
+
+    def _copy(self, value: Any, number: int, what: str) -> np.ndarray:
+        return np.array(to_array(value, f"{what} of batch {number} of the iterable"))
 
     def specs(self) -> list[TensorSpec]:
         if self._first is None:
@@ -372,8 +382,34 @@ def _flat(item: Sequence[Any]) -> Iterator[Any]:
             yield part
 
 
-def _as_array(value: Any) -> np.ndarray:
-    """Return a copy as a numpy array; torch and TensorFlow tensors are accepted without importing either."""
+def to_array(value: Any, place: str) -> np.ndarray:
+    """Return the value as an array of numbers: itself where it is one (a memory map stays one).
+
+    Tensors of torch and TensorFlow are accepted without importing either. `place` says in an error what the value is.
+
+    Raises:
+        DataError: text, None, other objects, or lists of unequal length.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
-    return np.array(value)
+    try:
+        array: np.ndarray = np.asanyarray(value)
+    except (ValueError, TypeError) as error:  # lists of unequal length, above all
+        raise DataError(
+            Diagnostic(T108, f"{place} is no array: {error}", found=type(value).__name__, needed="an array of numbers")
+        ) from error
+    if array.dtype.kind in "OUSmM":
+        sample = next(iter(array.ravel().tolist()), None) if array.ndim else value
+        raise DataError(
+            Diagnostic(
+                T108,
+                f"{place} holds no numbers",
+                found=f"{type(sample).__name__} {str(sample)[:40]!r}"
+                + (f", dtype {array.dtype}" if array.ndim else ""),
+                needed="an array of numbers",
+                hint="class names become numbers with np.unique(names, return_inverse=True)[1]"
+                if isinstance(sample, (str, bytes)) and array.ndim
+                else "",
+            )
+        )
+    return array

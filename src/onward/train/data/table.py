@@ -74,14 +74,13 @@ def open_table(
             continue
         parts = []
         for name in chosen[spec.name]:
-            values, names, problem = _numbers(
-                frame[name], name, spec, spec.name in target_names, path, preparation.classes
-            )
+            try:
+                values, names = _numbers(frame[name], name, spec, spec.name in target_names, path, preparation.classes)
+            except DataError as error:
+                problems += error.diagnostics
+                continue
             classes = names or classes
-            if problem:
-                problems.append(problem)
-            else:
-                parts.append(values)
+            parts.append(values)
         if parts and not problems:
             single = len(chosen[spec.name]) == 1
             columns[spec.name] = ArrayColumn(parts[0] if single else np.stack(parts, axis=1))
@@ -132,16 +131,7 @@ def _choose(
         asked = preparation.columns.get(spec.name)
         if asked is not None:
             names = [n.strip() for n in asked.split(",")]
-            missing = [n for n in names if n not in columns]
-            if missing:
-                problems.append(
-                    Diagnostic(
-                        T141,
-                        f"no column {', '.join(f'`{n}`' for n in missing)} for `{spec.name}`",
-                        place=str(path),
-                        found=_list(columns),
-                    )
-                )
+            problems += _missing(spec, names, columns, path)
             chosen[spec.name] = names
         elif spec.name in columns:
             chosen[spec.name] = [spec.name]
@@ -150,18 +140,14 @@ def _choose(
     left = [spec for spec in wanted if spec.name not in chosen]
     for spec in [s for s in left if s.name in preparation.table]:
         chosen[spec.name] = list(preparation.table[spec.name])
-        missing = [n for n in chosen[spec.name] if n not in columns]
-        if missing:
-            problems.append(
-                Diagnostic(
-                    T141,
-                    f"no column {', '.join(f'`{n}`' for n in missing)} for `{spec.name}`",
-                    place=str(path),
-                    found=_list(columns),
-                    needed=f"the columns that the model was trained with: {_list(chosen[spec.name])}",
-                    hint=f"if others mean the same, name them: --column {spec.name}=a,b,c",
-                )
-            )
+        problems += _missing(
+            spec,
+            chosen[spec.name],
+            columns,
+            path,
+            needed=f"the columns that the model was trained with: {_list(chosen[spec.name])}",
+            hint=f"if others mean the same, name them: --column {spec.name}=a,b,c",
+        )
         left.remove(spec)
     if len(left) == 1:
         taken = {name for names in chosen.values() for name in names}
@@ -201,6 +187,16 @@ def _choose(
     return chosen
 
 
+def _missing(
+    spec: TensorSpec, names: Sequence[str], columns: Sequence[str], path: Path, needed: str = "", hint: str = ""
+) -> list[Diagnostic]:
+    missing = [f"`{n}`" for n in names if n not in columns]
+    message = f"no column {', '.join(missing)} for `{spec.name}`"
+    return (
+        [Diagnostic(T141, message, place=str(path), found=_list(columns), needed=needed, hint=hint)] if missing else []
+    )
+
+
 def _numbered(columns: Sequence[str], name: str) -> list[str]:
     found = []
     for column in columns:
@@ -212,47 +208,43 @@ def _numbered(columns: Sequence[str], name: str) -> list[str]:
 
 def _numbers(
     series: Any, name: str, spec: TensorSpec, is_target: bool, path: Path, known: Sequence[str]
-) -> tuple[np.ndarray, list[str], Diagnostic | None]:
-    """Return (values, class names if text was coded, problem)."""
-    empty = int(series.isna().sum())
-    nothing = np.zeros(0)
-    if empty:
-        first = int(np.argmax(series.isna().to_numpy()))
-        return (
-            nothing,
-            [],
+) -> tuple[np.ndarray, list[str]]:
+    """Return (values, class names if text was coded).
+
+    Raises:
+        DataError: empty cells, fractions where the model takes whole numbers, or text in an input.
+    """
+    empty = series.isna().to_numpy()
+    if empty.any():
+        raise DataError(
             Diagnostic(
                 T142,
-                f"column `{name}` has {empty} empty cells",
-                place=f"{path}, first in row {first + 1}",
+                f"column `{name}` has {int(empty.sum())} empty cells",
+                place=f"{path}, first in row {int(np.argmax(empty)) + 1}",
                 needed=f"a value in every row, for `{spec.name}`",
-            ),
+            )
         )
     values = series.to_numpy()
     if values.dtype.kind in "fiub":
         if values.dtype.kind == "f" and numpy_dtype(spec.dtype).kind in "iu":
             whole = np.rint(values)
             if not np.array_equal(whole, values):
-                return (
-                    nothing,
-                    [],
+                raise DataError(
                     Diagnostic(
                         T142,
                         f"column `{name}` has fractions",
                         place=str(path),
                         found=f"such as {values[whole != values][0]}",
                         needed=f"whole numbers for `{spec.name}` ({spec.dtype})",
-                    ),
+                    )
                 )
             values = whole.astype(np.int64)
-        return values, [], None
+        return values, []
     text = [str(v) for v in values]
     if is_target:
         numbers = number_classes(sorted(set(text)), known, f"{path}, column `{name}`")
-        return np.array([numbers[t] for t in text], dtype=np.int64), list(numbers), None
-    return (
-        nothing,
-        [],
+        return np.array([numbers[t] for t in text], dtype=np.int64), list(numbers)
+    raise DataError(
         Diagnostic(
             T142,
             f"column `{name}` holds text",
@@ -260,7 +252,7 @@ def _numbers(
             found=f"such as {text[0]!r}",
             needed=f"numbers for `{spec.name}`",
             hint="encode it as numbers, or choose other columns with --column",
-        ),
+        )
     )
 
 
