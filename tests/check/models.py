@@ -185,3 +185,33 @@ def combined(model: onnx.ModelProto, index: int = 0) -> onnx.ModelProto:
     for field in ("input", "initializer", "output", "node", "value_info", "sparse_initializer"):
         getattr(result.graph, field).extend(getattr(algorithm, field))
     return result
+
+
+def with_training_function() -> onnx.ModelProto:
+    """The linear model whose whole step, Gradient and Adagrad included, is a function that is called by another one."""
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(TRAINING, 1), helper.make_opsetid("my", 1)]
+    inputs, outputs = ["w", "x", "t", "r", "n", "h"], ["l", "w_new", "h_new"]
+    step = helper.make_function(
+        "my",
+        "Step",
+        inputs,
+        outputs,
+        [
+            node("MatMul", ["x", "w"], ["y"]),
+            node("Sub", ["y", "t"], ["d"]),
+            node("Mul", ["d", "d"], ["s"]),
+            node("ReduceMean", ["s"], ["l"], keepdims=0),
+            node("Gradient", ["w", "x", "t"], ["dw"], name="grad", domain=TRAINING, xs=["w"], zs=["x", "t"], y="l"),
+            node("Adagrad", ["r", "n", "w", "dw", "h"], ["w_new", "h_new"], name="update", domain=TRAINING),
+        ],
+        imports,
+    )
+    outer = helper.make_function("my", "Outer", inputs, outputs, [node("Step", inputs, outputs, domain="my")], imports)
+    model = linear()
+    algorithm = model.training_info[0].algorithm
+    del algorithm.node[:5]
+    call = node("Outer", ["W", "X", "labels", "R", "T", "H"], ["loss", "W_new", "H_new"], name="call", domain="my")
+    algorithm.node.insert(0, call)
+    model.opset_import.append(helper.make_opsetid("my", 1))
+    model.functions.extend([step, outer])
+    return model

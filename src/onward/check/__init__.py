@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from onward.check.bindings import check_binding_types, check_bindings, check_state_use
+from onward.check.calls import check_calls
 from onward.check.functions import check_functions
 from onward.check.gradient_nodes import check_gradient_types, check_gradients
 from onward.check.nodes import check_nodes
@@ -69,6 +70,7 @@ def _run(model: Model, findings: Findings, pedantic: bool) -> None:
     types = Types(model)
     check_gradient_types(model, types, findings)
     check_optimizer_types(model, types, findings)
+    check_calls(model, types, findings)
     check_binding_types(model, types, findings)
     report_complaints(model, types, findings)
     if not findings.has_errors() and model.expandable:

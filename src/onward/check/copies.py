@@ -7,6 +7,7 @@ each mistake is reported once.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +43,18 @@ _FILLABLE = (
 )  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """What the body of a function sees of a call: the type of each input and the attributes that are given."""
+
+    body: View
+    inputs: tuple[Any, ...]  # a TypeProto, None where the type is not known, ABSENT where the input is left out
+    attributes: Mapping[str, Any]
+
+
+ABSENT = object()
+
+
 class Copier:
     """Makes the copies of one model's graphs."""
 
@@ -68,6 +81,17 @@ class Copier:
         """
         return _Copy(self, self._model, dropped).model(top, base_types)
 
+    def copy_call(self, call: Signature, dropped: set[str]) -> onnx.ModelProto:
+        """Return a copy of a function's body as a model of its own, with the types and attributes of one call."""
+        return _Copy(self, self._model, dropped).call(call)
+
+    def body(self, key: FunctionKey) -> View:
+        return self._bodies[key]
+
+    def calls(self, key: FunctionKey) -> set[FunctionKey]:
+        """Return the functions that a function calls itself."""
+        return self._calls[key]
+
     def reachable(self, top: View) -> list[View]:
         """Return the bodies of the functions that `top` calls, directly or through others."""
         seen: set[FunctionKey] = set()
@@ -90,16 +114,39 @@ class _Copy:
         self._incomplete: set[FunctionKey] = set()  # functions of which something was left out
 
     def model(self, top: View, base_types: Mapping[str, Any]) -> onnx.ModelProto:
-        copy = onnx.ModelProto(ir_version=min(max(self._model.proto.ir_version, 4), onnx.IR_VERSION))
-        _import_opsets({"": 1, **self._model.opsets}, copy)
-        bodies = self._copier.reachable(top)
-        for body in _callees_first(self._model, bodies):
-            if not self._function(body, copy.functions.add()):
-                self._incomplete.add(function_key(body.proto))
+        copy = self._start(top, {"": 1, **self._model.opsets})
         unknown = {v.name for v in top.proto.input if not _is_declared(v) and v.name not in top.initializers}
         if top.base is not None:
             unknown |= self._import(top, top.base, copy.graph, base_types)
         self._graph(top, copy.graph, unknown)
+        return copy
+
+    def call(self, call: Signature) -> onnx.ModelProto:
+        body = call.body
+        copy = self._start(body, {"": self._model.opsets.get("", 1), **body.opsets})
+        copy.graph.name = "call"
+        unknown: set[str] = set()
+        absent: set[str] = set()
+        for name, given in zip(body.inputs, call.inputs, strict=True):
+            if given is ABSENT:
+                absent.add(name)
+                continue
+            value = copy.graph.input.add(name=name)
+            if given is None:
+                unknown.add(name)
+            else:
+                value.type.CopyFrom(given)
+        self._nodes(body, copy.graph.node, unknown, set())
+        _bind(copy.graph, call.attributes, absent)
+        return copy
+
+    def _start(self, top: View, opsets: Mapping[str, int]) -> onnx.ModelProto:
+        """Return a model without nodes that has the functions which `top` calls."""
+        copy = onnx.ModelProto(ir_version=min(max(self._model.proto.ir_version, 4), onnx.IR_VERSION))
+        _import_opsets(opsets, copy)
+        for body in _callees_first(self._model, self._copier.reachable(top)):
+            if not self._function(body, copy.functions.add()):
+                self._incomplete.add(function_key(body.proto))
         return copy
 
     def _graph(self, view: View, target: Any, unknown: set[str]) -> bool:
@@ -244,6 +291,34 @@ class _Copy:
                 else:
                     unknown.add(name)
         return unknown
+
+
+def _bind(graph: Any, attributes: Mapping[str, Any], absent: set[str]) -> None:
+    """Put the attributes of a call in the place of references to them, and nothing in that of inputs left out."""
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name in absent:
+                node.input[index] = ""
+        bound = bind_attributes(node, attributes)
+        del node.attribute[:]
+        node.attribute.extend(bound)
+        for attribute in node.attribute:
+            for inner in [attribute.g] if attribute.type == GRAPH else attribute.graphs:
+                _bind(inner, attributes, absent)
+
+
+def bind_attributes(node: Node, attributes: Mapping[str, Any]) -> list[Any]:
+    """Return the attributes of a node in a function's body, with those of the call where it refers to them."""
+    bound = []
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            bound.append(attribute)
+        elif attribute.ref_attr_name in attributes:
+            fresh = onnx.AttributeProto()
+            fresh.CopyFrom(attributes[attribute.ref_attr_name])
+            fresh.name = attribute.name
+            bound.append(fresh)
+    return bound
 
 
 def _is_small(tensor: Any) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from onnx import TensorProto
 
 from onward.check.report import Findings, listing, quote
-from onward.check.types import Types
+from onward.check.types import Known
 from onward.check.views import BEFORE_ALL, Model, Node, View, is_gradient, strings
 from onward.errors import define
 
@@ -94,8 +94,8 @@ _VISITS = 400_000  # how many values are looked at in all, for all Gradient node
 Value = tuple[View, str]  # the view that defines it, and its name
 
 
-def gradient_nodes(model: Model) -> Iterator[tuple[View, int, Node]]:
-    for view in model.views():
+def gradient_nodes(views: Iterable[View]) -> Iterator[tuple[View, int, Node]]:
+    for view in views:
         for position, node in enumerate(view.nodes):
             if is_gradient(node):
                 yield view, position, node
@@ -104,7 +104,7 @@ def gradient_nodes(model: Model) -> Iterator[tuple[View, int, Node]]:
 def check_gradients(model: Model, findings: Findings, *, pedantic: bool) -> None:
     """Report Gradient nodes whose names, counts or dependencies are wrong; types come later."""
     follow = _Follower(model)
-    for view, position, node in gradient_nodes(model):
+    for view, position, node in gradient_nodes(model.views()):
         xs, zs, y = strings(node, "xs"), strings(node, "zs") or [], strings(node, "y")
         place = view.node_place(position)
         if any(a.ref_attr_name for a in node.attribute if a.name in ("xs", "zs", "y")):
@@ -311,11 +311,11 @@ def _check_independence(
     return False
 
 
-def check_gradient_types(model: Model, types: Types, findings: Findings) -> None:
+def check_gradient_types(model: Model, types: Known, findings: Findings) -> None:
     """Report Gradient nodes whose tensors are of the wrong type."""
-    for view, position, node in gradient_nodes(model):
-        if model.is_broken(view, position) or view.root.is_function:
-            continue  # values in a function have a type at each call only
+    for view, position, node in gradient_nodes(types.views()):
+        if model.is_broken(view, position):
+            continue
         xs, zs = strings(node, "xs") or [], strings(node, "zs") or []
         place = view.node_place(position)
         for index, (name, given) in enumerate(zip(xs + zs, node.input, strict=False)):

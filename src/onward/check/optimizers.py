@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from onnx import TensorProto
 
 from onward.check.report import Findings, listing, quote
-from onward.check.types import TensorType, Types
+from onward.check.types import Known, TensorType
 from onward.check.views import Model, Node, View, strings
 from onward.errors import define
 from onward.model.schema import TRAINING_DOMAIN
@@ -66,16 +66,20 @@ _FORMS = {
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 
 
-def _optimizers(model: Model) -> Iterator[tuple[View, int, Node, _Form]]:
-    for view in model.views():
+def is_optimizer(model: Model, node: Node) -> bool:
+    return node.domain == TRAINING_DOMAIN and node.op_type in _FORMS and model.callee(node) is None
+
+
+def _optimizers(model: Model, views: Iterable[View]) -> Iterator[tuple[View, int, Node, _Form]]:
+    for view in views:
         for position, node in enumerate(view.nodes):
-            if node.domain == TRAINING_DOMAIN and node.op_type in _FORMS and model.callee(node) is None:
+            if is_optimizer(model, node):
                 yield view, position, node, _FORMS[node.op_type]
 
 
 def check_optimizers(model: Model, findings: Findings) -> None:
     """Report optimizer nodes with wrong counts or modes; types come later."""
-    for view, position, node, form in _optimizers(model):
+    for view, position, node, form in _optimizers(model, model.views()):
         if model.is_broken(view, position):
             continue
         before = len(findings.found)
@@ -118,10 +122,10 @@ def check_optimizers(model: Model, findings: Findings) -> None:
             model.mark_broken(view, position)
 
 
-def check_optimizer_types(model: Model, types: Types, findings: Findings) -> None:
+def check_optimizer_types(model: Model, types: Known, findings: Findings) -> None:
     """Report optimizer nodes whose tensors are of the wrong type or do not belong together."""
-    for view, position, node, form in _optimizers(model):
-        if model.is_broken(view, position) or view.root.is_function:
+    for view, position, node, form in _optimizers(model, types.views()):
+        if model.is_broken(view, position):
             continue
         before = len(findings.found)
         known = [types.of(view, name, position) for name in node.input]

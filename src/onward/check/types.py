@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -62,7 +62,7 @@ _REFUSALS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, 
 # onnx reports one type mismatch at a time: its node is left out and the rest is inferred again, within these bounds.
 _ROUNDS = 40
 _COPIED_NAMES = 60_000_000  # some seconds
-_NODES = 1_000_000  # in all rounds of all graphs
+MAX_INFERRED_NODES = 1_000_000  # in all rounds of all graphs
 _TAG = re.compile(r"\(op_type:[^,()]*, node name: (#\d+#\d+)\): ?")
 _NAMED = re.compile(r"\bname:? (#\d+#\d+)\b", re.IGNORECASE)
 
@@ -115,29 +115,25 @@ def tensor_type(proto: Any) -> TensorType | None:
 
 @dataclasses.dataclass
 class Complaint:
-    """One inference error: the culprit, the top-level node whose inference met it, and onnx's words."""
+    """One inference error: the culprit, the node that calls its function, onnx's words, and the types at that call."""
 
     view: View
     position: int | None
     outer: tuple[View, int] | None
     text: str
+    types: Known | None = None  # None: those of the graphs
 
 
-class Types:
-    """The inferred type of each value of each graph (not of function bodies, which have one type per call)."""
+class Known:
+    """The known types of the values of some graphs, and the places at which they were called."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self) -> None:
         self._types: dict[int, dict[str, Any]] = {}
-        self.complaints: list[Complaint] = []
-        self.unread: list[tuple[View, str]] = []  # graphs that onnx could not take over, and why
         self._tensor_types: dict[tuple[int, str], TensorType | None] = {}
-        self.cut_short: list[View] = []  # graphs in which more may be wrong than the complaints say
-        self._inferred_nodes = 0
-        self.copier = Copier(model)
-        for top in model.tops():
-            if not top.is_function:
-                self._infer(top)
+
+    def views(self) -> Iterator[View]:
+        """Yield the graphs, with their subgraphs."""
+        raise NotImplementedError
 
     def of(self, view: View, name: str, before: int) -> TensorType | None:
         """Return the type of `name` as node `before` of `view` sees it, or None where it is not known."""
@@ -153,6 +149,46 @@ class Types:
     def known(self, view: View) -> dict[str, Any]:
         """Return the TypeProto of each value of a graph whose type is known."""
         return self._types.get(id(view), {})
+
+    def collect(self, view: View, graph: Any, copier: Copier) -> None:
+        """Take over the types that onnx wrote into the copy `graph` of `view`."""
+        known = self._types.setdefault(id(view), {})
+        for tensor in view.initializers.values() if view.parent is not None else ():
+            if element_count(tensor.dims) is not None and is_data_type(tensor.data_type):
+                known[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            if value.type.WhichOneof("value") is not None:
+                known[value.name] = value.type
+        for node in graph.node:
+            graphs = [
+                g for a in node.attribute if a.type in (GRAPH, GRAPHS) for g in ([a.g] if a.type == GRAPH else a.graphs)
+            ]
+            if graphs and node.name.startswith("#"):
+                _, position = copier.located(node.name)
+                for child, inner in zip(view.children_of.get(position, ()), graphs, strict=True):
+                    self.collect(child, inner, copier)
+
+
+class Types(Known):
+    """The inferred type of each value of each graph; function bodies have one type per call (calls.py)."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._model = model
+        self.complaints: list[Complaint] = []
+        self.unread: list[tuple[View, str]] = []  # graphs that onnx could not take over, and why
+        self.cut_short: list[View] = []  # graphs in which more may be wrong than the complaints say
+        self.inferred_nodes = 0
+        self.copier = Copier(model)
+        for top in self._tops():
+            self._infer(top)
+
+    def _tops(self) -> Iterator[View]:
+        return (top for top in self._model.tops() if not top.is_function)
+
+    def views(self) -> Iterator[View]:
+        for top in self._tops():
+            yield from top.walk()
 
     def _infer(self, top: View) -> None:
         known = self._types.setdefault(id(top), {})
@@ -171,28 +207,33 @@ class Types:
         if top.base is not None:
             base_types = self._types[id(top.base)]
             self._compare_declarations(top, top.base)
+        inferred = self.infer(top, lambda dropped: self.copier.copy(top, base_types, dropped))
+        if inferred is not None:
+            self.collect(top, inferred, self.copier)
+
+    def infer(self, top: View, copy_without: Callable[[set[str]], onnx.ModelProto]) -> Any:
+        """Return a copy of `top` with every type that onnx can tell, or None; what it refuses becomes a complaint.
+
+        `copy_without` makes the copy without the nodes of the given tags, those that were complained of.
+        """
         dropped: set[str] = set()
-        inferred = None
         for round_number in range(_ROUNDS):
-            copy = self.copier.copy(top, base_types, dropped)
+            copy = copy_without(dropped)
             try:
-                inferred = onnx.shape_inference.infer_shapes(copy, check_type=True, strict_mode=True)
-                break
+                return onnx.shape_inference.infer_shapes(copy, check_type=True, strict_mode=True).graph
             except (ValueError, TypeError, ProtobufError) as error:
                 self.unread.append((top, _clean(str(error))))
-                break
+                return None
             except _REFUSALS as error:
                 fresh = self._read(top, str(error)) - dropped
-            self._inferred_nodes += len(copy.graph.node)
-            out_of_bounds = round_number == _ROUNDS - 1 or self._inferred_nodes > _NODES
+            self.inferred_nodes += len(copy.graph.node)
+            out_of_bounds = round_number == _ROUNDS - 1 or self.inferred_nodes > MAX_INFERRED_NODES
             if out_of_bounds:
                 self.cut_short.append(top)
             if out_of_bounds or not fresh:
-                inferred = self._infer_leniently(copy)
-                break
+                return _infer_leniently(copy)
             dropped |= fresh
-        if inferred is not None:
-            self._collect(top, inferred.graph)
+        return None
 
     def _is_costly(self, top: View) -> bool:
         """Return whether onnx would take too long: at each subgraph and each call it copies every name around it."""
@@ -210,12 +251,6 @@ class Types:
                 words = f"{quote(value.name)} is declared as {declared}, and is {actual} in {base.place}"
                 self.complaints.append(Complaint(top, None, None, words))
                 self._model.misfits.setdefault(id(top), set()).add(value.name)
-
-    def _infer_leniently(self, copy: onnx.ModelProto) -> onnx.ModelProto | None:
-        try:
-            return onnx.shape_inference.infer_shapes(copy)
-        except _REFUSALS:
-            return None  # the complaint is already recorded; the types stay unknown
 
     def _read(self, top: View, text: str) -> set[str]:
         """Record each complaint in onnx's message and return the outermost nodes that they came through."""
@@ -247,22 +282,12 @@ class Types:
         outer = self.copier.located(chain[0]) if chain[0] != chain[-1] else None
         self.complaints.append(Complaint(view, position, outer, _clean(text)))
 
-    def _collect(self, view: View, graph: Any) -> None:
-        known = self._types.setdefault(id(view), {})
-        for tensor in view.initializers.values() if view.parent is not None else ():
-            if element_count(tensor.dims) is not None and is_data_type(tensor.data_type):
-                known[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            if value.type.WhichOneof("value") is not None:
-                known[value.name] = value.type
-        for node in graph.node:
-            graphs = [
-                g for a in node.attribute if a.type in (GRAPH, GRAPHS) for g in ([a.g] if a.type == GRAPH else a.graphs)
-            ]
-            if graphs and node.name.startswith("#"):
-                _, position = self.copier.located(node.name)
-                for child, inner in zip(view.children_of.get(position, ()), graphs, strict=True):
-                    self._collect(child, inner)
+
+def _infer_leniently(copy: onnx.ModelProto) -> Any:
+    try:
+        return onnx.shape_inference.infer_shapes(copy).graph
+    except _REFUSALS:
+        return None  # the complaint is already recorded; the types stay unknown
 
 
 def _clean(text: str) -> str:
@@ -306,8 +331,9 @@ def report_complaints(model: Model, types: Types, findings: Findings) -> None:
     for top in types.cut_short:
         findings.note(C411, "not every type and shape of this graph was checked", place=top.place)
     seen: set[tuple[int, int | None, str]] = set()
-    for complaint in types.complaints:
-        key = (id(complaint.view), complaint.position, complaint.text)
+    for complaint in _with_types(types.complaints):
+        # A node of a function is wrong in different words at different calls: it is reported once.
+        key = (id(complaint.view), complaint.position, "" if complaint.view.root.is_function else complaint.text)
         if key in seen:
             continue
         seen.add(key)
@@ -318,18 +344,24 @@ def report_complaints(model: Model, types: Types, findings: Findings) -> None:
             continue
         node = complaint.view.nodes[complaint.position]
         through = ""
-        if complaint.outer is not None and complaint.view.is_function:
+        if complaint.outer is not None and complaint.view.root.is_function:
             through = f" (called from {complaint.outer[0].node_place(complaint.outer[1])})"
         findings.error(
             C401,
             f"types or shapes do not fit {quote(node.op_type)}",
             place=complaint.view.node_place(complaint.position) + through,
-            found=_node_types(complaint.view, complaint.position, node, types),
+            found=_node_types(complaint.view, complaint.position, node, complaint.types or types),
             needed=complaint.text,
         )
 
 
-def _node_types(view: View, position: int, node: Node, types: Types) -> str:
+def _with_types(complaints: list[Complaint]) -> list[Complaint]:
+    """Return the complaints in their order, each with the types of the call in which it was met again, if it was."""
+    typed = {(id(c.view), c.position): c.types for c in reversed(complaints) if c.types is not None}
+    return [dataclasses.replace(c, types=typed.get((id(c.view), c.position))) for c in complaints]
+
+
+def _node_types(view: View, position: int, node: Node, types: Known) -> str:
     def text(names: Iterable[str], before: int) -> str:
         parts = []
         for name in list(names)[:8]:
