@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onward.backends.onnxruntime.row_gradients import RowGradient, row_gradient
 from onward.model import graphs
 
 _BINARY = {"Add": "{0} + {1}", "Sub": "{0} - {1}", "Mul": "{0} * {1}", "Div": "{0} / {1}"}
@@ -60,6 +61,7 @@ class Plan:
     states: frozenset[str]  # the states the loops replace
     gradients: Mapping[str, tuple[int, ...]]  # outputs of the reduced graph that feed the loops: name -> shape
     scalars: tuple[str, ...]  # further scalar outputs of the reduced graph that the loops need
+    rows: tuple[RowGradient, ...]  # gradients of which only some rows are outputs
 
 
 def plan_update(model: onnx.ModelProto, replaces: Mapping[str, str]) -> Plan | None:
@@ -176,14 +178,18 @@ class _Finder:
         kept = [o for o in graph.outputs if self.replaces.get(o.name or "") not in states]
         graph.outputs.clear()
         graph.outputs.extend(kept)
-        extra = [n for n in [*gradients, *scalars] if by_name[n] not in kept]
-        inputs_needed = []
-        for name in extra:
-            value = by_name[name]
-            if value.producer() is None:
-                inputs_needed.append(name)
-            else:
-                graph.outputs.append(value)
+        inputs_needed = [n for n in [*gradients, *scalars] if by_name[n].producer() is None]
+        rows = {}
+        for name in gradients:
+            if by_name[name] not in kept and all(use.node in self.pulled for use in by_name[name].uses()):
+                found = row_gradient(by_name[name])
+                if found is not None:
+                    rows[name] = found
+        wanted = [n for n in [*gradients, *scalars] if n not in rows and n not in inputs_needed]
+        wanted += [n for found in rows.values() for n in (found.indices, found.rows)]
+        for name in dict.fromkeys(wanted):
+            if by_name[name] not in graph.outputs:
+                graph.outputs.append(by_name[name])
         for node in [n for n in graph if n in self.pulled]:
             assert all(self.replaces.get(v.name or "", "") in states or not v.is_graph_output() for v in node.outputs)
         graphs.remove_dead_nodes(graph)
@@ -194,8 +200,9 @@ class _Finder:
             ir.serde.serialize_model(self.model),
             tuple(groups),
             states,
-            {n: s for n, s in gradients.items() if n not in inputs_needed},
+            {n: s for n, s in gradients.items() if n not in inputs_needed and n not in rows},
             tuple(n for n in scalars if n not in inputs_needed),
+            tuple(rows.values()),
         )
 
 

@@ -13,6 +13,7 @@ import onnxruntime
 
 from onward.backends import state as states
 from onward.backends.onnxruntime import fused_update
+from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define, require_extra, unknown_name
 from onward.program import Program, StepGraph
 
@@ -55,6 +56,7 @@ class _Step:
     scalars: tuple[str, ...] = ()
     buffers: list[fused_update.FlatBuffers] = dataclasses.field(default_factory=list)
     gradients: dict[str, onnxruntime.OrtValue] = dataclasses.field(default_factory=dict)
+    rows: list[RowBuffer] = dataclasses.field(default_factory=list)
     copied: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     bindings: dict[tuple[Any, ...], onnxruntime.IOBinding] = dataclasses.field(default_factory=dict)
     inputs: tuple[str, ...] = ()
@@ -77,6 +79,12 @@ class _Step:
                     if dimension is not None and found.setdefault(dimension, size) != size:
                         return ()  # ONNX Runtime will say what does not fit
         return tuple(sorted(found.items()))
+
+    @property
+    def fetched(self) -> list[str]:
+        """Outputs whose shapes may change with the batch."""
+        rows = [n for buffer in self.rows for n in (buffer.source.indices, buffer.source.rows)]
+        return list(dict.fromkeys([*self.graph.outputs, *self.scalars, *rows]))
 
 
 class OnnxRuntimeSession:
@@ -182,6 +190,7 @@ class OnnxRuntimeSession:
             in_place=plan.states,
             scalars=plan.scalars,
         )
+        by_rows = {found.gradient: found for found in plan.rows}
         for group in plan.groups:
             buffers = fused_update.FlatBuffers(group, self.threads)
             step.buffers.append(buffers)
@@ -192,6 +201,8 @@ class OnnxRuntimeSession:
                     self._place(tensor, 1, view)
                 elif tensor in plan.gradients:
                     step.gradients[tensor] = _ort_value(view)
+                elif tensor in by_rows:
+                    step.rows.append(RowBuffer(by_rows[tensor], view))
                 else:  # an array that is neither state nor computed: a batch input of a parameter's shape
                     step.copied[tensor] = view
         return step
@@ -217,14 +228,14 @@ class OnnxRuntimeSession:
             for gradient, value in step.gradients.items():
                 binding.bind_ortvalue_output(gradient, value)
             step.bindings[key] = binding
-        for output in [*graph.outputs, *step.scalars]:  # again at each step: their shapes may change with the batch
+        for output in step.fetched:  # again at each step: their shapes may change with the batch
             binding.bind_output(output)
         self._bind_feeds(binding, [n for n in step.inputs if n not in self._current], feeds)
         try:
             session.run_with_iobinding(binding)
         except _RUNTIME_ERRORS as error:
             raise _failure(error, f"step {graph.name}") from error
-        bound = [*step.replaces, *step.gradients, *graph.outputs, *step.scalars]
+        bound = [*step.replaces, *step.gradients, *step.fetched]
         results = dict(zip(bound, binding.get_outputs(), strict=True))
         outputs = {o: results[o].numpy() for o in graph.outputs}
         self._update(step, results, feeds)
@@ -242,8 +253,14 @@ class OnnxRuntimeSession:
                 scalars.setdefault(name, self._arrays[side][name])
         for name, view in step.copied.items():
             np.copyto(view, feeds[name])
-        for buffers in step.buffers:
-            buffers.run(scalars)
+        try:
+            for row in step.rows:
+                row.add(results[row.source.indices].numpy(), results[row.source.rows].numpy())
+            for buffers in step.buffers:
+                buffers.run(scalars)
+        finally:
+            for row in step.rows:
+                row.clear()
 
     def _bind_feeds(
         self, binding: onnxruntime.IOBinding, names: Sequence[str], feeds: Mapping[str, np.ndarray]

@@ -1,0 +1,91 @@
+"""Gradients that are zero but for a few rows, an embedding's: only those rows leave the graph.
+
+The plain graph adds the rows into zeros of the whole table with ScatterElements, which ONNX Runtime runs on one thread
+over an index per element, and the table's gradient is written in full at each step. Here the table's gradient is a view
+into the flat buffer of the fused update: the rows are added into it, in the order of ScatterElements, so with its bits,
+and made zero again after the update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.model import graphs
+
+
+@dataclasses.dataclass(frozen=True)
+class RowGradient:
+    """The gradient is zeros, with `rows` added at `indices` (one per row, as a column)."""
+
+    gradient: str
+    indices: str
+    rows: str
+
+
+def row_gradient(value: ir.Value) -> RowGradient | None:
+    """Return what the gradient consists of if it is a sum of rows in a matrix of zeros, else None."""
+    node = value.producer()
+    if node is None or node.op_type != "ScatterElements" or node.domain or len(graphs.static_shape(value) or ()) != 2:
+        return None
+    if node.attributes.get_int("axis", 0) != 0 or node.attributes.get_string("reduction", "none") != "add":
+        return None
+    table, spread, rows = node.inputs
+    expand = spread.producer() if spread is not None else None
+    if not _is_zeros(table) or rows is None or rows.producer() is None or expand is None or expand.op_type != "Expand":
+        return None
+    column = expand.inputs[0]
+    if column is None or column.producer() is None or column.shape is None or len(column.shape) != 2:
+        return None
+    if column.shape[1] != 1 or column.dtype != ir.DataType.INT64:
+        return None
+    return RowGradient(value.name or "", column.name or "", rows.name or "")
+
+
+def _is_zeros(value: ir.Value | None) -> bool:
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != "ConstantOfShape":
+        return False
+    fill = node.attributes.get("value")
+    return fill is None or not np.any(fill.as_tensor().numpy())
+
+
+@dataclasses.dataclass
+class RowBuffer:
+    """The view of the flat buffer that holds one table's gradient: zeros between steps."""
+
+    source: RowGradient
+    table: np.ndarray
+    _touched: np.ndarray | None = None
+
+    def add(self, indices: np.ndarray, rows: np.ndarray) -> None:
+        """Add the rows of this step."""
+        count = self.table.shape[0]
+        indices = indices.reshape(-1)
+        if indices.size and not -count <= indices.min() <= indices.max() < count:
+            raise IndexError(f"row {indices.min()} to {indices.max()} of a table with {count} rows")
+        self._touched = np.where(indices < 0, indices + count, indices)
+        _add_rows()(self.table, self._touched, rows)
+
+    def clear(self) -> None:
+        """Make the rows of this step zero again."""
+        if self._touched is not None:
+            self.table[self._touched] = 0
+        self._touched = None
+
+
+@functools.cache
+def _add_rows() -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
+    import numba
+
+    def add_rows(table: np.ndarray, indices: np.ndarray, rows: np.ndarray) -> None:
+        for k in range(indices.shape[0]):
+            for j in range(rows.shape[1]):
+                table[indices[k], j] += rows[k, j]
+
+    function: Callable[[np.ndarray, np.ndarray, np.ndarray], None] = numba.njit(nogil=True)(add_rows)
+    return function

@@ -1,0 +1,136 @@
+"""The optimizer's update as one compiled loop: the bits of the plain graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import onward
+from models import batch, perceptron
+from onward.backends import open_session
+from onward.backends.onnxruntime.fused_update import plan_update
+from onward.errors import BackendError
+
+OPTIMIZERS = [
+    onward.SGD(0.1),
+    onward.Momentum(0.1, momentum=0.9),
+    onward.Adagrad(0.1),
+    onward.Adam(1e-2),
+    onward.AdamW(1e-2),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_the_fused_update_gives_the_bits_of_the_plain_graph(optimizer: object) -> None:
+    program = onward.compile(onward.make_trainable(perceptron((4, 33, 3)), loss="cross_entropy", optimizer=optimizer))
+    plain, fused = (open_session(program, "onnxruntime", fused=f) for f in (False, True))
+
+    for i in range(5):
+        a, b = plain.step(batch(seed=i)), fused.step(batch(seed=i))
+        np.testing.assert_array_equal(a["loss"], b["loss"])
+
+    expected = plain.get_state()
+    for name, value in fused.get_state().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_the_fused_update_leaves_the_program_alone() -> None:
+    program = onward.compile(onward.samples.build("digits"))
+    before = program.step.SerializeToString(deterministic=True)
+    session = open_session(program, "onnxruntime", fused=True)
+
+    session.step({"images": np.zeros((3, 1, 8, 8), np.float32), "labels": np.zeros(3, np.int64)})
+
+    # Checkpoints hold a digest of the graphs, and a run is resumed only with the same ones.
+    assert program.step.SerializeToString(deterministic=True) == before
+
+
+def test_the_fused_update_takes_the_whole_update_out_of_the_graph() -> None:
+    program = onward.compile(onward.make_trainable(perceptron(), loss="cross_entropy", optimizer=onward.Adam(1e-2)))
+    step = program.steps["train"]
+
+    plan = plan_update(step.model, step.replaces)
+
+    assert plan is not None
+    assert set(program.parameters) <= plan.states
+    assert "Sqrt" not in {n.op_type for n in plan.model.graph.node if n.output[0].startswith("next/")}
+
+
+def bag(rows: int = 50, width: int = 8) -> onnx.ModelProto:
+    """Return `ids` -> the mean of their rows in a table -> `logits`."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.standard_normal((rows, width)).astype(np.float32), "table"),
+        numpy_helper.from_array(rng.standard_normal((width, 3)).astype(np.float32), "W"),
+        numpy_helper.from_array(np.array([1], np.int64), "axes"),
+    ]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "ids"], ["rows"], name="embed"),
+            helper.make_node("ReduceMean", ["rows", "axes"], ["mean"], name="pool", keepdims=0),
+            helper.make_node("MatMul", ["mean", "W"], ["logits"], name="fc"),
+        ],
+        "bag",
+        [helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["N", "L"])],
+        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", 3])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def bag_batch(seed: int, rows: int = 12) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {"ids": rng.integers(-50, 50, (rows, 5)) // 2, "labels": rng.integers(0, 3, rows)}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_rows_of_an_embedding_are_added_with_the_bits_of_the_plain_graph(optimizer: object) -> None:
+    program = onward.compile(onward.make_trainable(bag(), loss="cross_entropy", optimizer=optimizer))
+    plain, fused = (open_session(program, "onnxruntime", fused=f) for f in (False, True))
+
+    for i, size in enumerate([12, 12, 5, 12, 1, 12]):
+        a, b = plain.step(bag_batch(i, size)), fused.step(bag_batch(i, size))
+        np.testing.assert_array_equal(a["loss"], b["loss"])
+
+    expected = plain.get_state()
+    for name, value in fused.get_state().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_only_the_rows_of_an_embedding_s_gradient_leave_the_graph() -> None:
+    program = onward.compile(onward.make_trainable(bag(), loss="cross_entropy", optimizer=onward.Adam(1e-2)))
+    step = program.steps["train"]
+
+    plan = plan_update(step.model, step.replaces)
+
+    assert plan is not None
+    assert [found.gradient for found in plan.rows] == ["grad/table"]
+    assert "ScatterElements" not in {n.op_type for n in plan.model.graph.node if n.name.startswith("grad/embed")}
+
+
+def test_a_gradient_that_is_also_clipped_by_its_norm_stays_whole() -> None:
+    model = onward.make_trainable(bag(), loss="cross_entropy", optimizer=onward.Adam(1e-2, clip_global_norm=1.0))
+    program = onward.compile(model)
+    plain, fused = (open_session(program, "onnxruntime", fused=f) for f in (False, True))
+
+    for i in range(3):
+        plain.step(bag_batch(i))
+        fused.step(bag_batch(i))
+
+    expected = plain.get_state()
+    for name, value in fused.get_state().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_an_id_outside_the_table_changes_nothing() -> None:
+    program = onward.compile(onward.make_trainable(bag(), loss="cross_entropy", optimizer=onward.Adam(1e-2)))
+    session = open_session(program, "onnxruntime", fused=True)
+    before = session.get_state()
+
+    with pytest.raises(BackendError, match="out of data bounds"):
+        session.step({"ids": np.array([[50]]), "labels": np.array([0])})
+
+    for name, value in session.get_state().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
