@@ -64,3 +64,25 @@ def test_every_registered_operator_exists_in_the_standard() -> None:
     known = {(s.domain, s.name) for s in onnx.defs.get_all_schemas_with_history()}
 
     assert set(supported()) <= known
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_autograd_goes_through_a_deformed_convolution(rank: int) -> None:
+    from onward.backends.torch.ops.convolution import deform_conv
+    from onward.backends.torch.registry import Attributes
+
+    g = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_()
+
+    image, kernel, places = [4] * rank, [2] * rank, [5] * rank
+    taps = 2**rank
+    given = {"group": 2, "offset_group": 2, "pads": [1] * 2 * rank}
+    attributes = Attributes("DeformConv", "", 19, given, 1)
+    x, w, b = draw(2, 4, *image), draw(4, 2, *kernel), draw(4)
+    offset, mask = draw(2, 2 * taps * rank, *places), draw(2, 2 * taps, *places)
+
+    assert torch.autograd.gradcheck(
+        lambda *v: deform_conv(attributes, *v), (x, w, offset, b, mask), eps=1e-7, atol=1e-5, fast_mode=True
+    )

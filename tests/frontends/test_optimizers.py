@@ -40,6 +40,12 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "nadam decoupled": (torch.optim.NAdam, {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
     "radam": (torch.optim.RAdam, {"lr": 0.01, "weight_decay": 0.01}),
     "radam decoupled": (torch.optim.RAdam, {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    "rprop": (torch.optim.Rprop, {"lr": 0.01}),
+    "rprop between bounds": (torch.optim.Rprop, {"lr": 0.01, "etas": (0.4, 1.3), "step_sizes": (1e-3, 0.02)}),
+    "rprop climbing": (torch.optim.Rprop, {"lr": 1e-4, "maximize": True, "step_sizes": (1e-6, 1e-3)}),
+    "adadelta": (torch.optim.Adadelta, {"lr": 0.5, "weight_decay": 0.01}),
+    "asgd": (torch.optim.ASGD, {"lr": 0.1, "lambd": 0.01, "t0": 4, "weight_decay": 0.01}),
+    "adam climbing": (torch.optim.Adam, {"lr": 1e-3, "maximize": True}),
 }
 SCHEDULERS = {
     "StepLR": lambda o: lr_scheduler.StepLR(o, 4, 0.5),
@@ -155,22 +161,54 @@ def parameters() -> tuple[torch.nn.Module, dict[int, str], list[str]]:
 def test_an_unknown_optimizer_is_refused_with_the_list_of_known_ones() -> None:
     module, names, trained = parameters()
 
-    text = message(lambda: convert_optimizer(torch.optim.Rprop(module.parameters()), names, trained))
+    text = message(lambda: convert_optimizer(torch.optim.LBFGS(module.parameters()), names, trained))
 
-    assert "error[A210]: `torch.optim.Rprop` cannot be converted" in text
-    assert "Adagrad, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, SGD" in text
+    assert "error[A210]: `torch.optim.LBFGS` cannot be converted" in text
+    assert "found: an optimizer that evaluates the loss several times in one step" in text
+    assert "ASGD, Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, SGD" in text
     assert "onward.optimizers.Custom" in text
+
+
+class MyOwn(torch.optim.Adam):
+    """Who knows what it changes."""
+
+
+def test_an_optimizer_that_is_not_torchs_is_named_with_its_module() -> None:
+    module, names, trained = parameters()
+
+    text = message(lambda: convert_optimizer(MyOwn(module.parameters()), names, trained))
+
+    assert f"error[A210]: `{MyOwn.__module__}.MyOwn` cannot be converted" in text
+
+
+def test_every_optimizer_of_torch_is_converted_or_refused_in_words() -> None:
+    module, names, trained = parameters()
+    flat = [p for p in module.parameters() if p.ndim == 2]  # Muon takes matrices only
+    refused = []
+
+    for name in dir(torch.optim):
+        kind = getattr(torch.optim, name)
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
+            try:
+                ours, _ = convert_optimizer(kind(flat, lr=0.01), names, trained)
+            except ArgumentError as error:
+                refused.append((name, str(error).splitlines()[0]))
+            else:
+                assert type(ours).__name__.removeprefix("Torch") == name
+
+    names_of_them = [n for n in ("Adafactor", "LBFGS", "Muon", "SparseAdam") if hasattr(torch.optim, n)]
+    assert refused == [(n, f"error[A210]: `torch.optim.{n}` cannot be converted") for n in names_of_them]
 
 
 def test_all_problems_of_an_optimizer_come_at_once() -> None:
     module, names, trained = parameters()
     foreign = torch.nn.Parameter(torch.zeros(3, 4))
-    optimizer = torch.optim.SGD([*module.parameters(), foreign], lr=0.1, maximize=True)
+    optimizer = torch.optim.SGD([*module.parameters(), foreign], lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
 
     text = message(lambda: convert_optimizer(optimizer, names, trained))
 
-    assert "`maximize=True` cannot be converted" in text
-    assert "minimise the negative loss instead" in text
+    assert "the optimizer has hooks, which a file cannot hold" in text
     assert "the optimizer holds a parameter that is not in the module" in text
     assert "a tensor of shape [3, 4]" in text
 

@@ -91,6 +91,38 @@ CASES = {
     "radam with a short memory": (
         optimizers.RAdam(0.01, beta2=0.8), lambda p: torch.optim.RAdam(p, 0.01, (0.9, 0.8)), FORMULA,
     ),
+    "rprop": (optimizers.Rprop(), lambda p: torch.optim.Rprop(p), FORMULA),
+    "rprop between bounds": (
+        optimizers.Rprop(0.05, shrink=0.4, growth=1.5, smallest=0.02, largest=0.09),
+        lambda p: torch.optim.Rprop(p, 0.05, (0.4, 1.5), (0.02, 0.09)),
+        FORMULA,
+    ),
+    "adadelta": (optimizers.Adadelta(), lambda p: torch.optim.Adadelta(p), FORMULA),
+    "adadelta with L2": (
+        optimizers.Adadelta(0.5, rho=0.8, epsilon=1e-3, weight_decay=0.1),
+        lambda p: torch.optim.Adadelta(p, 0.5, 0.8, 1e-3, 0.1),
+        FORMULA,
+    ),
+    # PyTorch keeps the rate and the weight of the average in float32, ours are in the parameter's type.
+    "asgd": (optimizers.ASGD(), lambda p: torch.optim.ASGD(p), NADAM),
+    "asgd with all": (
+        optimizers.ASGD(0.1, decay=0.1, power=0.5, start=5, weight_decay=0.1),
+        lambda p: torch.optim.ASGD(p, 0.1, 0.1, 0.5, 5, 0.1),
+        1e-6,
+    ),
+    "climbing": (
+        optimizers.SGD(0.1, momentum=0.5, weight_decay=0.25, maximize=True),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.5, weight_decay=0.25, maximize=True),
+        FORMULA,
+    ),
+    "climbing with adam": (
+        optimizers.TorchAdam(0.01, weight_decay=0.1, maximize=True),
+        lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1, maximize=True),
+        FORMULA,
+    ),
+    "climbing with rprop": (
+        optimizers.Rprop(0.05, maximize=True), lambda p: torch.optim.Rprop(p, 0.05, maximize=True), FORMULA,
+    ),
 }  # fmt: skip
 
 
@@ -101,6 +133,20 @@ def test_fifty_updates_equal_torch(run, start, gradients, name: str) -> None:
     found = trajectory(run, ours, start, gradients)
 
     np.testing.assert_allclose(found, torch_trajectory(theirs, start, gradients), rtol=tolerance, atol=tolerance)
+
+
+def test_asgd_averages_the_weights_as_torch_does(run, start, gradients) -> None:
+    x = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    theirs = torch.optim.ASGD([x], 0.1, t0=5)
+    ours = run(optimizers.ASGD(0.1, start=5), {"x": start})
+
+    for gradient in gradients:
+        x.grad = torch.from_numpy(gradient.copy())
+        theirs.step()
+        ours.step({"x": gradient})
+
+    np.testing.assert_allclose(ours.state["asgd/average/x"], theirs.state[x]["ax"].numpy(), rtol=1e-6, atol=1e-7)
+    assert np.abs(ours.state["asgd/average/x"] - ours.state["x"]).max() > 1e-3
 
 
 def test_a_schedule_changes_the_rate_as_in_torch(run, start, gradients) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 from onward import schedules
 from onward.errors import unknown_name
+from onward.optimizers.adadelta import Adadelta
 from onward.optimizers.adagrad import Adagrad
 from onward.optimizers.adam import Adam, AdamW
 from onward.optimizers.adamax import Adamax, KerasAdamax
+from onward.optimizers.asgd import ASGD
 from onward.optimizers.base import FormulaOptimizer, Optimizer, Slot
 from onward.optimizers.custom import Custom
 from onward.optimizers.keras import KerasAdagrad, KerasSGD
@@ -22,14 +24,17 @@ from onward.optimizers.lion import Lion
 from onward.optimizers.nadam import KerasNadam, NAdam
 from onward.optimizers.radam import RAdam
 from onward.optimizers.rmsprop import KerasRMSprop, RMSprop
+from onward.optimizers.rprop import Rprop
 from onward.optimizers.sgd import SGD, Momentum
 from onward.optimizers.torch_adam import TorchAdam, TorchAdamW
 
 NAMES: dict[str, type[Optimizer]] = {
+    "adadelta": Adadelta,
     "adagrad": Adagrad,
     "adam": Adam,
     "adamax": Adamax,
     "adamw": AdamW,
+    "asgd": ASGD,
     "keras_adagrad": KerasAdagrad,
     "keras_adamax": KerasAdamax,
     "keras_nadam": KerasNadam,
@@ -41,6 +46,7 @@ NAMES: dict[str, type[Optimizer]] = {
     "nadam": NAdam,
     "radam": RAdam,
     "rmsprop": RMSprop,
+    "rprop": Rprop,
     "sgd": SGD,
     "torch_adam": TorchAdam,
     "torch_adamw": TorchAdamW,
@@ -81,9 +87,11 @@ def from_description(description: Mapping[str, Any]) -> Optimizer:
 
 
 __all__ = [
+    "ASGD",
     "LAMB",
     "NAMES",
     "SGD",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -101,6 +109,7 @@ __all__ = [
     "Optimizer",
     "RAdam",
     "RMSprop",
+    "Rprop",
     "Slot",
     "TorchAdam",
     "TorchAdamW",

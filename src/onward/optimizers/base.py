@@ -64,6 +64,7 @@ class Optimizer(abc.ABC):
         clip_epsilon: added to the norm before dividing; 1e-6 as in PyTorch, 0 as in Keras.
         accumulate: average the gradients of so many steps before each update.
         ema: keep an exponential moving average of the weights with this decay.
+        maximize: climb instead: the gradient is negated before anything else.
     """
 
     learning_rate: float | Schedule = 1e-3
@@ -77,6 +78,7 @@ class Optimizer(abc.ABC):
     clip_epsilon: float = 1e-6
     accumulate: int = 1
     ema: float | None = None
+    maximize: bool = False
 
     # Settings that one group of parameters cannot have for itself.
     COMMON: ClassVar[frozenset[str]] = frozenset({"groups", "clip_global_norm", "accumulate", "ema"})

@@ -65,6 +65,9 @@ class _Emitter:
         if isinstance(optimizer.learning_rate, Schedule):
             rate = op.Mul(base, optimizer.learning_rate.emit(op, step, base), name="scheduled_learning_rate")
         wide = {p: op.cast(g, compute_type(p)) for p, g in self.gradients.items()}
+        for settings, parameters in split_groups(optimizer, list(wide)):
+            if settings.maximize:
+                wide.update({p: op.Neg(wide[p]) for p in parameters})
         apply: Value | None = None
         if optimizer.accumulate > 1:
             wide, apply = self._accumulate(wide)

@@ -220,6 +220,7 @@ _WANTED_ON_HOST = {
     "CumProd": {1}, "Range": {0, 1, 2}, "CenterCropPad": {1}, "DFT": {1, 2}, "STFT": {1, 3}, "Col2Im": {1, 2},
     "AffineGrid": {1}, "SequenceAt": {1}, "SequenceErase": {1}, "SequenceInsert": {2}, "SplitToSequence": {1},
     "Loop": {0, 1}, "If": {0}, "MaxUnpool": {2}, "HannWindow": {0}, "HammingWindow": {0}, "BlackmanWindow": {0},
+    "MelWeightMatrix": {0, 1, 2},
     "ReduceSum": {1}, "ReduceMean": {1}, "ReduceMax": {1}, "ReduceMin": {1}, "ReduceProd": {1}, "ReduceL1": {1},
     "ReduceL2": {1}, "ReduceLogSum": {1}, "ReduceLogSumExp": {1}, "ReduceSumSquare": {1}, "Identity": {0}, "Shape": {0},
     "Size": {0}, "Dropout": {2}, "Cast": set(),

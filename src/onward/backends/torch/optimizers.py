@@ -68,6 +68,16 @@ _EXACT: dict[str, tuple[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]
         lambda s: {**_adam(s), "decoupled_weight_decay": s["decoupled"]},
         {"m": "exp_avg", "v": "exp_avg_sq"},
     ),
+    "Rprop": (
+        torch.optim.Rprop,
+        lambda s: {"etas": (s["shrink"], s["growth"]), "step_sizes": (s["smallest"], s["largest"])},
+        {"previous": "prev", "size": "step_size"},
+    ),
+    "Adadelta": (
+        torch.optim.Adadelta,
+        lambda s: {"rho": s["rho"], "eps": s["epsilon"]},
+        {"v": "square_avg", "u": "acc_delta"},
+    ),
 }  # fmt: skip
 _EXACT["Momentum"] = _EXACT["SGD"]
 _WITH_OWN_DECAY = {"TorchAdamW", "NAdam", "RAdam"}  # decoupled weight decay is part of torch's class
@@ -109,6 +119,7 @@ def _torch_optimizer(model: TrainingModel, entry: TrainingEntry, module: OnnxMod
                 "params": [module.tensor(n) for n in names],
                 "lr": own["learning_rate"],
                 "weight_decay": own["weight_decay"],
+                "maximize": own.get("maximize", False),
                 **translate(own),
             }
         )

@@ -12,7 +12,20 @@ import torch
 
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.frontends.torch.schedulers import convert_scheduler
-from onward.optimizers import SGD, Adagrad, Adamax, NAdam, Optimizer, RAdam, RMSprop, TorchAdam, TorchAdamW
+from onward.optimizers import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adamax,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+    TorchAdam,
+    TorchAdamW,
+)
 
 A210 = define(
     "A210",
@@ -63,6 +76,19 @@ def _radam(g: Mapping[str, Any]) -> Settings:
     return {**_betas(g), **_decoupled(g)}
 
 
+def _rprop(g: Mapping[str, Any]) -> Settings:
+    (shrink, growth), (smallest, largest) = g["etas"], g["step_sizes"]
+    return {"shrink": shrink, "growth": growth, "smallest": float(smallest), "largest": float(largest)}
+
+
+def _adadelta(g: Mapping[str, Any]) -> Settings:
+    return {"rho": g["rho"], "epsilon": g["eps"]}
+
+
+def _asgd(g: Mapping[str, Any]) -> Settings:
+    return {"decay": g["lambd"], "power": g["alpha"], "start": float(g["t0"])}
+
+
 # torch class -> (our class, settings of a group, our slot -> torch's state key)
 _TABLE: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], Translation, dict[str, str]]] = {
     torch.optim.SGD: (SGD, _sgd, {"v": "momentum_buffer"}),
@@ -73,6 +99,9 @@ _TABLE: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], Translation, di
     torch.optim.Adamax: (Adamax, _betas, {"m": "exp_avg", "u": "exp_inf"}),
     torch.optim.NAdam: (NAdam, _nadam, {"m": "exp_avg", "v": "exp_avg_sq", "mu_product": "mu_product"}),
     torch.optim.RAdam: (RAdam, _radam, {"m": "exp_avg", "v": "exp_avg_sq"}),
+    torch.optim.Rprop: (Rprop, _rprop, {"previous": "prev", "size": "step_size"}),
+    torch.optim.Adadelta: (Adadelta, _adadelta, {"v": "square_avg", "u": "acc_delta"}),
+    torch.optim.ASGD: (ASGD, _asgd, {"average": "ax"}),
 }
 
 
@@ -88,7 +117,9 @@ def convert_optimizer(
         raise ArgumentError(
             Diagnostic(
                 A210,
-                f"`torch.optim.{kind.__name__}` cannot be converted",
+                f"`{_full_name(kind)}` cannot be converted",
+                place="optimizer=",
+                found=_WHY_NOT.get(kind.__name__, ""),
                 needed="one of: " + ", ".join(sorted(k.__name__ for k in _TABLE)),
                 hint="pass optimizer=onward.optimizers.Custom(...) with the update as a function",
             )
@@ -101,11 +132,6 @@ def convert_optimizer(
     groups: list[tuple[Settings, list[str]]] = []
     problems = _hooks(optimizer)
     for index, group in enumerate(optimizer.param_groups):
-        if group.get("maximize"):
-            problems.append(
-                Diagnostic(A210, "`maximize=True` cannot be converted", place=f"param_groups[{index}]",
-                           hint="minimise the negative loss instead")
-            )  # fmt: skip
         members = []
         for parameter in group["params"]:
             name = names.get(id(parameter))
@@ -117,7 +143,12 @@ def convert_optimizer(
             elif name in trained and name not in chosen:
                 members.append(name)
         chosen += members
-        settings = {"learning_rate": rates[index], "weight_decay": float(group["weight_decay"]), **translate(group)}
+        settings = {
+            "learning_rate": rates[index],
+            "weight_decay": float(group.get("weight_decay", 0.0)),
+            "maximize": bool(group.get("maximize", False)),
+            **translate(group),
+        }
         if members:
             groups.append((settings, members))
     if not groups:
@@ -133,6 +164,18 @@ def convert_optimizer(
     if schedule is not None:
         base["learning_rate"] = dataclasses.replace(schedule, learning_rate=base["learning_rate"])
     return ours(**base, groups=overrides), chosen
+
+
+# What these do is no function of a parameter, its gradient and its state alone.
+_WHY_NOT = {
+    "LBFGS": "an optimizer that evaluates the loss several times in one step",
+    "SparseAdam": "an optimizer of sparse gradients, which ONNX does not have",
+}
+
+
+def _full_name(kind: type) -> str:
+    own = kind.__module__.startswith("torch.optim")
+    return f"torch.optim.{kind.__name__}" if own else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _hooks(optimizer: torch.optim.Optimizer) -> list[Diagnostic]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -75,6 +78,50 @@ def conv_transpose(attributes: Attributes, x: Tensor, w: Tensor, b: Tensor | Non
     y = _TRANSPOSED[rank](x, w, None, strides, 0, 0, attributes["group"], dilations)
     crop = [(-before, extra[i] - after) for i, (before, after) in enumerate(pads)]
     y = pad_spatial(y, crop)
+    return y if b is None else y + b.reshape([-1] + [1] * rank)
+
+
+@op("DeformConv", since=19)
+def deform_conv(
+    attributes: Attributes, x: Tensor, w: Tensor, offset: Tensor, b: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """A convolution whose taps are moved by `offset` and read by linear interpolation, zero outside the image."""
+    rank, groups, shifts = w.ndim - 2, attributes["group"], attributes["offset_group"]
+    strides = attributes.get("strides") or [1] * rank
+    dilations = attributes.get("dilations") or [1] * rank
+    pads = attributes.get("pads") or [0] * (2 * rank)
+    kernel, image, sizes = list(w.shape[2:]), list(offset.shape[2:]), list(x.shape[2:])
+    n, channels = x.shape[0], x.shape[1]
+    moved = offset.reshape(n, shifts, *kernel, rank, *image)
+    at = []
+    for axis in range(rank):
+        taps = torch.arange(kernel[axis], device=x.device) * dilations[axis]
+        places = torch.arange(image[axis], device=x.device) * strides[axis] - pads[axis]
+        before = [1] * axis + [-1] + [1] * (rank - axis - 1)
+        start = taps.reshape(before + [1] * rank) + places.reshape([1] * rank + before)
+        at.append(start + moved.select(2 + rank, axis))
+    low = [torch.floor(a.detach()).to(torch.int64) for a in at]
+    flat = x.reshape(n, shifts, channels // shifts, -1)
+    columns: Tensor | None = None
+    for corner in itertools.product((0, 1), repeat=rank):
+        index = [i + side for i, side in zip(low, corner, strict=True)]
+        inside = torch.ones_like(index[0], dtype=torch.bool)
+        weight: Tensor | None = None
+        place = torch.zeros_like(index[0])
+        for axis, i in enumerate(index):
+            inside = inside & (i >= 0) & (i < sizes[axis])
+            share = 1 - (at[axis] - i).abs()
+            weight = share if weight is None else weight * share
+            place = place * sizes[axis] + i.clamp(0, sizes[axis] - 1)
+        assert weight is not None
+        chosen = place.reshape(n, shifts, 1, -1).expand(-1, -1, flat.shape[2], -1)
+        read = flat.gather(3, chosen) * torch.where(inside, weight, 0).reshape(n, shifts, 1, -1)
+        columns = read if columns is None else columns + read
+    assert columns is not None
+    if mask is not None:
+        columns = columns * mask.reshape(n, shifts, 1, -1)
+    rows = columns.reshape(n, groups, -1, math.prod(image))
+    y = torch.matmul(w.reshape(groups, w.shape[0] // groups, -1), rows).reshape(n, w.shape[0], *image)
     return y if b is None else y + b.reshape([-1] + [1] * rank)
 
 
