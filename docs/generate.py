@@ -102,6 +102,17 @@ def coverage_page(measured: dict[str, Any]) -> str:
             "" if o.cost is None else str(o.cost),
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "## com.microsoft",
+        "",
+        "These operators of ONNX Runtime stand in many exported transformers. They are written as operators of ai.onnx",
+        "before anything else looks at the graph, and so have every gradient that those have.",
+        "",
+        "| operator | what it is |",
+        "|---|---|",
+    ]
+    lines += [f"| {o.name} | {o.formula} |" for o in module.decomposed()]
     return "\n".join(lines) + "\n"
 
 

@@ -50,12 +50,21 @@ def test_ops_can_be_asked_for_one_name() -> None:
 
 
 def test_ops_prints_json() -> None:
-    operators = {o["name"]: o for o in json.loads(invoke(ops, "--json"))}
+    operators = {o["name"]: o for o in json.loads(invoke(ops, "--json")) if o["domain"] == "ai.onnx"}
 
     assert operators["Gather"]["inputs"] == {"data": "GRADIENT", "indices": "NON_DIFFERENTIABLE"}
     assert operators["Gather"]["second_order"] is True
     assert operators["Floor"]["condition"] == "ZERO"
     assert len(operators) > 200
+
+
+def test_ops_lists_the_decomposed_operators_of_microsoft_apart() -> None:
+    printed = invoke(ops, "gelu")
+    found = {o["name"]: o for o in json.loads(invoke(ops, "--json")) if o["domain"] == "com.microsoft"}
+
+    assert "QuickGelu: Y = X sigmoid(alpha X)." in printed
+    assert "1 operators of the standard: 1 gradient" in printed
+    assert found["EmbedLayerNormalization"]["condition"] == "DECOMPOSED"
 
 
 def test_ops_of_an_unknown_operator_names_near_ones() -> None:

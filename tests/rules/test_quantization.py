@@ -103,12 +103,42 @@ def test_straight_through_ends_with_its_block() -> None:
         gradient(pair(""), of="y", wrt=["x"])
 
 
-def test_an_operator_between_the_pair_is_named() -> None:
-    model = parse("""net (float[3,4] x, float s) => (float[4,3] y)
-        { q = QuantizeLinear(x, s) t = Transpose(q) y = DequantizeLinear(t, s) }""")
+def test_an_operator_between_the_pair_that_computes_on_integers_is_named() -> None:
+    model = parse("""net (float[1,1,4,4] x, float s) => (float[1,1,2,2] y)
+        { q = QuantizeLinear(x, s) m = MaxPool <kernel_shape=[2,2], strides=[2,2]> (q) y = DequantizeLinear(m, s) }""")
 
-    with straight_through(), pytest.raises(NotDifferentiable, match="Transpose"):
+    with straight_through(), pytest.raises(NotDifferentiable, match="no gradient of `MaxPool` by integers"):
         gradient(model, of="y", wrt=["x"])
+
+
+def test_integers_from_around_a_subgraph_are_refused() -> None:
+    model = parse("""net (float[3] x, float s, bool b) => (float[3] y) {
+        q = QuantizeLinear(x, s)
+        y = If (b) <then_branch = t () => (float[3] a) { a = DequantizeLinear(q, s) },
+                    else_branch = f () => (float[3] c) { c = Identity(x) }>
+    }""")
+
+    with straight_through(), pytest.raises(NotDifferentiable, match="no gradient of `If` by integers"):
+        gradient(model, of="y", wrt=["x"])
+
+
+def test_gradients_pass_integers_that_change_only_their_shape() -> None:
+    plain = parse("""net (float[3,4] x, float s) => (float[3,4] y)
+        { q = QuantizeLinear(x, s) y = DequantizeLinear(q, s) }""")
+    moved = parse("""net (float[3,4] x, float s) => (float[2,6] y) <int64[2] shape = {2, 6}> {
+        q = QuantizeLinear(x, s)
+        t = Transpose(q)
+        i = Identity(t)
+        r = Reshape(i, shape)
+        y = DequantizeLinear(r, s)
+    }""")
+    feeds = {"x": FEEDS["x"], "s": np.array(0.3, np.float32)}
+
+    with straight_through():
+        expected, actual = (Evaluator(gradient(m, of="y", wrt=["x", "s"])).run(feeds) for m in (plain, moved))
+
+    for name in ("grad/x", "grad/s"):
+        np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5)
 
 
 def test_the_scale_alone_needs_no_choice_where_the_steps_are_constant() -> None:
@@ -118,14 +148,6 @@ def test_the_scale_alone_needs_no_choice_where_the_steps_are_constant() -> None:
 
     grad = Evaluator(lowered).run({"q": np.array([1, 2, -5], np.int8), "s": np.array(0.5, np.float32)})["grad/s"]
     assert grad == -2
-
-
-def test_dynamic_quantization_is_refused_with_the_alternative() -> None:
-    model = parse("""net (float[3] x) => (float[3] y)
-        { q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }""")
-
-    with straight_through(), pytest.raises(NotDifferentiable, match="QuantizeLinear and DequantizeLinear"):
-        gradient(model, of="y", wrt=["x"])
 
 
 def test_a_quantized_layer_trains_on_onnxruntime_when_straight_through_is_chosen() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.registry import Condition, find_rule
+from onward.model.microsoft import DOMAIN
+from onward.model.microsoft.call import TABLE
 from onward.model.schema import all_schemas, newest_opset, versions
 
 
@@ -81,6 +83,28 @@ def coverage(domain: str = "") -> list[Operator]:
             )
         )
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Decomposed:
+    """An operator outside the standard that is written as operators of the standard before gradients are taken."""
+
+    name: str
+    domain: str
+    formula: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for `--json`."""
+        return {**dataclasses.asdict(self), "condition": "DECOMPOSED"}
+
+
+def decomposed() -> list[Decomposed]:
+    """Return the operators of com.microsoft that are decomposed, by name.
+
+    >>> next(o for o in decomposed() if o.name == "BiasGelu").formula
+    'C = Gelu(A + B).'
+    """
+    return [Decomposed(name, DOMAIN, str(f.__doc__).splitlines()[0]) for name, f in sorted(TABLE.items())]
 
 
 @functools.cache

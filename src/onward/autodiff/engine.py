@@ -28,6 +28,14 @@ from onward.model.training_model import FLOAT_TYPES
 # Types that may carry a gradient; None is a type that inference did not find.
 FLOAT_OR_ANY = frozenset({*FLOAT_TYPES, None})
 
+_QUANTIZED = frozenset(t for t in ir.DataType if t.name.startswith(("INT", "UINT", "FLOAT")) and t.bitwidth <= 16) - {
+    *FLOAT_TYPES
+}
+_INTEGERS = (
+    "straight-through gradients pass them only on the way from what quantizes (QuantizeLinear) to what dequantizes; "
+    "move it before the QuantizeLinear, or behind the DequantizeLinear"
+)
+
 
 @dataclasses.dataclass
 class Slice:
@@ -101,6 +109,10 @@ class Backward:
         if spec is None:
             version = f", opset {self.op.opset}" if node.domain == "" else ""
             self._refuse(D201, node, f"no gradient rule for `{node.op_type}` ({node.domain or 'ai.onnx'}{version})")
+            return
+        arriving = any(_is_integer(v) and v in self._contributions for v in node.outputs)
+        if (arriving and not spec.integers) or self._dequantizes_inside(node):
+            self._refuse(D202, node, f"no gradient of `{node.op_type}` by integers: {_INTEGERS}")
             return
         known = schema(node.op_type, node.domain, self.op.opset if node.domain == "" else None)
         positions = {
@@ -177,6 +189,11 @@ class Backward:
     def _contribute(self, node: ir.Node, rule: Rule, spec: RuleSpec, value: Value | None, grad: Value | None) -> None:
         if value is None or grad is None or value not in self.part.active:
             return
+        if _is_integer(value):  # only rules that say `integers` give these
+            others = self._contributions.get(value, [grad])
+            grad = grad if others[0].dtype is None else self.op.cast(grad, others[0].dtype)
+            self._contributions.setdefault(value, []).append(grad)
+            return
         if spec.broadcasts:
             grad = rule.unbroadcast(grad, node.outputs[0], value)
         if grad.dtype is not None and value.dtype is not None and grad.dtype != value.dtype:
@@ -206,6 +223,12 @@ class Backward:
             grad.type = value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
         return grad
 
+    def _dequantizes_inside(self, node: ir.Node) -> bool:
+        """Return whether a subgraph may make floats of integers that carry a gradient here: sweeps inside see none."""
+        if not any(_is_integer(v) and v in self.part.active for v in graphs.reads(node)):
+            return False
+        return any(n.op_type == "DequantizeLinear" for g in graphs.subgraphs(node) for n in graphs.all_nodes(g))
+
     def _refuse(self, code: str, node: ir.Node, message: str, value: Value | None = None) -> None:
         """Note a blocking node, and let a stand-in flow on so that the sweep finds those behind it too."""
         self.problems.append(Problem(code, message, node, value, self.within))
@@ -220,6 +243,11 @@ def _condition_name(spec: RuleSpec, known: Schema | None, index: int) -> str:
         return known.input_at(index).name
     names = list(spec.conditions)
     return names[index] if index < len(names) else ""
+
+
+def _is_integer(value: Value) -> bool:
+    """Return whether `value` holds what QuantizeLinear makes: small integers or floats of 8 bits."""
+    return isinstance(value.type, ir.TensorType) and value.dtype in _QUANTIZED
 
 
 def helper(op: Builder) -> Rule:

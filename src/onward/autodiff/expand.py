@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 import onnx_ir as ir
 
-from onward.autodiff.registry import find_rule, replaced_by_its_body
+from onward.autodiff.registry import BODIES, find_rule, replaced_by_its_body
 from onward.model import graphs
 from onward.model.builder import Names
 from onward.model.schema import TRAINING_DOMAIN, raw_schema
@@ -16,11 +16,12 @@ Functions = Mapping[tuple[str, str, str], ir.Function]
 
 
 def body_of(node: ir.Node, functions: Functions, opset: int) -> ir.Function | None:
-    """Return the function that defines `node`: the model's own, or the standard's at `opset`; None if neither."""
+    """Return the function that defines `node`: the model's own, a rule's, or the standard's at `opset`."""
     local = functions.get((node.domain, node.op_type, node.overload))
     if local is not None:
         return local
-    return _standard_body(node, opset)
+    own = BODIES.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    return _standard_body(node, opset) if own is None else own(node, opset)
 
 
 def _standard_body(node: ir.Node, opset: int) -> ir.Function | None:

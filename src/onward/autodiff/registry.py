@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 from onward.model.schema import Schema, schema
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from onward.autodiff.rule import Rule
     from onward.autodiff.types import Grads
     from onward.model.builder import Value
@@ -66,7 +68,7 @@ class RuleSpec:
     variadic_output: bool
     conditions: Mapping[str, Condition]  # by schema input name
     broadcasts: bool  # the operator broadcasts its inputs: the engine sums gradients back to each input's shape
-    integers: bool = False  # the rule is asked about its integer inputs too (DequantizeLinear)
+    integers: bool = False  # integers may carry a gradient through it, as floats (DequantizeLinear, QuantizeLinear)
 
     @property
     def differentiable(self) -> bool:
@@ -90,8 +92,8 @@ def gradient(
     """Register the decorated function as the rule of `op_type` from `opset` on.
 
     Keyword arguments named like inputs state their condition; inputs not named have a gradient, which the function
-    returns under their name (a list for a variadic input). With `integers`, the rule is asked even where only an
-    integer input depends on what is differentiated by.
+    returns under their name (a list for a variadic input). With `integers`, integer inputs and outputs may have a
+    gradient too, which is a float: see rules/quantization.py.
 
     Raises:
         TypeError: a name is not in the ONNX schema, or the operator has this rule already (and not `replace`).
@@ -116,13 +118,24 @@ def declare(op_type: str, *, opset: int = 1, domain: str = "", **conditions: Con
     _add(op_type, domain, opset, None, (), False, False, conditions, False)
 
 
-def through_body(op_type: str, *, opset: int, domain: str = "", **conditions: Condition) -> None:
-    """State that an operator is differentiated through its body in the standard; inputs not named have a gradient."""
+Body = Callable[["ir.Node", int], "ir.Function | None"]
+BODIES: dict[tuple[str, str], Body] = {}
+
+
+def through_body(
+    op_type: str, *, opset: int, domain: str = "", body: Body | None = None, **conditions: Condition
+) -> None:
+    """State that an operator is differentiated through its body; inputs not named have a gradient.
+
+    `body(node, opset)` returns it where the standard has none, or None where it cannot be built for that node.
+    """
+    if body is not None:
+        BODIES[domain, op_type] = body
     _add(op_type, domain, opset, replaced_by_its_body, (), False, False, conditions, False)
 
 
 def replaced_by_its_body(rule: Rule, *outputs: Value | None) -> Grads:
-    """The operator's body in the standard takes its place before gradients are taken."""
+    """The operator's body takes its place before gradients are taken."""
     from onward.autodiff.problems import Unsupported
 
     raise Unsupported("its body in the standard could not be built: its inputs need types and shapes")

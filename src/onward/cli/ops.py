@@ -15,17 +15,21 @@ def ops(
     name: Annotated[str | None, typer.Argument(help="Show only operators whose name contains this.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List every operator of the standard with the condition of each input and what its tests cover."""
-    from onward.autodiff.coverage import coverage
+    """List every operator of the standard with the condition of each input and what its tests cover.
+
+    Those of com.microsoft that are decomposed follow.
+    """
+    from onward.autodiff.coverage import coverage, decomposed
 
     known = coverage()
     operators = [o for o in known if name is None or name.lower() in o.name.lower()]
-    if name is not None and not operators:
+    others = [o for o in decomposed() if name is None or name.lower() in o.name.lower()]
+    if name is not None and not operators and not others:
         from onward.errors import unknown_name
 
         raise unknown_name("operator", name, [o.name for o in known])
     if as_json:
-        typer.echo(json.dumps([o.as_dict() for o in operators], indent=1))
+        typer.echo(json.dumps([*(o.as_dict() for o in operators), *(o.as_dict() for o in others)], indent=1))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("operator", "versions", "inputs", "types", "unknown dims", "2nd order", "cost"):
@@ -47,9 +51,12 @@ def ops(
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
     console.print(table)
+    if others:
+        console.print("\nOf com.microsoft, written as operators of the standard before gradients are taken:")
+        console.print("\n".join(f"  {o.name}: {o.formula}" for o in others), markup=False)
     counts = Counter(o.condition for o in operators)
-    summary = ", ".join(f"{counts[k]} {_WORDS[k]}" for k in _WORDS if counts[k])
-    console.print(f"\n{len(operators)} operators: {summary}")
+    parts = [f"{counts[k]} {_WORDS[k]}" for k in _WORDS if counts[k]]
+    console.print(f"\n{len(operators)} operators of the standard: {', '.join(parts) or 'none'}")
 
 
 _WORDS = {

@@ -10,7 +10,7 @@ from onward.autodiff.types import Grads
 from onward.model.builder import Value
 
 
-@gradient("Identity", opset=16)
+@gradient("Identity", opset=16, integers=True)
 def identity(rule: Rule, doutput: Value) -> Grads:
     """output = input, so dinput = doutput."""
     return {"input": doutput}

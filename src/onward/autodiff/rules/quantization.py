@@ -1,7 +1,8 @@
 """Quantization. Rounding is flat, so a gradient through it is a choice: inside `straight_through()` it is 1.
 
-The integers between QuantizeLinear and DequantizeLinear carry no gradient by themselves; DequantizeLinear hands it on
-to the QuantizeLinear that made its input. The scales' gradients are exact, given that choice (learned step sizes).
+The integers between QuantizeLinear and DequantizeLinear carry a floating-point gradient: by the number of steps. The
+scales' gradients are exact, given that choice (learned step sizes). QLinearConv and QLinearMatMul are by definition
+their float operator between the two, and are differentiated as that.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import contextvars
 from collections.abc import Iterator
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onward.autodiff.engine import Unsupported
-from onward.autodiff.registry import NON_DIFFERENTIABLE, UNSUPPORTED, declare, gradient
+from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, gradient, through_body
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
 from onward.model.builder import Value
-from onward.model.schema import schema
 
 _STRAIGHT_THROUGH = contextvars.ContextVar("straight_through", default=False)
 
@@ -52,44 +53,58 @@ def dequantize_linear(rule: Rule, dy: Value) -> Grads:
     op, x, scale, zero = rule.op, rule.input("x"), rule.input("x_scale"), rule.optional_input("x_zero_point")
     assert dy.dtype is not None
     grid = _Grid(rule, x)
-    grads: dict[str, Value | list[tuple[Value, Value]] | None] = {"x": None}  # integers: what flows goes past them
+    grads: dict[str, Value | list[Value | None] | None] = {"x": None}
     if rule.needs("x_scale"):
         steps = op.cast(x, dy.dtype)
         if zero is not None:
             steps = op.Sub(steps, grid.expand(zero, dy.dtype))
         grads["x_scale"] = grid.total(op.Mul(dy, steps), scale)
     if rule.needs("x"):
-        dx = op.Mul(dy, grid.expand(scale, dy.dtype))
-        grads["captured"] = _through_rounding(rule, x, dx)
-    return dict(grads)
+        if not _STRAIGHT_THROUGH.get():
+            raise Unsupported(
+                "rounding is flat, so what lies behind it has no gradient; to let gradients pass as if it were not "
+                "there (straight-through), differentiate inside `with onward.straight_through():`"
+            )
+        grads["x"] = op.Mul(dy, grid.expand(scale, dy.dtype))
+    return grads
 
 
-def _through_rounding(rule: Rule, x: Value, dx: Value) -> list[tuple[Value, Value]]:
-    """Return the gradients by the inputs of the QuantizeLinear that made `x`, given the one by its steps."""
-    if not _STRAIGHT_THROUGH.get():
-        raise Unsupported(
-            "rounding is flat, so what lies behind it has no gradient; to let gradients pass as if it were not there "
-            "(straight-through), differentiate inside `with onward.straight_through():`"
-        )
-    node = x.producer()
-    if node is None or node.op_type != "QuantizeLinear" or node.domain not in ("", "ai.onnx"):
-        made = "a graph input" if node is None else f"the {node.op_type} node `{node.name}`"
-        raise Unsupported(
-            f"straight-through needs its integer input `{x.name}` to come directly from a QuantizeLinear, and it comes "
-            f"from {made}; move that before the QuantizeLinear, or behind the DequantizeLinear"
-        )
-    inner = Rule(node, schema("QuantizeLinear", "", rule.op.opset), rule.op, frozenset({0, 1}))
-    grads = quantize_linear(inner, dx)
-    return [(inner.input(name), grad) for name, grad in grads.items() if isinstance(grad, ir.Value)]
-
-
-@gradient("QuantizeLinear", opset=13, y_zero_point=NON_DIFFERENTIABLE)
+@gradient("QuantizeLinear", opset=13, integers=True, y_zero_point=NON_DIFFERENTIABLE)
 def quantize_linear(rule: Rule, dy: Value) -> Grads:
     """y = clip(round(x / y_scale) + y_zero_point); straight-through: inside the range dx = dy / y_scale, outside 0.
 
-    And dy_scale = -sum(dy * x / y_scale²) inside the range. The engine never asks: see `dequantize_linear`.
+    And dy_scale = -sum(dy * x / y_scale²) inside the range. dy is a float, though y holds integers.
     """
-    op, x, scale, zero = rule.op, rule.input("x"), rule.input("y_scale"), rule.optional_input("y_zero_point")
+    dx, dscale = _through_rounding(rule, dy, rule.input("y_scale"), rule.optional_input("y_zero_point"))
+    return {"x": dx, "y_scale": dscale}
+
+
+@gradient("DynamicQuantizeLinear", opset=11, integers=True)
+def dynamic_quantize_linear(rule: Rule, dy: Value | None, dy_scale: Value | None) -> Grads:
+    """y_scale = (max(x, 0) - min(x, 0)) / 255, so dx = dy_scale / 255 at the greatest x, and less that at the least.
+
+    y is QuantizeLinear's with that scale, straight-through. Elements that tie share evenly, as in ReduceMax; the zero
+    point is a rounded integer.
+    """
+    op, x = rule.op, rule.input("x")
+    through: Value | None = None
+    if dy is not None:
+        through, dscale = _through_rounding(
+            rule, dy, rule.request_output("y_scale"), rule.request_output("y_zero_point")
+        )
+        dy_scale = dscale if dy_scale is None else op.Add(dy_scale, dscale)
+    assert dy_scale is not None
+    assert x.dtype is not None
+    greatest = op.cast(op.And(op.Equal(x, op.ReduceMax(x, keepdims=0)), op.Greater(x, 0.0)), x.dtype)
+    least = op.cast(op.And(op.Equal(x, op.ReduceMin(x, keepdims=0)), op.Less(x, 0.0)), x.dtype)
+    shares = [op.Div(ends, op.Max(op.ReduceSum(ends, keepdims=0), 1.0)) for ends in (greatest, least)]
+    dx = op.Mul(op.Sub(*shares), op.Div(dy_scale, 255.0))
+    return {"x": dx if through is None else op.Add(through, dx)}
+
+
+def _through_rounding(rule: Rule, dy: Value, scale: Value, zero: Value | None) -> tuple[Value, Value]:
+    """Return the gradients by x and the scale of y = clip(round(x / scale) + zero), rounding taken as absent."""
+    op, x = rule.op, rule.input("x")
     dtype = x.dtype
     assert dtype is not None
     grid = _Grid(rule, x)
@@ -102,7 +117,7 @@ def quantize_linear(rule: Rule, dy: Value) -> Grads:
     # The rounded value at the edge of the range is inside, as in torch.fake_quantize_per_tensor_affine.
     inside = op.cast(op.And(op.GreaterOrEqual(nearest, low), op.LessOrEqual(nearest, high)), dtype)
     dx = op.Div(op.Mul(op.cast(dy, dtype), inside), step)
-    return {"x": dx, "y_scale": grid.total(op.Neg(op.Mul(dx, ratio)), scale)}
+    return dx, grid.total(op.Neg(op.Mul(dx, ratio)), scale)
 
 
 def _range(dtype: ir.DataType | None, zero: Value | None) -> tuple[float, float]:
@@ -175,15 +190,6 @@ class _Grid:
         return op.ScatterElements(zeros, index, grad, axis=axis, reduction="add")
 
 
-_DYNAMIC = (
-    "its scale comes from the data themselves; for quantization-aware training use QuantizeLinear and DequantizeLinear "
-    "inside `with onward.straight_through():`"
-)
-_INTEGER = (
-    "it computes on integers; for quantization-aware training write it as DequantizeLinear, the float operator and "
-    "QuantizeLinear, inside `with onward.straight_through():`"
-)
-declare("DynamicQuantizeLinear", opset=11, x=UNSUPPORTED(_DYNAMIC))
 declare(
     "MatMulInteger",
     opset=10,
@@ -200,28 +206,71 @@ declare(
     x_zero_point=NON_DIFFERENTIABLE,
     w_zero_point=NON_DIFFERENTIABLE,
 )
-declare(
+
+
+def _qlinear_conv(node: ir.Node, opset: int) -> ir.Function | None:
+    """Return DequantizeLinear, Conv and QuantizeLinear; the bias counts steps of x_scale * w_scale."""
+    names = [p for p in ("group", "pads", "strides", "dilations", "kernel_shape", "auto_pad") if p in node.attributes]
+    given = ", ".join(f"{n}: {_ATTRIBUTE_TYPES[n]} = @{n}" for n in names)
+    biased = len(node.inputs) > 8 and node.inputs[8] is not None
+    bias = "bs = Mul(x_scale, w_scale) bf = DequantizeLinear <axis = 0> (B, bs)" if biased else ""
+    return _body(
+        f"""QLinearConv <{", ".join(names)}>
+        (x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B) => (y) {{
+            xf = DequantizeLinear (x, x_scale, x_zero_point)
+            wf = DequantizeLinear <axis = 0> (w, w_scale, w_zero_point)
+            {bias}
+            yf = Conv <{given}> (xf, wf{", bf" if biased else ""})
+            y = QuantizeLinear (yf, y_scale, y_zero_point)
+        }}""",
+        opset,
+    )
+
+
+_ATTRIBUTE_TYPES = {"group": "int", "auto_pad": "string"} | dict.fromkeys(
+    ("pads", "strides", "dilations", "kernel_shape"), "ints"
+)
+
+
+def _qlinear_matmul(node: ir.Node, opset: int) -> ir.Function | None:
+    """Return DequantizeLinear of both, MatMul and QuantizeLinear: scales for all, per row of a and y, per column of b.
+
+    None where a scale has more dimensions (one per row of each matrix of a batch), or its rank is not known.
+    """
+    scales = [node.inputs[position] for position in (1, 4, 6)]
+    if any(s is None or s.shape is None or len(s.shape) > 1 for s in scales):
+        return None
+    return _body(
+        """QLinearMatMul (a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point) => (y) {
+            af = DequantizeLinear <axis = -2> (a, a_scale, a_zero_point)
+            bf = DequantizeLinear <axis = -1> (b, b_scale, b_zero_point)
+            yf = MatMul (af, bf)
+            y = QuantizeLinear <axis = -2> (yf, y_scale, y_zero_point)
+        }""",
+        opset,
+    )
+
+
+def _body(text: str, opset: int) -> ir.Function:
+    return ir.serde.deserialize_function(
+        onnx.parser.parse_function(f'<domain: "", opset_import: ["" : {opset}]> {text}')
+    )
+
+
+through_body(
     "QLinearMatMul",
     opset=10,
-    a=NON_DIFFERENTIABLE,
-    a_scale=UNSUPPORTED(_INTEGER),
+    body=_qlinear_matmul,
     a_zero_point=NON_DIFFERENTIABLE,
-    b=NON_DIFFERENTIABLE,
-    b_scale=UNSUPPORTED(_INTEGER),
     b_zero_point=NON_DIFFERENTIABLE,
-    y_scale=UNSUPPORTED(_INTEGER),
     y_zero_point=NON_DIFFERENTIABLE,
 )
-declare(
+through_body(
     "QLinearConv",
     opset=10,
-    x=NON_DIFFERENTIABLE,
-    x_scale=UNSUPPORTED(_INTEGER),
+    body=_qlinear_conv,
     x_zero_point=NON_DIFFERENTIABLE,
-    w=NON_DIFFERENTIABLE,
-    w_scale=UNSUPPORTED(_INTEGER),
     w_zero_point=NON_DIFFERENTIABLE,
-    y_scale=UNSUPPORTED(_INTEGER),
     y_zero_point=NON_DIFFERENTIABLE,
     B=NON_DIFFERENTIABLE,
 )

@@ -10,19 +10,19 @@ from onward.autodiff.types import Grads
 from onward.model.builder import Value
 
 
-@gradient("Reshape", opset=14, shape=NON_DIFFERENTIABLE)
+@gradient("Reshape", opset=14, integers=True, shape=NON_DIFFERENTIABLE)
 def reshape(rule: Rule, dreshaped: Value) -> Grads:
     """reshaped has the elements of data in the same order, so ddata = dreshaped in the shape of data."""
     return {"data": rule.reshape_like(dreshaped, rule.input("data"))}
 
 
-@gradient("Flatten", opset=13)
+@gradient("Flatten", opset=13, integers=True)
 def flatten(rule: Rule, doutput: Value) -> Grads:
     """output has the elements of input in the same order, so dinput = doutput in the shape of input."""
     return {"input": rule.reshape_like(doutput, rule.input("input"))}
 
 
-@gradient("Squeeze", opset=13, axes=NON_DIFFERENTIABLE)
+@gradient("Squeeze", opset=13, integers=True, axes=NON_DIFFERENTIABLE)
 def squeeze(rule: Rule, dsqueezed: Value) -> Grads:
     """squeezed lacks axes of size 1, so ddata has them again."""
     axes = rule.optional_input("axes")
@@ -31,13 +31,13 @@ def squeeze(rule: Rule, dsqueezed: Value) -> Grads:
     return {"data": rule.op.Unsqueeze(dsqueezed, axes)}
 
 
-@gradient("Unsqueeze", opset=13, axes=NON_DIFFERENTIABLE)
+@gradient("Unsqueeze", opset=13, integers=True, axes=NON_DIFFERENTIABLE)
 def unsqueeze(rule: Rule, dexpanded: Value) -> Grads:
     """expanded has further axes of size 1, so ddata is without them."""
     return {"data": rule.op.Squeeze(dexpanded, rule.input("axes"))}
 
 
-@gradient("Transpose", opset=13)
+@gradient("Transpose", opset=13, integers=True)
 def transpose(rule: Rule, dtransposed: Value) -> Grads:
     """transposed permutes the axes, so ddata permutes them back; without perm the order is reversed both ways."""
     perm = rule.attr("perm")
