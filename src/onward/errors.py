@@ -166,7 +166,7 @@ E100 = define(
 )
 
 
-def unknown_name(kind: str, given: str, valid: Iterable[str], place: str = "") -> ArgumentError:
+def unknown_name(kind: str, given: object, valid: Iterable[str], place: str = "") -> ArgumentError:
     """Return the error for a name that is none of `valid`, with the nearest one as a hint.
 
     >>> print(unknown_name("loss", "mze", ["mse", "l1"]))
@@ -178,7 +178,7 @@ def unknown_name(kind: str, given: str, valid: Iterable[str], place: str = "") -
     import difflib
 
     names = sorted(valid)
-    near = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(given), names, n=3, cutoff=0.5)
     return ArgumentError(
         Diagnostic(
             A100,

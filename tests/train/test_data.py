@@ -133,7 +133,7 @@ def test_every_misfit_is_reported_with_both_sides():
         "error[T112]: column `labels` has the wrong element type for `labels`\n"
         "  found: data: `labels` float64 (N,)\n"
         "  needed: model: `labels` int64 (N,)\n\n"
-        "hint: convert the column to int64 first"
+        "hint: class numbers are whole numbers: labels.astype('int64'), once nothing in it is NaN or a fraction"
     )
 
 

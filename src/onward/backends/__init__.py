@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onward.backends.base import Session as Session
+from onward.backends.base import make_session
 from onward.backends.base import open_session as open_session
 from onward.backends.base import register_backend as register_backend
 from onward.errors import require_extra
@@ -14,13 +15,13 @@ from onward.program import Program
 def _reference(program: Program, **options: Any) -> Session:
     from onward.backends.reference.session import ReferenceSession
 
-    return ReferenceSession(program, **options)
+    return make_session(ReferenceSession, "reference", program, options)
 
 
 def _onnxruntime(program: Program, **options: Any) -> Session:
     from onward.backends.onnxruntime.session import OnnxRuntimeSession
 
-    return OnnxRuntimeSession(program, **options)
+    return make_session(OnnxRuntimeSession, "onnxruntime", program, options)
 
 
 def _torch(program: Program, **options: Any) -> Session:
@@ -30,7 +31,7 @@ def _torch(program: Program, **options: Any) -> Session:
         if error.name != "torch":
             raise
         raise require_extra("torch", "torch", "the torch backend") from error
-    return TorchSession(program, **options)
+    return make_session(TorchSession, "torch", program, options)
 
 
 register_backend("torch", _torch)

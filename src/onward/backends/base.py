@@ -6,12 +6,13 @@ in `onward.train`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from onward.errors import unknown_name
+from onward.errors import ArgumentError, unknown_name
 from onward.program import Program
 
 Feeds = Mapping[str, np.ndarray]
@@ -49,6 +50,21 @@ class Session(Protocol):
         """Return what influences the numbers (backend, versions, threads, providers); stored in checkpoints."""
 
 
+def make_session(
+    factory: Callable[..., Session], backend: str, program: Program, options: Mapping[str, Any]
+) -> Session:
+    """Return `factory(program, **options)`.
+
+    Raises:
+        ArgumentError: options that the factory does not have; the message lists those it has.
+    """
+    valid = list(inspect.signature(factory).parameters)[1:]  # the first is the program
+    unknown = [unknown_name(f"option of backend `{backend}`", name, valid) for name in options if name not in valid]
+    if unknown:
+        raise ArgumentError([d for error in unknown for d in error.diagnostics])
+    return factory(program, **options)
+
+
 BackendFactory = Callable[..., Session]
 _BACKENDS: dict[str, BackendFactory] = {}
 
@@ -62,8 +78,8 @@ def open_session(program: Program, backend: str, **options: Any) -> Session:
     """Return a session of the named backend.
 
     Raises:
-        ArgumentError: the backend is not known; the message lists those that are.
+        ArgumentError: the backend or an option is not known; the message lists those that are.
     """
-    if backend not in _BACKENDS:
+    if not isinstance(backend, str) or backend not in _BACKENDS:
         raise unknown_name("backend", backend, _BACKENDS)
     return _BACKENDS[backend](program, **options)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,22 @@ from onward.train.data.matching import T115, Preparation, fixed_batch
 from onward.train.data.source import ColumnSource, DataSource
 from onward.train.loop import FitSettings
 from onward.train.numeric import MODES
+from onward.train.progress import MODES as PROGRESS
 
 _MAY_CHANGE = ("epochs", "on_nan")  # of a resumed run
 _WHOLE = {"epochs": 1, "batch_size": 1, "steps_per_epoch": 1, "seed": 0}  # the least value of each
 
 
 def as_whole(name: str, value: Any, least: int, problems: list[Diagnostic]) -> Any:
-    """Return `value` as an int (numpy's integers are welcome); anything else, or less than `least`, is a problem."""
+    """Return `value` as an int (numpy's integers are welcome); anything else, or less than `least`, is a problem.
+
+    Numbers of 63 bits at most: what is stored as int64.
+    """
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or number < least:
+    if number is None or not least <= number < 1 << 63:
         problems.append(Diagnostic(A101, f"{name} is {shown(value)}", needed=f"a whole number of at least {least}"))
     return value if number is None else number
 
@@ -42,13 +47,13 @@ def shown(value: Any) -> str:
     return text
 
 
-def check_batch_size(size: Any) -> int | None:
-    """Return the batch size of `evaluate` or `predict`, or raise."""
+def whole(name: str, value: Any, least: int) -> int:
+    """Return `value` as an int of at least `least`, or raise."""
     problems: list[Diagnostic] = []
-    size = None if size is None else as_whole("batch_size", size, 1, problems)
+    number = as_whole(name, value, least, problems)
     if problems:
         raise ArgumentError(problems)
-    return None if size is None else int(size)
+    return int(number)
 
 
 def check_preparation(preparation: Any, default: Preparation) -> Preparation:
@@ -66,10 +71,16 @@ def _preparation_problem(preparation: Any) -> Diagnostic | None:
     return Diagnostic(A101, f"preparation is {shown(preparation)}", needed="a Preparation", hint=hint)
 
 
+def check_entry(entry: Any, program: Program) -> None:
+    """Raise if the program has no training entry of that name; None stands for all of them."""
+    if entry is not None and entry not in list(program.steps):
+        raise unknown_name("training entry", entry, program.steps)
+
+
 def check_path(name: str, path: Any) -> None:
     """Raise if `path` cannot be the name of a file or directory."""
     if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(Diagnostic(A101, f"{name} is {shown(path)}", needed="the path of a directory"))
+        raise ArgumentError(Diagnostic(A101, f"{name} is {shown(path)}", needed="a path"))
 
 
 def check_fit(
@@ -86,6 +97,10 @@ def check_fit(
 ) -> list[Diagnostic]:
     """Return what is wrong with the arguments of `fit` that are no settings of the run."""
     problems: list[Diagnostic] = []
+    if callable(learning_rate) and not _takes_one(learning_rate):
+        problems.append(
+            Diagnostic(A101, "learning_rate is a function of another kind", needed="a function of the step: one number")
+        )
     if not (learning_rate is None or callable(learning_rate) or _is_number(learning_rate)):
         problems.append(
             Diagnostic(A101, f"learning_rate is {shown(learning_rate)}", needed="a number, or a function of the step")
@@ -107,11 +122,20 @@ def check_fit(
     as_whole("keep", keep, 1, problems)
     if prefetch is not None:
         as_whole("prefetch", prefetch, 0, problems)
-    if not (isinstance(progress, bool) or progress in ("auto", "bar", "plain", "none")):
-        problems.append(
-            Diagnostic(A101, f"progress is {shown(progress)}", needed='"auto", "bar", "plain", "none", True or False')
-        )
+    if not (isinstance(progress, bool) or progress in PROGRESS):
+        problems += unknown_name("kind of progress", progress, PROGRESS).diagnostics
     return problems
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Return whether the function can be called with one argument; True where Python cannot tell."""
+    try:
+        inspect.signature(function).bind(0)
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions have no signature
+        return True
+    return True
 
 
 def _is_number(value: object) -> bool:
@@ -160,9 +184,11 @@ def fit_settings(
         if not isinstance(given.get(name, False), (bool, np.bool_)):
             found.append(Diagnostic(A101, f"{name} is {shown(given[name])}", needed="True or False"))
     if given.get("on_nan", "stop") not in MODES:
-        found += unknown_name("on_nan mode", str(given["on_nan"]), MODES).diagnostics
-    if "entry" in given and given["entry"] not in program.steps:
-        found += unknown_name("training entry", str(given["entry"]), program.steps).diagnostics
+        found += unknown_name("on_nan mode", given["on_nan"], MODES).diagnostics
+    try:
+        check_entry(given.get("entry"), program)
+    except ArgumentError as error:
+        found += error.diagnostics
     rate = given.get("learning_rate")
     if _is_number(rate) and not 0.0 <= float(rate) < float("inf"):  # type: ignore[arg-type]  # a number, as just seen
         found.append(Diagnostic(A101, f"learning_rate is {rate}", needed="a finite number ≥ 0"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.schedules.base import check_count, check_number
 
 if TYPE_CHECKING:
     from onward.train.loop import Run
@@ -59,6 +60,11 @@ class _Watcher(Callback):
     def __init__(self, monitor: str | None = None, *, mode: str = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
             raise unknown_name("mode", mode, ("auto", "min", "max"))
+        if not (monitor is None or isinstance(monitor, str)):
+            raise ArgumentError(
+                Diagnostic(A101, f"monitor is {monitor!r}", needed="the name of a column, such as val_loss")
+            )
+        check_number("min_delta", min_delta, type(self).__name__)
         self.monitor = monitor
         self.mode = mode
         self.min_delta = abs(min_delta)
@@ -97,8 +103,7 @@ class EarlyStopping(_Watcher):
         mode: str = "auto",
         restore_best: bool = False,
     ) -> None:
-        if patience < 1:
-            raise ArgumentError(Diagnostic(A101, f"patience is {patience}", needed="at least 1 epoch"))
+        check_count("patience", patience, "EarlyStopping")
         super().__init__(monitor, mode=mode, min_delta=min_delta)
         self.patience = patience
         self.waited = 0
@@ -197,8 +202,10 @@ class ReduceOnPlateau(_Watcher):
         min_delta: float = 0.0,
         mode: str = "auto",
     ) -> None:
-        if not 0.0 < factor < 1.0:
-            raise ArgumentError(Diagnostic(A101, f"the factor is {factor}", needed="a number between 0 and 1"))
+        check_number("factor", factor, "ReduceOnPlateau", above=0.0, below=1.0)
+        check_count("patience", patience, "ReduceOnPlateau")
+        check_count("cooldown", cooldown, "ReduceOnPlateau", low=0)
+        check_number("min_rate", min_rate, "ReduceOnPlateau", low=0.0)
         super().__init__(monitor, mode=mode, min_delta=min_delta)
         self.factor, self.patience, self.cooldown, self.min_rate = factor, patience, cooldown, min_rate
         self.waited = 0
@@ -232,10 +239,16 @@ class ReduceOnPlateau(_Watcher):
         self.cooling = int(state["cooling"])
 
 
+def _check_function(name: str, function: object, of: str) -> None:
+    if not callable(function):
+        raise ArgumentError(Diagnostic(A101, f"{name} is {function!r}", needed=f"a function of {of}"))
+
+
 class LearningRateSchedule(Callback):
     """Sets the learning rate from a function of the number of steps done."""
 
     def __init__(self, rate: Callable[[int], float]) -> None:
+        _check_function("rate", rate, "the number of steps done")
         self.rate = rate
 
     def on_fit_begin(self, run: Run) -> None:
@@ -251,6 +264,9 @@ class FunctionCallback(Callback):
         on_step_end: Callable[[Run, Logs], None] | None = None,
         on_epoch_end: Callable[[Run, Logs], None] | None = None,
     ) -> None:
+        for name, function in (("on_step_end", on_step_end), ("on_epoch_end", on_epoch_end)):
+            if function is not None:
+                _check_function(name, function, "(run, logs)")
         self._step, self._epoch = on_step_end, on_epoch_end
 
     def on_step_end(self, run: Run, logs: Logs) -> None:

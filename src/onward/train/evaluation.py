@@ -13,7 +13,7 @@ from onward.backends.base import Outputs, Session
 from onward.errors import A101, ArgumentError, BackendError, DataError, Diagnostic
 from onward.program import Program, TensorSpec
 from onward.train.data.matching import T115, Matching, fixed_batch
-from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length
+from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
 from onward.train.metrics import ConfusionMatrix, Metric, get_metrics, label
 
 _PROBABILITIES = {"Softmax", "Sigmoid", "HardSigmoid"}
@@ -164,8 +164,10 @@ def run_evaluation(
         metric.reset()
     fixed = fixed_batch([f.spec for f in matching.feeds])
     sums: dict[str, list[float]] = {}
+    batches = 0
     for batch in source.batches(BatchRequest(batch_size)):
         poll()
+        batches += 1
         feeds = matching.make(batch)
         samples = batch_length(feeds)
         padded = fixed is not None and samples < fixed
@@ -183,6 +185,8 @@ def run_evaluation(
                         entry[0] += float(np.asarray(value).ravel()[0]) * weight
                         entry[1] += weight
         update_metrics(program, metrics, outputs, feeds)
+    if not batches:
+        raise no_batches("the evaluation")
     result: dict[str, Any] = {name: total / weight for name, (total, weight) in sums.items()}
     for metric in metrics:
         result[label(metric)] = metric.matrix.tolist() if type(metric) is ConfusionMatrix else metric.compute()
@@ -195,6 +199,8 @@ def run_prediction(session: Session, source: DataSource, matching: Matching, bat
     for outputs in _predict_batches(session, source, matching, batch_size):
         for name, value in outputs.items():
             parts.setdefault(name, []).append(np.atleast_1d(value))
+    if not parts:
+        raise no_batches("the prediction")
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 

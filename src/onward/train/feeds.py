@@ -11,7 +11,7 @@ from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.program import TensorSpec
 from onward.train.arguments import shown
 from onward.train.data.matching import T110, T112, Feed, batch_problem
-from onward.train.data.source import to_array
+from onward.train.data.source import T106, to_array
 
 
 def step_feeds(
@@ -61,6 +61,8 @@ def step_feeds(
                 made[name] = _setting(name, value, np.asarray(settings[name]))
         except DataError as error:
             problems += error.diagnostics
+    if made and all(made[n].size == 0 for n in names if n in made):
+        problems.append(Diagnostic(T106, "the batch of the step holds no samples", needed="at least one sample"))
     differing = batch_problem(specs, made)
     if differing is not None:
         problems.append(differing)

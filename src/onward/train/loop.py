@@ -18,7 +18,7 @@ from onward.train.callbacks import Callback
 from onward.train.checkpoint import CheckpointDirectory
 from onward.train.data.matching import Matching
 from onward.train.data.prefetch import Prefetcher
-from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length
+from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
 from onward.train.history import History
 from onward.train.metrics import ConfusionMatrix, Metric, label
 from onward.train.signals import StopRequested, StopSignals
@@ -137,13 +137,29 @@ class Run:
     def learning_rate(self) -> float:
         """The rate of the next step; NaN when the model has none that can be set."""
         if self.schedule is not None:
-            base = float(self.schedule(self.position.step))
+            base = self._scheduled(self.schedule)
         elif isinstance(self.settings.learning_rate, (int, float)):
             base = float(self.settings.learning_rate)
         else:
             names = self.trainer.learning_rate_names
             base = float(np.asarray(self.trainer.program.settings[names[0]])) if names else float("nan")
         return base * self.position.rate_factor
+
+    def _scheduled(self, schedule: Schedule) -> float:
+        rate = schedule(self.position.step)
+        try:
+            number = float(rate)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not 0.0 <= number < float("inf"):
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    f"the function for the learning rate gave {rate!r} for step {self.position.step}",
+                    needed="a finite number ≥ 0",
+                )
+            )
+        return number
 
     @property
     def rate_factor(self) -> float:
@@ -238,6 +254,8 @@ class Run:
                 self._signals.poll()
                 if self.history.stopped:
                     break
+        if not position.batch:
+            raise no_batches(f"epoch {position.epoch + 1}")
 
     def _step(self, batch: Batch) -> None:
         position = self.position

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from onward.errors import A101, ArgumentError, DataError, Diagnostic, define, unknown_name
+from onward.train.data.source import to_array
 
 T120 = define(
     "T120",
@@ -83,9 +84,13 @@ def _mismatch(metric: str, output: np.ndarray, target: np.ndarray, needed: str) 
     )
 
 
+def _arrays(metric: str, output: Any, target: Any) -> tuple[np.ndarray, np.ndarray]:
+    return to_array(output, f"the output for metric `{metric}`"), to_array(target, f"the target for metric `{metric}`")
+
+
 def class_scores(metric: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (scores (M, K), classes (M,)); K is 1 when one number decides between two classes."""
-    output, target = np.asarray(output), np.asarray(target)
+    output, target = _arrays(metric, output, target)
     if output.shape == target.shape and output.ndim >= 2 and output.shape[1] > 1 and target.dtype.kind not in "iub":
         target = target.argmax(axis=1)
     if output.ndim == target.ndim + 1 and output.shape[0:1] + output.shape[2:] == target.shape and output.ndim > 1:
@@ -352,7 +357,7 @@ class Perplexity(_Mean):
 
 def _pair(metric: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return output and target as (rows, numbers) in float64."""
-    output, target = np.asarray(output), np.asarray(target)
+    output, target = _arrays(metric, output, target)
     if output.size != target.size or output.shape[:1] != target.shape[:1]:
         raise _mismatch(metric, output, target, "output and target of the same shape")
     rows = len(output) if output.ndim else 1
@@ -478,7 +483,7 @@ def get_metrics(names: Any) -> list[Metric]:
         raise ArgumentError(problems)
     labels = [label(m) for m in metrics]
     if len(set(labels)) < len(labels):
-        raise ArgumentError(Diagnostic(A101, "the same metric twice", found=", ".join(labels)))
+        raise ArgumentError(Diagnostic(A101, "the same metric twice", found=", ".join(labels), needed="each name once"))
     return metrics
 
 

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from onward.errors import unknown_name
 from onward.train.callbacks import Callback, Logs
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ _HIDDEN = {"epoch", "step", "seconds", "samples_per_second", "learning_rate"}
 def progress_callback(progress: str | bool) -> list[Callback]:
     """Return the callback for `fit(progress=…)`: "auto", "bar", "plain", "none", or True and False."""
     mode = {True: "auto", False: "none"}.get(progress, progress) if isinstance(progress, bool) else progress
-    if mode not in MODES:
-        raise unknown_name("kind of progress", str(mode), MODES)
+    assert mode in MODES, "arguments.check_fit lets no other through"
     if mode == "auto":
         mode = "bar" if sys.stderr.isatty() else "plain"
     if mode == "none":

@@ -18,12 +18,15 @@ from onward.model.training_model import TrainingModel
 from onward.program import Program, TensorSpec
 from onward.train import evaluation
 from onward.train.arguments import (
-    check_batch_size,
+    check_entry,
     check_fit,
+    check_path,
     check_preparation,
     fit_settings,
     hold_back,
     remember_data,
+    shown,
+    whole,
 )
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning
@@ -103,13 +106,21 @@ class Trainer:
         return {name: state[name] for name in self.program.parameters}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Replace the named parts of the state."""
+        """Replace the named parts of the state.
+
+        Raises:
+            ArgumentError: unknown names, other shapes or types; all at once, and nothing is replaced.
+        """
+        if not isinstance(state, Mapping):
+            raise ArgumentError(
+                Diagnostic(A101, f"the state is {shown(state)}", needed="a dict of arrays by name, as trainer.state")
+            )
         self.session.set_state({name: np.asarray(value) for name, value in state.items()})
         self._guard.reset()
 
     def initialize(self, seed: int = 0) -> None:
         """Set the state as the model's initialisation says; `seed` chooses the random numbers."""
-        self.session.initialize(seed)
+        self.session.initialize(whole("seed", seed, 0))
         self._guard.reset()
 
     # ------------------------------------------------------------------ one step
@@ -123,6 +134,7 @@ class Trainer:
             DataError: names, shapes or dtypes that do not fit, all at once.
             NumericError: NaN or Inf appeared; the state is the one before this step.
         """
+        check_entry(entry, self.program)
         made = step_feeds(feeds, self._feeds, self._specs, self.program.settings)
         outputs = self.guarded_step(made, self.steps + 1, entry)
         assert outputs is not None  # only "skip" leaves a batch out, and only `fit` uses it
@@ -280,7 +292,7 @@ class Trainer:
         For an inference model, which has no targets of its own, the data's column beside the inputs is the target.
         """
         preparation = check_preparation(preparation, self.preparation)
-        batch_size = check_batch_size(batch_size)
+        batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
         source = as_source(x, y, self.program.inputs, self.program.targets, preparation, part="evaluate")
         targets = evaluation.loose_targets(self.program, source)
         matching = match(source, self.program.inputs, targets, preparation)
@@ -304,7 +316,7 @@ class Trainer:
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the output of the inference graph for every sample; a dict by name when there are several."""
         preparation = check_preparation(preparation, self.preparation)
-        batch_size = check_batch_size(batch_size)
+        batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
         source = as_source(x, None, self.program.inputs, (), preparation, part="evaluate")
         kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in self.program.inputs}}
         matching = match(source, self.program.inputs, (), dataclasses.replace(preparation, columns=kept))
@@ -316,7 +328,8 @@ class Trainer:
 
     def save_checkpoint(self, directory: str | Path, *, keep: int = 3) -> Path:
         """Write a checkpoint into `directory` and return its file; `Trainer.resume` takes it up."""
-        return self.write_checkpoint(CheckpointDirectory(directory, keep), None)
+        check_path("directory", directory)
+        return self.write_checkpoint(CheckpointDirectory(directory, whole("keep", keep, 1)), None)
 
     def write_checkpoint(self, directory: CheckpointDirectory, run: Run | None) -> Path:
         """Write a checkpoint of the state, and of the run if there is one. For the loop.
@@ -359,6 +372,7 @@ class Trainer:
         Raises:
             CheckpointError: there is no usable checkpoint, or the backend is not what it was (see `allow_changes`).
         """
+        check_path("directory", directory)
         store = CheckpointDirectory(directory)
         checkpoint = store.load()
         stored = checkpoint.data["backend"]

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from onward.errors import A101, ArgumentError, Diagnostic, require_extra
 from onward.train import fsio
+from onward.train.arguments import check_path, whole
 from onward.train.callbacks import Callback, Logs
 from onward.train.evaluation import make_metrics
 from onward.train.metrics import ConfusionMatrix
@@ -44,8 +45,9 @@ class JsonLog(Callback):
     """
 
     def __init__(self, path: str | Path, every: int = 1) -> None:
+        check_path("path", path)
         self.path = Path(path)
-        self.every = max(every, 1)
+        self.every = whole("every", every, 1)
         self._file: IO[str] | None = None
         self._flushed = 0.0
 
@@ -115,6 +117,7 @@ class TensorBoard(Callback):
             self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         except ImportError as error:
             raise require_extra("tensorboard", "tensorboard", "writing TensorBoard events") from error
+        check_path("directory", directory)
         self.directory = Path(directory)
         self._writer: Any = None
 
@@ -155,6 +158,7 @@ class _Document(Callback):
     what = "file"
 
     def __init__(self, path: str | Path) -> None:
+        check_path("path", path)
         self.path = Path(path)
 
     def on_fit_begin(self, run: Run) -> None:

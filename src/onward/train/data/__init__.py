@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.program import TensorSpec
-from onward.train.data.matching import Matching, Preparation, match
+from onward.train.data.matching import T110, Matching, Preparation, match
 from onward.train.data.source import (
     ArrayColumn,
     BatchRequest,
@@ -63,12 +63,12 @@ def as_source(
     if isinstance(x, Mapping):
         columns = _by_name(x)
         if y is not None:
-            columns |= _named(y, targets)
+            columns |= _named("y", y, targets)
         return ColumnSource(columns, place="the arrays given to the trainer")
     if _is_array(x) or y is not None or (isinstance(x, tuple) and all(_is_array(v) for v in x)):
-        columns = _named(x, inputs if y is not None else [*inputs, *targets])
+        columns = _named("x", x, inputs if y is not None else [*inputs, *targets])
         if y is not None:
-            columns |= _named(y, targets)
+            columns |= _named("y", y, targets)
         return ColumnSource(columns, positional=True, place="the arrays given to the trainer")
     if isinstance(x, Iterable) or callable(x):
         return IterableSource(x, steps_per_epoch=steps_per_epoch)
@@ -94,11 +94,19 @@ def _by_name(values: Mapping[str, Any]) -> dict[str, ArrayColumn]:
     return {str(name): ArrayColumn(to_array(value, f"`{name}`")) for name, value in values.items()}
 
 
-def _named(values: Any, specs: Sequence[TensorSpec]) -> dict[str, Any]:
-    """Return columns named after the model's inputs in order; what is too many keeps a number."""
+def _named(argument: str, values: Any, specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """Return columns named after the model's inputs or targets in order; without any, numbered."""
     if isinstance(values, Mapping):
         return _by_name(values)
     several = isinstance(values, (tuple, list)) and len(values) > 0 and all(_is_array(v) for v in values)
     parts = list(values) if several else [values]
+    if specs and len(parts) > len(specs):
+        raise DataError(
+            Diagnostic(
+                T110,
+                f"{argument} holds {len(parts)} arrays",
+                needed=f"{len(specs)}: " + ", ".join(f"`{s.name}`" for s in specs),
+            )
+        )
     names = [s.name for s in specs] + [f"array[{i}]" for i in range(len(specs), len(parts))]
     return _by_name(dict(zip(names, parts, strict=False)))

@@ -13,7 +13,7 @@ import numpy as np
 from onward.errors import DataError, Diagnostic, define, require_extra
 from onward.program import TensorSpec
 from onward.train.data.matching import number_classes
-from onward.train.data.source import ArrayColumn, ColumnSource
+from onward.train.data.source import ArrayColumn, Column, ColumnSource
 
 T150 = define(
     "T150",
@@ -56,9 +56,8 @@ def open_images(
     numbers = number_classes(list(classes), known, str(folder))
     labels = np.repeat(np.array([numbers[n] for n in classes], np.int64), [len(v) for v in classes.values()])
     column = ImageColumn(paths, inputs[0].shape if inputs else (None, 3, None, None), image_module)
-    return ColumnSource(
-        {"images": column, "labels": ArrayColumn(labels)}, positional=True, classes=list(numbers), place=str(folder)
-    )
+    columns: dict[str, Column] = {"images": column, "labels": ArrayColumn(labels)}
+    return ColumnSource(columns, positional=True, classes=list(numbers), place=str(folder))
 
 
 def _likely(dim: int | str | None) -> int:

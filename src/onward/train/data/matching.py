@@ -14,16 +14,16 @@ shows both sides.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
+from onward.errors import DataError, Diagnostic, define
 from onward.program import TensorSpec
-from onward.train.data.source import Batch, DataSource
+from onward.train.data.preparation import Preparation as Preparation
+from onward.train.data.source import T107, Batch, DataSource, to_array
 
 T110 = define(
     "T110",
@@ -84,62 +84,6 @@ def number_classes(names: Sequence[str], known: Sequence[str], place: str) -> di
     return {name: i for i, name in enumerate(known)}
 
 
-Numbers = float | Sequence[float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Preparation:
-    """What is done to the data on its way to the model; kept in checkpoints.
-
-    Each float input x becomes (x * scale - mean) / std; `mean` and `std` hold one number or one per channel (axis 1).
-    `one_hot` codes integer targets as rows of 0 and 1 with the width the model declares. `columns` maps a name of the
-    model to a column of the data. `classes` are the names behind the class numbers, where the data has names: those of
-    the training data, so that other data is numbered alike. `table` holds the columns of the training table behind each
-    name of the model, so that a table with another order of columns is read alike.
-    """
-
-    scale: float = 1.0
-    mean: Numbers = 0.0
-    std: Numbers = 1.0
-    one_hot: bool = False
-    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    classes: tuple[str, ...] = ()
-    table: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Raise for numbers that leave nothing of the data."""
-        problems = [
-            Diagnostic(A101, f"{name} is {getattr(self, name)}", needed=needed)
-            for name, needed, allows_zero in (
-                ("scale", "a finite number other than 0", False),
-                ("mean", "finite numbers", True),
-                ("std", "finite numbers other than 0", False),
-            )
-            if not all(np.isfinite(v) and (allows_zero or v != 0) for v in np.ravel(getattr(self, name)).tolist())
-        ]
-        if problems:
-            raise ArgumentError(problems)
-
-    @functools.cached_property
-    def normalises(self) -> bool:
-        """True when the numbers of an input change."""
-        changes = (self.scale != 1.0, np.any(np.asarray(self.mean) != 0.0), np.any(np.asarray(self.std) != 1.0))
-        return any(bool(c) for c in changes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON data."""
-        data = dataclasses.asdict(self)
-        for key in ("mean", "std"):
-            data[key] = np.asarray(data[key], dtype=np.float64).tolist()
-        return data
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Preparation:
-        """Return the preparation that `as_dict` described."""
-        table = {name: list(columns) for name, columns in data.get("table", {}).items()}
-        return cls(**{**data, "classes": tuple(data["classes"]), "table": table})
-
-
 @dataclasses.dataclass(frozen=True)
 class Feed:
     """How one input or target of the model is made from one column."""
@@ -195,6 +139,12 @@ class Matching:
 
     def make(self, batch: Batch) -> Batch:
         """Return the feeds for one batch of the source."""
+        if not isinstance(batch, Mapping):
+            raise DataError(
+                Diagnostic(
+                    T107, f"a batch of the source is a {type(batch).__name__}", needed="a dict of arrays by name"
+                )
+            )
         missing = [f for f in self.feeds if f.column not in batch]
         if missing:
             raise DataError(
@@ -208,7 +158,7 @@ class Matching:
                     for f in missing
                 ]
             )
-        made = {f.spec.name: f.make(batch[f.column]) for f in self.feeds}
+        made = {f.spec.name: f.make(to_array(batch[f.column], f"`{f.column}` of a batch")) for f in self.feeds}
         problem = batch_problem([f.spec for f in self.feeds], made)
         if problem is not None:
             raise DataError(problem)
@@ -248,12 +198,22 @@ def match(
     Raises:
         DataError: listing every column that is missing or does not fit, with both sides.
     """
-    columns = {spec.name: spec for spec in source.specs()}
+    found = source.specs()
+    if not isinstance(found, (list, tuple)) or not all(isinstance(spec, TensorSpec) for spec in found):
+        raise DataError(
+            Diagnostic(
+                T110,
+                f"`specs()` of {type(source).__name__} says nothing about its columns",
+                found=repr(found)[:80],
+                needed="a list of onward.program.TensorSpec(name, dtype, shape), one per column",
+            )
+        )
+    columns = {spec.name: spec for spec in found}
     wanted = [(spec, False) for spec in inputs] + [(spec, True) for spec in targets]
     mapping = preparation.columns
     if source.renamed or (source.positional and not set(mapping.values()) & set(columns)):
         mapping = {}  # used up by a table, or meant for other data: here the position decides
-    chosen, problems = _choose_columns(columns, [spec for spec, _ in wanted], source.positional, mapping)
+    chosen, problems = _choose_columns(columns, [spec for spec, _ in wanted], source.positional, mapping, bool(targets))
     feeds = []
     for spec, is_target in wanted:
         if spec.name not in chosen:
@@ -269,7 +229,11 @@ def match(
 
 
 def _choose_columns(
-    columns: Mapping[str, TensorSpec], wanted: Sequence[TensorSpec], positional: bool, mapping: Mapping[str, str]
+    columns: Mapping[str, TensorSpec],
+    wanted: Sequence[TensorSpec],
+    positional: bool,
+    mapping: Mapping[str, str],
+    exact: bool,
 ) -> tuple[dict[str, str], list[Diagnostic]]:
     """Return model name -> column name and the problems; by name first, by position where the data has no names."""
     problems: list[Diagnostic] = []
@@ -285,11 +249,11 @@ def _choose_columns(
         )
     chosen: dict[str, str] = {}
     by_position = positional and not any(s.name in columns for s in wanted)
-    if by_position and len(columns) < len(wanted):
+    if by_position and (len(columns) < len(wanted) or (exact and len(columns) > len(wanted))):
         problems.append(
             Diagnostic(
                 T110,
-                f"the data has {len(columns)} columns and the model needs {len(wanted)}",
+                f"the data has {len(columns)} columns and the model takes {len(wanted)}",
                 found=found,
                 needed="model: " + ", ".join(_show(s) for s in wanted) + " in this order",
             )
@@ -334,6 +298,8 @@ def _plan_feed(
         feed = dataclasses.replace(feed, classes=width)
         have = dtype
     hint = "integer classes become rows of 0 and 1 with one_hot=True (--one-hot)" if codable else ""
+    if is_target and dtype.kind in "iu" and len(shape) == len(spec.shape) + 1:
+        hint = f"the model takes class numbers; from rows of one number per class: {column.name}.argmax(axis=-1)"
     if _plan_shape(shape, spec.shape) is None:
         return feed, _shape_problem(spec, column.name, column.shape, column.dtype, hint)
     if not _may_cast(have, dtype):
@@ -342,9 +308,15 @@ def _plan_feed(
             f"column `{column.name}` has the wrong element type for `{spec.name}`",
             found=f"data: {_show(column)}",
             needed=f"model: {_show(spec)}",
-            hint=hint or f"convert the column to {spec.dtype} first",
+            hint=hint or _type_hint(have, dtype, column.name),
         )
     return feed, None
+
+
+def _type_hint(have: np.dtype[Any], want: np.dtype[Any], column: str) -> str:
+    if _is_float(have) and want.kind in "iu":
+        return f"class numbers are whole numbers: {column}.astype('int64'), once nothing in it is NaN or a fraction"
+    return f"convert the column to {want} first"
 
 
 def _check_batch(spec: TensorSpec, batch_size: int | None) -> list[Diagnostic]:
@@ -404,13 +376,18 @@ def _cast(array: np.ndarray, dtype: np.dtype[Any], name: str, column: str) -> np
                 f"a batch of column `{column}` has the wrong element type for `{name}`",
                 found=str(array.dtype),
                 needed=str(dtype),
+                hint=_type_hint(array.dtype, dtype, column),
             )
         )
     out = array.astype(dtype)
     if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and not np.array_equal(out, array):
         bad = array[out != array].ravel()[0]
         raise DataError(
-            Diagnostic(T113, f"column `{column}` holds {bad}, which `{name}` ({dtype}) cannot hold", found=str(bad))
+            Diagnostic(
+                T113,
+                f"column `{column}` holds {bad}, which `{name}` ({dtype}) cannot hold",
+                needed=f"numbers from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}",
+            )
         )
     return np.asarray(out, order="C")
 

@@ -70,6 +70,18 @@ def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
 
 
+def no_batches(what: str) -> DataError:
+    """Return the error for a source that has ended before its first batch."""
+    return DataError(
+        Diagnostic(
+            T106,
+            f"{what} got no batch",
+            needed="at least one",
+            hint="with drop_last a batch must be full: lower batch_size",
+        )
+    )
+
+
 def batch_length(batch: Mapping[str, np.ndarray]) -> int:
     """Return the number of samples of a batch: the first axis of its first array that has one."""
     return next((int(a.shape[0]) for a in batch.values() if np.ndim(a)), 1)
@@ -169,9 +181,20 @@ class ColumnSource(DataSource):
     """Samples that can be read in any order, column by column."""
 
     def __init__(
-        self, columns: Mapping[str, Column], *, positional: bool = False, classes: Sequence[str] = (), place: str = ""
+        self,
+        columns: Mapping[str, Column] | Mapping[str, np.ndarray],
+        *,
+        positional: bool = False,
+        classes: Sequence[str] = (),
+        place: str = "",
     ) -> None:
-        self.columns = dict(columns)
+        if not isinstance(columns, Mapping):
+            raise ArgumentError(
+                Diagnostic(A101, f"a {type(columns).__name__} holds no columns", needed="a dict of columns by name")
+            )
+        self.columns: dict[str, Column] = {}
+        for name, column in columns.items():  # an array has a `take` of its own, which means something else
+            self.columns[name] = ArrayColumn(column) if isinstance(column, np.ndarray) else column
         self.positional = positional
         self._classes = tuple(classes)
         self._place = place
@@ -232,7 +255,7 @@ class ColumnSource(DataSource):
 
     def split(self, fraction: float, seed: int = 0) -> tuple[ColumnSource, ColumnSource]:
         """Return (the rest, a random `fraction` of the samples); the choice depends on `seed` only."""
-        if not 0.0 < fraction < 1.0:
+        if not isinstance(fraction, (int, float, np.number)) or not 0.0 < fraction < 1.0:
             raise ArgumentError(
                 Diagnostic(A101, f"the validation fraction is {fraction}", needed="a number between 0 and 1")
             )
@@ -281,6 +304,14 @@ class IterableSource(DataSource):
     """
 
     def __init__(self, items: Iterable[Any] | Callable[..., Iterable[Any]], *, steps_per_epoch: int | None = None):
+        if not (isinstance(items, Iterable) or callable(items)):
+            raise ArgumentError(
+                Diagnostic(A101, f"a {type(items).__name__} gives no batches", needed="an iterable, or a function")
+            )
+        if steps_per_epoch is not None and (not isinstance(steps_per_epoch, int) or steps_per_epoch < 1):
+            raise ArgumentError(
+                Diagnostic(A101, f"steps_per_epoch is {steps_per_epoch!r}", needed="a whole number of at least 1")
+            )
         self._items = items
         self._steps = steps_per_epoch
         self._one_shot: Iterator[Any] | None = items if isinstance(items, Iterator) else None
@@ -303,10 +334,31 @@ class IterableSource(DataSource):
     def _open(self, epoch: int) -> Iterator[Any]:
         if self._one_shot is not None:
             return self._one_shot
-        if callable(self._items):
-            takes_epoch = bool(inspect.signature(self._items).parameters)
-            return iter(self._items(epoch) if takes_epoch else self._items())
+        if callable(self._items) and not isinstance(self._items, Iterable):
+            return self._call(self._items, epoch)
         return iter(self._items)
+
+    def _call(self, function: Callable[..., Iterable[Any]], epoch: int) -> Iterator[Any]:
+        needed = "a function of nothing, or of the number of the epoch, that returns an iterable of batches"
+        takes = inspect.signature(function).parameters.values()
+        required = [p for p in takes if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(required) > 1 or any(p.default is p.empty and p.kind is p.KEYWORD_ONLY for p in takes):
+            raise DataError(
+                Diagnostic(
+                    T107,
+                    "the function that gives the batches takes too many arguments",
+                    found=", ".join(p.name for p in takes),
+                    needed=needed,
+                )
+            )
+        items = function(epoch) if takes else function()
+        if not isinstance(items, Iterable):
+            raise DataError(
+                Diagnostic(
+                    T107, "the function gave no batches", found=f"it returned a {type(items).__name__}", needed=needed
+                )
+            )
+        return iter(items)
 
     def _as_batch(self, item: Any, number: int) -> Batch:
         if isinstance(item, Mapping):
@@ -360,12 +412,12 @@ class IterableSource(DataSource):
             if number >= request.start:
                 yield batch
             number += 1
-        if number == 0:
+        if number == 0 or (end is not None and number < end):
             raise DataError(
                 Diagnostic(
                     T106,
-                    f"the iterable gave no batch in epoch {request.epoch + 1}",
-                    needed="at least one batch per epoch",
+                    f"the iterable gave {number or 'no'} batch{'es' * (number > 1)} in epoch {request.epoch + 1}",
+                    needed="at least one" if end is None else f"{end}, as steps_per_epoch says",
                     hint="a generator can be read only once; pass a function that returns a new one, or a list"
                     if self._one_shot is not None
                     else "",
