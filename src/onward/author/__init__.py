@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from onward.author.make import make_trainable
+from onward.author.untie import TiedWeightsWarning
 
-__all__ = ["make_trainable"]
+__all__ = ["TiedWeightsWarning", "make_trainable"]

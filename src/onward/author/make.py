@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from onward.author.lift import lift_constants
 from onward.author.merged import separate_merged
 from onward.author.objective import build_loss, resolve_loss
 from onward.author.training_mode import build_training_forward, to_inference_mode
+from onward.author.untie import tied_layers
+from onward.author.untie import untie as part
 from onward.errors import A101, ArgumentError, Diagnostic, define, unknown_name
 from onward.losses import Loss
 from onward.model import serde
@@ -69,6 +72,7 @@ def make_trainable(
     batch_norm: str = "train",
     unbiased_variance: bool = False,
     keep_shared: bool = False,
+    untie: str | Sequence[str] = (),
     initialize: Initialize = "keep",
     seed: int = 0,
     entry: str = "train",
@@ -94,7 +98,9 @@ def make_trainable(
         unbiased_variance: update running variances with the unbiased variance, as PyTorch does; ONNX and Keras use
             the biased one.
         keep_shared: True keeps an initializer that several nodes read one weight, always. By default vectors of one
-            repeated number (zeros, ones) that unrelated layers share are taken for merged by an exporter and separated.
+            repeated number (zeros, ones) that unrelated layers share are taken for merged by an exporter and separated,
+            and a `TiedWeightsWarning` tells of matrices that modules of different names share.
+        untie: glob or globs of weights that several layers share, of which each layer gets a copy of its own.
         initialize: what the file's initialisation does to the weights: "keep", "he", "xavier", "normal", or a mapping
             from glob to one of those, to a number, or to ("normal" | "uniform", scale). All but "keep" also replace
             the stored weights, drawn with `seed`.
@@ -131,6 +137,8 @@ def make_trainable(
     to_inference_mode(work.graph)
     names = Names(all_names(work.graph) | _names_of_entries(work))
     lift_constants(work.graph, names, [*as_patterns(train), *as_patterns(freeze)])
+    if untie:
+        part(work.graph, names, untie)
     if not keep_shared:
         separate_merged(work.graph, names)
     infer_shapes(work.ir)
@@ -141,6 +149,8 @@ def make_trainable(
     weights = list(work.graph.initializers.values())
     parameters = choose(weights, influential_nodes(terms.outputs), train, freeze)
     _check_types(parameters)
+    if not keep_shared and (warning := tied_layers(parameters)) is not None:
+        warnings.warn(warning, stacklevel=2)
     _drop_default_inputs(work.graph, parameters)
 
     forward = build_training_forward(

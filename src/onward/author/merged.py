@@ -55,7 +55,7 @@ def _resolve_identities(graph: ir.Graph) -> list[Value]:
         if not roles or "" in roles or not (_is_uniform(source) or roles <= set(_STATISTICS)):
             continue
         name = output.name or ""
-        copy = _copy(source, name)
+        copy = copy_initializer(source, name)
         output.replace_all_uses_with(copy)
         graph.remove(node, safe=True)
         graph.register_initializer(copy)
@@ -63,7 +63,7 @@ def _resolve_identities(graph: ir.Graph) -> list[Value]:
     return made
 
 
-def _copy(value: Value, name: str) -> Value:
+def copy_initializer(value: Value, name: str) -> Value:
     assert value.const_value is not None
     return ir.Value(
         name=name,
@@ -91,7 +91,7 @@ def _separate(graph: ir.Graph, names: Names, value: Value, roles: tuple[str, ...
         if key == keeper:
             continue
         node, _, role = groups[key][0]
-        copy = _copy(value, names.unique(_name(node, value, role)))
+        copy = copy_initializer(value, names.unique(_name(node, value, role)))
         graph.register_initializer(copy)
         for user, index, _ in groups[key]:
             user.replace_input_with(index, copy)

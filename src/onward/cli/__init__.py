@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 
 import typer
 from rich.console import Console
@@ -53,6 +54,7 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Run the command line; a user's mistake ends with a message and exit code 1 or 2, never with a traceback."""
+    warnings.showwarning = show_warning
     try:
         build_app()()
     except OnwardError as error:
@@ -69,17 +71,26 @@ def main() -> None:
 
 def render(error: OnwardError) -> None:
     """Print every problem to stderr, in colour where the terminal has it."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     for index, diagnostic in enumerate(error.diagnostics):
         if index:
-            console.print()
-        first, *rest = diagnostic.render().split("\n")
-        head, _, message = first.partition(": ")
-        colour = "yellow" if head.startswith("warning") else "red"
-        console.print(f"[bold {colour}]{_plain(head)}[/]: [bold]{_plain(message)}[/]")
-        for line in rest:
-            style = "cyan" if line.startswith("hint:") else None
-            console.print(_plain(line), style=style)
+            Console(stderr=True).print()
+        _print(diagnostic.render())
+
+
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning to stderr as a person reads it: without the line of our code that gave it."""
+    diagnostic = getattr(message, "diagnostic", None)
+    _print(f"warning: {message}" if diagnostic is None else diagnostic.render())
+
+
+def _print(text: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    first, *rest = text.split("\n")
+    head, _, message = first.partition(": ")
+    colour = "yellow" if head.startswith("warning") else "red"
+    console.print(f"[bold {colour}]{_plain(head)}[/]: [bold]{_plain(message)}[/]")
+    for line in rest:
+        console.print(_plain(line), style="cyan" if line.startswith("hint:") else None)
 
 
 def _plain(text: str) -> str:

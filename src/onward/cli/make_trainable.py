@@ -26,6 +26,12 @@ def make_trainable(
     loss_name: Annotated[str, typer.Option(help="Name of the loss output.")] = "loss",
     initialize: Annotated[str, typer.Option(help="keep, he, xavier or normal.")] = "keep",
     batch_norm: Annotated[str, typer.Option(help="train, freeze or always.")] = "train",
+    untie: Annotated[
+        list[str] | None, typer.Option(help="Glob of shared weights: each layer gets its own; may be repeated.")
+    ] = None,
+    keep_shared: Annotated[
+        bool, typer.Option("--keep-shared", help="What is one weight in the file stays one.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Start of all random numbers.")] = 0,
     entry: Annotated[str, typer.Option(help="Name of the training entry; a file may have several.")] = "train",
     setting: Annotated[
@@ -58,6 +64,8 @@ def make_trainable(
         loss_name=loss_name,
         initialize=initialize,
         batch_norm=batch_norm,
+        untie=untie or (),
+        keep_shared=keep_shared,
         seed=seed,
         entry=entry,
     )

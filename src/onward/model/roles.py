@@ -82,13 +82,18 @@ _NO_GRADIENT = frozenset(
 _TORCH_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
+def is_passed_on(node: ir.Node, index: int) -> bool:
+    """Whether a node only hands on its input `index`."""
+    return node.op_type in _PASS_ON and node.domain in ("", "ai.onnx") and index == 0
+
+
 def final_uses(value: ir.Value) -> list[tuple[ir.Node, int]]:
     """Return who reads `value` in the end, and at which input: operators that only hand it on are looked through."""
     found: list[tuple[ir.Node, int]] = []
     queue, seen = [value], {value}
     while queue:
         for node, index in queue.pop().uses():
-            if node.op_type in _PASS_ON and node.domain in ("", "ai.onnx") and index == 0:
+            if is_passed_on(node, index):
                 fresh = [v for v in node.outputs if v not in seen]
                 seen.update(fresh)
                 queue += fresh
@@ -253,4 +258,14 @@ def walk(graph: ir.Graph | ir.Function) -> Iterable[ir.Node]:
             yield from walk(inner)
 
 
-__all__ = ["CONSTANT_INPUTS", "WEIGHT_INPUTS", "as_patterns", "choose", "final_uses", "no_match", "obstacle", "walk"]
+__all__ = [
+    "CONSTANT_INPUTS",
+    "WEIGHT_INPUTS",
+    "as_patterns",
+    "choose",
+    "final_uses",
+    "is_passed_on",
+    "no_match",
+    "obstacle",
+    "walk",
+]

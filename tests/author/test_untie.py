@@ -1,0 +1,151 @@
+"""Layers of different names that share weights: the warning, and how to part them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+
+from onward.author import TiedWeightsWarning, make_trainable
+from onward.check import check
+from onward.errors import ArgumentError
+
+RNG = np.random.default_rng(3)
+W = RNG.normal(size=(3, 3)).astype(np.float32)
+TWO_LAYERS = "m (float[N, 3] x) => (float[N, 3] y) { h = MatMul(x, W) y = MatMul(h, W) }"
+TABLE = "m (int64[N] x) => (float[N, 3] y) { h = Gather(W, x) y = MatMul(h, W) }"
+
+
+def named(proto: onnx.ModelProto, *names: str) -> onnx.ModelProto:
+    for node, name in zip(proto.graph.node, names, strict=True):
+        node.name = name
+    return proto
+
+
+def scoped(proto: onnx.ModelProto, *scopes: str) -> onnx.ModelProto:
+    """Write down the modules of the nodes as PyTorch's exporter does."""
+    for node, scope in zip(proto.graph.node, scopes, strict=True):
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", scope, "linear"]))
+    return proto
+
+
+def test_modules_of_different_names_with_one_matrix_are_a_warning(build) -> None:
+    proto = scoped(build(TWO_LAYERS, W=W), "layers.0", "layers.1")
+
+    with pytest.warns(TiedWeightsWarning) as caught:
+        make_trainable(proto, loss="mse")
+
+    text = str(caught[0].message)
+    assert "warning[A117]: 1 weight will train as one for layers that look different" in text
+    assert "`W` in layers.0, layers.1" in text
+    assert 'untie="*"' in text
+    assert "keep_shared=True" in text
+
+
+def test_paths_in_the_names_of_nodes_tell_modules_too(build) -> None:
+    proto = named(build(TWO_LAYERS, W=W), "/layers.0/MatMul", "/layers.1/MatMul")
+
+    with pytest.warns(TiedWeightsWarning, match="layers.0, layers.1"):
+        make_trainable(proto, loss="mse")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("/fc/MatMul", "/fc/MatMul_1"), ("/fc/MatMul", "/fc_1/MatMul"), ("a", "b"), ("", "")],
+    ids=["one module", "one module used twice", "no modules", "no names"],
+)
+def test_a_module_that_is_used_twice_is_no_warning(build, names) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = make_trainable(named(build(TWO_LAYERS, W=W), *names), loss="mse")
+
+    assert list(model.parameters) == ["W"]
+
+
+def test_a_table_of_words_that_is_also_the_last_layer_is_no_warning(build) -> None:
+    make_trainable(scoped(build(TABLE, W=W), "embedding", "head"), loss="mse")  # warnings are errors here
+
+
+def test_frozen_weights_are_no_warning(build) -> None:
+    text = "m (float[N, 3] x) => (float[N, 3] y) { h = MatMul(x, W) i = MatMul(h, W) y = MatMul(i, V) }"
+    proto = scoped(build(text, W=W, V=W + 1), "layers.0", "layers.1", "head")
+
+    model = make_trainable(proto, loss="mse", train="V")
+
+    assert list(model.parameters) == ["V"]
+
+
+def test_keep_shared_says_that_it_is_on_purpose(build) -> None:
+    model = make_trainable(scoped(build(TWO_LAYERS, W=W), "a", "b"), loss="mse", keep_shared=True)
+
+    assert list(model.parameters) == ["W"]
+
+
+def test_untie_gives_each_module_a_weight_of_its_own(build, steps) -> None:
+    proto = scoped(build(TWO_LAYERS.replace("W", "a_W"), a_W=W), "a", "b")
+    proto.graph.initializer[0].name = "a.W"
+    for node in proto.graph.node:
+        node.input[1] = "a.W"
+
+    model = make_trainable(proto, loss="mse", optimizer="sgd", untie="*")
+
+    assert list(model.parameters) == ["a.W", "b.W"]
+    assert check(model).findings == ()
+    run = steps(model)
+    x = RNG.normal(size=(2, 3)).astype(np.float32)
+    run.step({"x": x, "labels": x})
+    assert not np.array_equal(run.state["a.W"], run.state["b.W"])
+
+
+def test_untie_parts_what_one_transpose_hands_to_several_modules(build) -> None:
+    text = "m (float[N, 3] x) => (float[N, 3] y) { t = Transpose(W) h = MatMul(x, t) y = MatMul(h, t) }"
+    proto = scoped(build(text, W=W), "a", "a", "b")
+
+    model = make_trainable(proto, loss="mse", untie="W")
+
+    assert list(model.parameters) == ["W", "b.W"]
+    assert [n.op_type for n in model.graph].count("Transpose") == 2
+
+
+def test_untie_takes_the_name_of_the_identity_that_stands_for_a_merged_weight(build) -> None:
+    text = "m (float[N, 3] x) => (float[N, 3] y) { V = Identity(W) h = MatMul(x, W) y = MatMul(h, V) }"
+    proto = named(build(text, W=W), "Identity_0", "/a/MatMul", "/b/MatMul")
+
+    model = make_trainable(proto, loss="mse", untie="*")
+
+    assert list(model.parameters) == ["W", "V"]
+    assert [n.op_type for n in model.graph] == ["MatMul", "MatMul"]
+
+
+def test_a_weight_named_in_full_is_parted_for_each_node_where_no_modules_are_known(build) -> None:
+    model = make_trainable(named(build(TWO_LAYERS, W=W), "first", "second"), loss="mse", untie="W")
+
+    assert list(model.parameters) == ["W", "second.W"]
+
+
+def test_untie_that_fits_no_shared_weight_names_those_that_are(build) -> None:
+    proto = scoped(build(TWO_LAYERS, W=W), "a", "b")
+
+    with pytest.raises(ArgumentError, match="`V` matches no weight that several layers share") as caught:
+        make_trainable(proto, loss="mse", untie="V")
+
+    assert "`W`" in str(caught.value)
+
+
+def test_the_command_line_warns_on_stderr_and_takes_untie(build, tmp_path) -> None:
+    onnx.save(scoped(build(TWO_LAYERS, W=W), "a", "b"), tmp_path / "m.onnx")
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "onward", "make-trainable", "m.onnx", "--loss", "mse", "-o", "t.onnx", *more]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+
+    warned, parted, kept = run(), run("--untie", "*"), run("--keep-shared")
+
+    assert warned.stderr.startswith("warning[A117]: 1 weight will train as one")
+    assert "2 parameters" in parted.stdout
+    assert parted.stderr == kept.stderr == ""
+    assert "make.py" not in warned.stderr
