@@ -158,6 +158,9 @@ def _graph_roles(program: Program) -> dict[str, tuple[str, onnx.ModelProto, Mapp
             found[file] = (role if single else f"{role}:{name}", part.model, part.replaces)
     if program.evaluate is not None:
         found["evaluate.onnx"] = ("evaluate", program.evaluate, {})
+    for index, name in enumerate(program.steps):
+        if name in program.evaluations:
+            found[f"evaluate-{index}.onnx"] = (f"evaluate:{name}", program.evaluations[name], {})
     found["infer.onnx"] = ("infer", program.infer, {})
     if program.initialize is not None:
         outputs = {o.name: o.name.removeprefix("next/") for o in program.initialize.graph.output}
@@ -180,7 +183,8 @@ def _roles(program: Program) -> dict[str, str]:
 def _output_role(name: str, program: Program, replaces: Mapping[str, str], graph: str) -> dict[str, str]:
     if name in replaces:
         return {"role": "state", "replaces": replaces[name]}
-    return {"role": "loss" if name == program.loss and graph != "infer" else "output"}
+    losses = {program.loss, *(s.outputs[0] for s in program.steps.values() if s.outputs)}
+    return {"role": "loss" if name in losses and graph != "infer" else "output"}
 
 
 def _info(info: onnx.ValueInfoProto) -> dict[str, Any]:
@@ -211,6 +215,7 @@ def _program(
         initialize=models.get("initialize"),
         infer=models["infer"],
         evaluate=models.get("evaluate"),
+        evaluations={r.removeprefix("evaluate:"): m for r, m in models.items() if r.startswith("evaluate:")},
         inputs=tuple(_read_spec(s) for s in manifest["inputs"]),
         targets=tuple(_read_spec(s) for s in manifest["targets"]),
         settings={

@@ -40,7 +40,7 @@ class Program:
     steps: Mapping[str, StepGraph]
     initialize: onnx.ModelProto | None
     infer: onnx.ModelProto
-    evaluate: onnx.ModelProto | None
+    evaluate: onnx.ModelProto | None  # of the first training entry
     inputs: tuple[TensorSpec, ...]  # of the inference graph
     targets: tuple[TensorSpec, ...]  # labels and the like: further inputs of the step
     settings: Mapping[str, np.ndarray]  # name -> default; may be fed at any step (learning_rate)
@@ -49,6 +49,7 @@ class Program:
     loss: str  # name of the loss output
     gradients: Mapping[str, StepGraph] = dataclasses.field(default_factory=dict)  # with split: batch -> gradients
     updates: Mapping[str, StepGraph] = dataclasses.field(default_factory=dict)  # with split: gradients -> new state
+    evaluations: Mapping[str, onnx.ModelProto] = dataclasses.field(default_factory=dict)  # of the further entries
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -60,6 +61,27 @@ class Program:
     def input_names(self) -> tuple[str, ...]:
         """Inputs, then targets."""
         return tuple(s.name for s in (*self.inputs, *self.targets))
+
+    def for_entry(self, entry: str | None) -> Program:
+        """Return the program with one training entry alone: its targets, settings, loss and evaluation; all for None.
+
+        The state stays whole: an entry may read weights that another one trains.
+        """
+        if entry is None or len(self.steps) == 1:
+            return self
+        step = self.steps[entry]
+        read = {i.name for i in step.model.graph.input}
+        return dataclasses.replace(
+            self,
+            steps={entry: step},
+            evaluate=self.evaluations.get(entry, self.evaluate if entry == next(iter(self.steps)) else None),
+            targets=tuple(t for t in self.targets if t.name in read),
+            settings={name: value for name, value in self.settings.items() if name in read},
+            loss=step.outputs[0],
+            gradients={n: g for n, g in self.gradients.items() if n == entry},
+            updates={n: u for n, u in self.updates.items() if n == entry},
+            evaluations={},
+        )
 
     @functools.cached_property
     def class_targets(self) -> dict[str, set[int]]:

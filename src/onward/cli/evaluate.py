@@ -32,6 +32,7 @@ def evaluate(
         int | None, typer.Option("--batch-size", "-b", help="Samples at a time (default: 256).")
     ] = None,
     backend: Annotated[str | None, typer.Option(help="What runs the model (default: onnxruntime).")] = None,
+    entry: Annotated[str | None, typer.Option(help="The training entry whose loss it is (default: the first).")] = None,
     scale: Annotated[str | None, typer.Option(help="Multiply inputs by this, e.g. 1/255.")] = None,
     mean: Annotated[str | None, typer.Option(help="Subtract this: one number, or one per channel.")] = None,
     std: Annotated[str | None, typer.Option(help="Divide by this: one number, or one per channel.")] = None,
@@ -46,9 +47,9 @@ def evaluate(
     """
     trainer = _open(file, backend)
     preparation = make_preparation(trainer.preparation, scale, mean, std, one_hot, column)
-    source = open_source(data, trainer, preparation, "evaluate")
+    source = open_source(data, trainer, preparation, "evaluate", entry or trainer.first_entry)
     metrics = split_names(metric)
-    result = trainer.evaluate(source, batch_size=batch_size, metrics=metrics, preparation=preparation)
+    result = trainer.evaluate(source, batch_size=batch_size, metrics=metrics, preparation=preparation, entry=entry)
     if as_json:
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()}
         typer.echo(json.dumps({"samples": source.size, **finite}))

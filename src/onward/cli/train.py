@@ -150,13 +150,14 @@ def train(
     callbacks += [make(path) for make, path in ((JsonLog, log), (TensorBoard, tensorboard), (LossPlot, plot)) if path]
     if report is not None:
         callbacks.append(Report(report, file.name))
-    source = open_source(data, trainer, preparation, "train")
+    entry = entry or trainer.entry
+    source = open_source(data, trainer, preparation, "train", entry)
     try:
         trainer.fit(
             source,
             epochs=epochs,
             batch_size=batch_size,
-            validation_data=_validation(validation, trainer, preparation, source),
+            validation_data=_validation(validation, trainer, preparation, source, entry),
             metrics=split_names(metric),
             callbacks=callbacks,
             shuffle=False if no_shuffle else None,
@@ -313,8 +314,11 @@ def make_preparation(
     return dataclasses.replace(base, **changes)
 
 
-def open_source(data: Sequence[str], trainer: Trainer, preparation: Preparation, part: str) -> DataSource:
+def open_source(
+    data: Sequence[str], trainer: Trainer, preparation: Preparation, part: str, entry: str | None = None
+) -> DataSource:
     """Return the data of one `--data PATH`, or of several `--data NAME=FILE`."""
+    from onward.train.arguments import check_entry
     from onward.train.data.files import open_data, open_named
 
     named = {}
@@ -328,11 +332,14 @@ def open_source(data: Sequence[str], trainer: Trainer, preparation: Preparation,
         )
     if named:
         return open_named(named)
-    program = trainer.program
+    check_entry(entry, trainer.program)
+    program = trainer.program.for_entry(entry)
     return open_data(data[0], program.inputs, program.targets, part=part, preparation=preparation)
 
 
-def _validation(text: str | None, trainer: Trainer, preparation: Preparation, source: DataSource) -> Any:
+def _validation(
+    text: str | None, trainer: Trainer, preparation: Preparation, source: DataSource, entry: str | None
+) -> Any:
     if text is None:
         return None
     try:
@@ -341,7 +348,7 @@ def _validation(text: str | None, trainer: Trainer, preparation: Preparation, so
         known = dataclasses.replace(
             preparation, classes=preparation.classes or tuple(source.classes), table=source.table
         )
-        return open_source([text], trainer, known, "evaluate")
+        return open_source([text], trainer, known, "evaluate", entry)
 
 
 def split_names(names: Sequence[str] | None) -> list[str]:

@@ -82,18 +82,21 @@ def _compile(
     steps: dict[str, _Step] = {}
     gradients: dict[str, _Step] = {}
     updates: dict[str, _Step] = {}
+    entries: dict[str, TrainingEntry] = {}
     for index, entry in enumerate(training.entries):
         if entry.algorithm is not None and entry.update_binding:
             name = entry.name if entry.name not in steps else f"{entry.name}_{index}"
+            entries[name] = entry
             steps[name] = _step(training, entry, random)
             if split:
                 gradients[name] = _step(training, entry, random, part="gradients")
                 updates[name] = _step(training, entry, random, part="updates")
-    evaluate = _evaluate(training)
+    evaluations = {name: _evaluate(training, entry) for name, entry in entries.items()}
+    evaluate = next(iter(evaluations.values()), None)
     infer = _infer(training)
     initialize = _initialize(training)
     finished = [s.combined for s in (*steps.values(), *gradients.values(), *updates.values())]
-    finished += [c for c in (evaluate, infer, initialize) if c is not None]
+    finished += [c for c in (*evaluations.values(), infer, initialize) if c is not None]
     for combined in finished:
         _label(combined, target_opset, target_ir)
     state, settings = _state_values(training, random), _settings(training)
@@ -111,6 +114,7 @@ def _compile(
         loss=loss,
         gradients=_step_graphs(gradients, "gradients"),
         updates=_step_graphs(updates, "update"),
+        evaluations={n: _proto(e, f"evaluate {n}") for n, e in evaluations.items() if e is not evaluate},
         metadata={"name": training.graph.name or "", "producer": "onward"},
     )
 
@@ -203,11 +207,9 @@ def _cut_at(combined: Combined, gradients: Sequence[Value]) -> None:
     combined.data = []
 
 
-def _evaluate(model: TrainingModel) -> Combined | None:
+def _evaluate(model: TrainingModel, entry: TrainingEntry) -> Combined:
     """The loss and outputs in inference mode: training-mode copies of values give way to the inference graph's."""
-    entry = next((e for e in model.entries if e.algorithm is not None and e.update_binding), None)
-    if entry is None or entry.algorithm is None:
-        return None
+    assert entry.algorithm is not None
     combined = combine(model, entry)
     inline_functions(combined)
     values = {v.name: v for v in _defined(combined.graph) if v.name}

@@ -80,9 +80,10 @@ def update_metrics(program: Program, metrics: Sequence[Metric], outputs: Outputs
     if not metrics:
         return
     names = output_names(program)
+    targets = [t.name for t in program.targets if t.name in feeds]  # one training entry may read others than the first
     for metric in metrics:
         output = metric.output or (names[0] if names else "")
-        target = metric.target or (program.targets[0].name if program.targets else "")
+        target = metric.target or next(iter(targets), "")
         if output in outputs and target in feeds:
             metric.update(np.asarray(outputs[output]), np.asarray(feeds[target]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onward.errors import A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
+from onward.program import Program
 from onward.train import evaluation
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import CheckpointDirectory
@@ -135,15 +137,26 @@ class Run:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step; NaN when the model has none that can be set."""
+        """The rate of the next step, of the first training entry; NaN when the model has none that can be set."""
         if self.schedule is not None:
             base = self._scheduled(self.schedule)
         elif isinstance(self.settings.learning_rate, (int, float)):
             base = float(self.settings.learning_rate)
         else:
-            names = self.trainer.learning_rate_names
+            names = rate_names(self.trainer.program.for_entry(self.settings.entry))
             base = float(np.asarray(self.trainer.program.settings[names[0]])) if names else float("nan")
         return base * self.position.rate_factor
+
+    def _rates(self) -> dict[str, np.ndarray]:
+        """Return the learning rates to feed: one for all entries if it was given, else each its own, reduced."""
+        given = self.schedule is not None or self.settings.learning_rate is not None
+        if not given and self.position.rate_factor == 1.0:
+            return {}
+        own = {name: np.asarray(self.trainer.program.settings[name]) for name in self.trainer.learning_rate_names}
+        if given:
+            rate = self.learning_rate
+            return {name: np.full_like(value, rate) for name, value in own.items()}
+        return {name: np.asarray(v * self.position.rate_factor, dtype=v.dtype) for name, v in own.items()}
 
     def _scheduled(self, schedule: Schedule) -> float:
         rate = schedule(self.position.step)
@@ -260,8 +273,7 @@ class Run:
     def _step(self, batch: Batch) -> None:
         position = self.position
         feeds: dict[str, np.ndarray] = dict(batch)
-        if self.schedule is not None or self.settings.learning_rate is not None or position.rate_factor != 1.0:
-            feeds |= self.trainer.rate_feeds(self.learning_rate)
+        feeds |= self._rates()
         outputs = self.trainer.guarded_step(feeds, position.step + 1, self.settings.entry)
         samples = batch_length(batch)
         position.step += 1
@@ -292,7 +304,7 @@ class Run:
             everything.append(self.confusion)
         if self.validation is not None:
             found = evaluation.run_evaluation(
-                self.trainer.session,
+                self.trainer.evaluating(self.settings.entry),
                 self.validation.source,
                 self.validation.matching,
                 self.validation.batch_size,
@@ -378,6 +390,12 @@ class Run:
         ]
         if problems:
             raise ArgumentError(problems)
+
+
+def rate_names(program: Program) -> tuple[str, ...]:
+    """Return the settings of the program that are learning rates: `learning_rate`, and `learning_rate_2` of a second
+    training entry."""
+    return tuple(n for n in program.settings if re.fullmatch(r"learning_rate(_\d+)?", n.rsplit("/", 1)[-1]))
 
 
 def _remembers(callback: Callback) -> bool:

@@ -173,6 +173,36 @@ def with_state(model: TrainingModel, state: Mapping[str, np.ndarray], preparatio
     return copy
 
 
+def averages(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the moving averages of the parameters under the names of the parameters.
+
+    Raises:
+        ArgumentError: the model keeps none.
+    """
+    found = {p: state[f"ema/{p}"] for p in program.parameters if f"ema/{p}" in state}
+    if not found:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the model keeps no moving average of its weights",
+                hint="make it with one: onward.Adam(1e-3, ema=0.999)",
+            )
+        )
+    return found
+
+
+def inference_model(origin: Origin, state: Mapping[str, np.ndarray], preparation: Preparation) -> onnx.ModelProto:
+    """Return the inference model with the weights of `state`."""
+    if origin.model is None:
+        return bake(origin.program.infer, state)
+    from onward.model.convert import to_inference
+
+    known = origin.model.initializers()
+    proto = to_inference(origin.model, {n: a for n, a in state.items() if n in known})
+    store_preparation(proto, preparation)
+    return proto
+
+
 def bake(infer: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """Return the inference graph with its state inputs as initializers."""
     model = onnx.ModelProto()
@@ -194,6 +224,7 @@ def _pack(program: Program) -> bytes:
         "initialize": program.initialize,
         "evaluate": program.evaluate,
         **{f"step/{name}": step.model for name, step in program.steps.items()},
+        **{f"evaluate/{name}": model for name, model in program.evaluations.items()},
     }
     tensors: dict[str, np.ndarray] = {
         f"graph/{name}": np.frombuffer(graph.SerializeToString(deterministic=True), dtype=np.uint8)
@@ -250,5 +281,6 @@ def _unpack(content: bytes) -> Program:
         state=group("state/"),
         parameters=tuple(data["parameters"]),
         loss=data["loss"],
+        evaluations={s["name"]: required(name) for s in data["steps"] if graph(name := f"evaluate/{s['name']}")},
         metadata=data["metadata"],
     )

@@ -35,10 +35,10 @@ from onward.train.data.matching import Feed, Preparation, fixed_batch, match, nu
 from onward.train.data.source import ColumnSource, DataSource, default_prefetch
 from onward.train.feeds import step_feeds
 from onward.train.history import History
-from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
+from onward.train.loop import FitSettings, Position, Run, Schedule, Validation, rate_names
 from onward.train.metrics import Metric
 from onward.train.numeric import NumericGuard, bad_names
-from onward.train.origin import Origin, bake, store_preparation, stored_preparation, with_state
+from onward.train.origin import Origin, averages, inference_model, stored_preparation, with_state
 from onward.train.progress import progress_callback
 from onward.train.resuming import EXTRA, check_backend, describe_rate, extras, json_options
 
@@ -92,7 +92,7 @@ class Trainer:
     @property
     def learning_rate_names(self) -> tuple[str, ...]:
         """The settings of the program that are learning rates."""
-        return tuple(n for n in self.program.settings if n.rsplit("/", 1)[-1] == "learning_rate")
+        return rate_names(self.program)
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -135,7 +135,8 @@ class Trainer:
             NumericError: NaN or Inf appeared; the state is the one before this step.
         """
         check_entry(entry, self.program)
-        made = step_feeds(feeds, self._feeds, self._specs, self.program.settings)
+        chosen = self.program.for_entry(entry)
+        made = step_feeds(feeds, self._feeds, (*chosen.inputs, *chosen.targets), self.program.settings)
         outputs = self.guarded_step(made, self.steps + 1, entry)
         assert outputs is not None  # only "skip" leaves a batch out, and only `fit` uses it
         self.steps += 1
@@ -145,13 +146,10 @@ class Trainer:
         """Run one step whose feeds are known to fit; None when the batch was skipped. For the loop."""
         with evaluation.explaining(self.program, feeds):
             outputs = self._guard.step(feeds, number, entry)
-        if outputs is not None and "loss" not in outputs and self.program.loss in outputs:
-            outputs = {"loss": outputs[self.program.loss], **outputs}
+        if outputs is not None and "loss" not in outputs:
+            loss = self.program.loss if entry is None else self.program.steps[entry].outputs[0]
+            outputs = {"loss": outputs[loss], **outputs} if loss in outputs else outputs
         return outputs
-
-    def rate_feeds(self, rate: float) -> dict[str, np.ndarray]:
-        """Return the feeds that set every learning rate of the program to `rate`."""
-        return {name: np.full_like(np.asarray(self.program.settings[name]), rate) for name in self.learning_rate_names}
 
     # ------------------------------------------------------------------ fit
 
@@ -223,24 +221,26 @@ class Trainer:
         }
         settings = fit_settings(self.program, given, self._resumed, callable(learning_rate), problems)
         preparation = preparation or self.preparation
-        source = as_source(x, y, self.program.inputs, self.program.targets, preparation, settings.steps_per_epoch)
+        program = self.program.for_entry(settings.entry)
+        source = as_source(x, y, program.inputs, program.targets, preparation, settings.steps_per_epoch)
         self.preparation = remember_data(preparation, source, self.program)
         validation = None
         if isinstance(validation_data, (int, float)):
             source, held = hold_back(source, float(validation_data), settings.seed)
-            validation = self._validation(held, settings)
+            validation = self._validation(held, settings, program)
         elif validation_data is not None:
             vx, vy = validation_data, None
             if isinstance(validation_data, (tuple, list)) and len(validation_data) == 2:
                 vx, vy = validation_data
             validation = self._validation(
-                as_source(vx, vy, self.program.inputs, self.program.targets, self.preparation, part="evaluate"),
+                as_source(vx, vy, program.inputs, program.targets, self.preparation, part="evaluate"),
                 settings,
+                program,
             )
         matching = match(
             source,
-            self.program.inputs,
-            self.program.targets,
+            program.inputs,
+            program.targets,
             self.preparation,
             batch_size=settings.batch_size if isinstance(source, ColumnSource) else None,
         )
@@ -250,7 +250,7 @@ class Trainer:
             source,
             matching,
             validation=validation,
-            metrics=evaluation.make_metrics(self.program, metrics),
+            metrics=evaluation.make_metrics(program, metrics),
             callbacks=[*callbacks, *progress_callback(progress if self.is_writer else "none")],
             schedule=learning_rate if callable(learning_rate) else None,
             checkpoints=self._checkpoints_for(checkpoint, keep),
@@ -272,9 +272,18 @@ class Trainer:
             self.steps = run.position.step
             self._guard.set_mode("stop")
 
-    def _validation(self, source: DataSource, settings: FitSettings) -> Validation:
-        matching = match(source, self.program.inputs, self.program.targets, self.preparation)
+    def _validation(self, source: DataSource, settings: FitSettings, program: Program) -> Validation:
+        matching = match(source, program.inputs, _evaluated_targets(program), self.preparation)
         return Validation(source, matching, fixed_batch(self._specs) or max(settings.batch_size, 64))
+
+    def evaluating(self, entry: str | None) -> Session:
+        """Return the session that evaluates the loss of `entry` with the current state. For the loop."""
+        program = self.program.for_entry(entry)
+        if program.evaluate is self.program.evaluate:
+            return self.session
+        session = open_session(program, self._backend, **self._options)
+        session.set_state(self.session.get_state())
+        return session
 
     # ------------------------------------------------------------------ evaluate, predict
 
@@ -286,19 +295,24 @@ class Trainer:
         batch_size: int | None = None,
         metrics: Sequence[str | Metric] = (),
         preparation: Preparation | None = None,
+        entry: str | None = None,
     ) -> dict[str, Any]:
         """Return the loss and the metrics over the data, in inference mode; the state stays as it is.
 
+        `entry` names the training entry whose loss it is, where there are several; the first by default.
         For an inference model, which has no targets of its own, the data's column beside the inputs is the target.
         """
         preparation = check_preparation(preparation, self.preparation)
         batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
-        source = as_source(x, y, self.program.inputs, self.program.targets, preparation, part="evaluate")
-        targets = evaluation.loose_targets(self.program, source)
-        matching = match(source, self.program.inputs, targets, preparation)
+        check_entry(entry, self.program)
+        program = self.program.for_entry(entry)
+        wanted = _evaluated_targets(program)
+        source = as_source(x, y, program.inputs, wanted, preparation, part="evaluate")
+        targets = evaluation.loose_targets(program, source) if program.evaluate is None else wanted
+        matching = match(source, program.inputs, targets, preparation)
         size = fixed_batch(self._specs) or batch_size or 256
-        made = evaluation.make_metrics(self.program, metrics)
-        if self.program.evaluate is None:
+        made = evaluation.make_metrics(program, metrics)
+        if program.evaluate is None:
             if not made or not targets:
                 raise ArgumentError(
                     Diagnostic(
@@ -309,7 +323,7 @@ class Trainer:
                 )
             for metric in made:
                 metric.target = metric.target or targets[0].name
-        return evaluation.run_evaluation(self.session, source, matching, size, made)
+        return evaluation.run_evaluation(self.evaluating(entry), source, matching, size, made)
 
     def predict(
         self, x: Data, *, batch_size: int | None = None, preparation: Preparation | None = None
@@ -400,6 +414,19 @@ class Trainer:
         return Position(**self._resumed.data["run_state"]["position"])
 
     @property
+    def entry(self) -> str | None:
+        """The one training entry of the run that was taken up; None for all of them, and when this is no such run."""
+        if self._resumed is None or "run_state" not in self._resumed.data:
+            return None
+        entry: str | None = self._resumed.data["run_state"]["settings"]["entry"]
+        return entry
+
+    @property
+    def first_entry(self) -> str | None:
+        """The training entry whose loss `evaluate` gives; None for an inference model."""
+        return next(iter(self.program.steps), None)
+
+    @property
     def is_writer(self) -> bool:
         """Whether this process writes files: always, but for the other processes of a run across several."""
         return bool(getattr(self.session, "writer", True))
@@ -437,27 +464,8 @@ class Trainer:
         """
         state = self.session.get_state()
         if average:
-            state |= self._averages(state)
-        if self._origin.model is not None:
-            from onward.model.convert import to_inference
-
-            known = self._origin.model.initializers()
-            proto = to_inference(self._origin.model, {n: a for n, a in state.items() if n in known})
-            store_preparation(proto, self.preparation)
-            return proto
-        return bake(self.program.infer, state)
-
-    def _averages(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = {p: state[f"ema/{p}"] for p in self.program.parameters if f"ema/{p}" in state}
-        if not found:
-            raise ArgumentError(
-                Diagnostic(
-                    A101,
-                    "the model keeps no moving average of its weights",
-                    hint="make it with one: onward.Adam(1e-3, ema=0.999)",
-                )
-            )
-        return found
+            state |= averages(self.program, state)
+        return inference_model(self._origin, state, self.preparation)
 
     def to_model(self) -> TrainingModel:
         """Return the training model with the current state, to be saved and trained on elsewhere."""
@@ -470,3 +478,11 @@ class Trainer:
                 )
             )
         return with_state(self._origin.model, self.session.get_state(), self.preparation)
+
+
+def _evaluated_targets(program: Program) -> tuple[TensorSpec, ...]:
+    """Return the targets that the loss of an evaluation reads: with several training entries those of the first."""
+    if program.evaluate is None:
+        return program.targets
+    read = {i.name for i in program.evaluate.graph.input}
+    return tuple(t for t in program.targets if t.name in read)
