@@ -22,7 +22,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from onward.model.schema import Schema, schema
+from onward.model.schema import Schema, newest_opset, schema
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -153,6 +153,8 @@ def _add(
     replace: bool,
     integers: bool = False,
 ) -> None:
+    if domain == "" and opset > newest_opset():
+        return  # the installed onnx does not know the operator yet, so no graph of it can be read either
     known = schema(op_type, domain, opset) if domain == "" else schema(op_type, domain)
     full = dict(conditions)
     if known is not None:

@@ -197,7 +197,7 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
     size = int(np.prod([k for k in win.kernel if k is not None]))
     outputs = dims[0] if dims is not None and isinstance(dims[0], int) else None
     inputs = dims[1] if dims is not None and isinstance(dims[1], int) else None
-    columns = _columns(rule, win, X, None if inputs is None else inputs * win.group, size)
+    columns, folded = _columns(rule, win, X, None if inputs is None else inputs * win.group, size)
     image = image_size(rule, win, Y)
     batch = extent(rule, Y, 0)
     rows = inputs * size if inputs is not None else op.Mul(rule.dim_of(like, 1), [size])
@@ -206,33 +206,36 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
         batch = -1  # only the batch is unknown: Reshape finds it out without a Shape
     groups = [] if win.group == 1 else [win.group]
     swap = [0, 1, 3, 2] if groups else [0, 2, 1]
-    left = reshape(rule, dY, [batch, *groups, height, image])
-    right = reshape(rule, columns, [batch, *groups, rows, image])
     if not groups and isinstance(image, int) and outputs is not None and batch != 1 and image < outputs:
         # Small images: one product over batch and image together is cheaper than summing a large product per sample.
         flat = image * batch if isinstance(batch, int) and batch >= 0 else -1
-        left = op.Reshape(op.Transpose(left, perm=[1, 0, 2]), [outputs, flat])
-        right = op.Reshape(op.Transpose(right, perm=[0, 2, 1]), reshape_target(rule, [flat, rows]))
+        places = win.axes.tolist()
+        left = op.Reshape(op.Transpose(dY, perm=[1, 0, *places]), [outputs, flat])
+        if folded:
+            columns, places = reshape(rule, columns, [batch, rows, image]), [2]
+        right = op.Reshape(op.Transpose(columns, perm=[0, *places, 1]), reshape_target(rule, [flat, rows]))
         return rule.reshape_like(op.MatMul(left, right), like)
+    left = reshape(rule, dY, [batch, *groups, height, image])
+    right = reshape(rule, columns, [batch, *groups, rows, image])
     product = op.MatMul(left, op.Transpose(right, perm=swap))
     if batch != 1:
         product = op.ReduceSum(product, [0], keepdims=0)
     return rule.reshape_like(product, like)
 
 
-def _columns(rule: Rule, win: Window, X: Value, channels: int | None, size: int) -> Value:
-    """Return the elements of X under each tap of the kernel: [N, C * taps, ...] or [N * C, taps, ...]."""
+def _columns(rule: Rule, win: Window, X: Value, channels: int | None, size: int) -> tuple[Value, bool]:
+    """Return the elements of X under each tap of the kernel: [N, C * taps, ...], or folded, [N * C, taps, ...]."""
     op = rule.op
     plain = size == 1 and all(s == 1 for s in win.strides) and (win.pads is None or not any(win.pads))
     if plain:
-        return X
+        return X, False
     one_hot = np.eye(size).reshape(size, 1, *(k or 1 for k in win.kernel))
     attributes = {**win.attributes, **win.padding}
     if channels is not None and channels * size * size <= _LARGEST_KERNEL_CONSTANT:
         kernels = op.constant(np.tile(one_hot, (channels, *[1] * (win.rank + 1))), X.dtype)
-        return op.Conv(X, kernels, group=channels, **attributes)
-    folded = op.Reshape(X, reshape_target(rule, [-1, 1, *(extent(rule, X, int(a)) for a in win.axes)]))
-    return op.Conv(folded, op.constant(one_hot, X.dtype), **attributes)
+        return op.Conv(X, kernels, group=channels, **attributes), False
+    images = op.Reshape(X, reshape_target(rule, [-1, 1, *(extent(rule, X, int(a)) for a in win.axes)]))
+    return op.Conv(images, op.constant(one_hot, X.dtype), **attributes), True
 
 
 def _textbook(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Value) -> Value:

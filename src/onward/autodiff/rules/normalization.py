@@ -108,21 +108,22 @@ def _batch_normalization_training(
     op, channels = rule.op, _Channels(rule, rule.input("X"))
     wide, momentum = _wide_type(rule, rule.input("X")), rule.attr("momentum")
     X = op.cast(channels.flat(rule.input("X")), wide)
-    centered, inverse = _statistics(rule, X, channels.axes, rule.attr("epsilon"))
+    centered = op.Sub(X, _mean(rule, X, channels.axes))
+    deviation = op.Sqrt(op.Add(_mean(rule, op.Mul(centered, centered), channels.axes), rule.attr("epsilon")))
     # A gradient of an output that nobody needs is absent, and nothing flows from it.
     grads: dict[str, Value | None] = dict.fromkeys(("scale", "B", "input_mean", "input_var"))
     terms: list[Value] = []
     if dY is not None:
-        # dX = scale·inverse·(dY - mean(dY) - centered·inverse²·mean(dY·centered)): the two means are dB and dscale
-        # again, so four passes over the batch remain.
+        # dX = scale/deviation·(dY - mean(dY) - centered·mean(dY·centered)/deviation²): the two means are dB and dscale
+        # again, so four passes over the batch remain. Sums keep their axes, so that they broadcast as they are.
         dY = op.cast(channels.flat(dY), wide)
-        dB, moment = channels.total(dY), channels.total(op.Mul(dY, centered))
-        grads["B"] = dB
-        grads["scale"] = op.Mul(moment, op.Reshape(inverse, [-1]))
-        offset = channels.column(_per_element(rule, channels, dB, -1.0))
-        tilt = op.Mul(channels.column(_per_element(rule, channels, moment, -1.0)), op.Mul(inverse, inverse))
-        slope = op.Mul(channels.column(op.cast(rule.input("scale"), wide)), inverse)
-        terms.append(op.Mul(op.Add(op.Add(dY, offset), op.Mul(centered, tilt)), slope))
+        dB = op.ReduceSum(dY, channels.axes, keepdims=1)
+        dscale = op.Div(op.ReduceSum(op.Mul(dY, centered), channels.axes, keepdims=1), deviation)
+        grads |= {"B": op.Reshape(dB, [-1]), "scale": op.Reshape(dscale, [-1])}
+        offset = _per_element(rule, channels, dB)
+        tilt = _per_element(rule, channels, op.Div(dscale, deviation))
+        slope = op.Div(channels.column(op.cast(rule.input("scale"), wide)), deviation)
+        terms.append(op.Mul(op.Sub(op.Sub(dY, offset), op.Mul(centered, tilt)), slope))
     # mean spreads 1/n over the batch, var spreads 2 (X - mean)/n.
     if drunning_mean is not None:
         grads["input_mean"] = op.Mul(drunning_mean, momentum)
@@ -145,15 +146,17 @@ def _add_all(rule: Rule, terms: list[Value]) -> Value:
     return total
 
 
-def _per_element(rule: Rule, channels: _Channels, grad: Value, factor: float) -> Value:
-    """Return the vector grad * factor / (elements per channel)."""
+def _per_element(rule: Rule, channels: _Channels, grad: Value, factor: float = 1.0) -> Value:
+    """Return grad, one number per channel, times factor / (elements per channel)."""
     op, X, wide = rule.op, channels.X, _wide_type(rule, channels.X)
-    static = rule.static_shape(X)
+    grad, static, known = op.cast(grad, wide), rule.static_shape(X), rule.dims(rule.input("scale"))
     if static is not None:
         count = int(np.prod([d for i, d in enumerate(static) if i != 1]))
-        return op.Mul(op.cast(grad, wide), factor / max(count, 1))
-    number = op.Div(op.Size(X), op.Max(op.Size(grad), 1))
-    return op.Div(op.Mul(op.cast(grad, wide), factor), op.cast(number, wide))
+        return op.Mul(grad, factor / max(count, 1))
+    channel = known[0] if known is not None else None
+    size = max(channel, 1) if isinstance(channel, int) else op.Max(op.Size(rule.input("scale")), 1)
+    share = op.Div(grad, op.cast(op.Div(op.Size(X), size), wide))
+    return share if factor == 1.0 else op.Mul(share, factor)
 
 
 # -- over the inner axes ---------------------------------------------------------------------------------------------
