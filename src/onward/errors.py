@@ -146,6 +146,8 @@ class MissingExtra(OnwardError, ImportError):
     """An optional package is needed and not installed."""
 
 
+_MOST_NAMES = 40  # that a message lists
+
 A100 = define(
     "A100",
     "unknown name in an argument",
@@ -166,6 +168,17 @@ E100 = define(
 )
 
 
+def counted(count: int, word: str) -> str:
+    """Return a count with its word.
+
+    >>> counted(1, "parameter"), counted(2048, "byte"), counted(0, "training entry")
+    ('1 parameter', '2,048 bytes', 'no training entries')
+    """
+    if count != 1:
+        word = f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+    return f"{count:,} {word}" if count else f"no {word}"
+
+
 def unknown_name(kind: str, given: object, valid: Iterable[str], place: str = "") -> ArgumentError:
     """Return the error for a name that is none of `valid`, with the nearest one as a hint.
 
@@ -179,12 +192,13 @@ def unknown_name(kind: str, given: object, valid: Iterable[str], place: str = ""
 
     names = sorted(valid)
     near = difflib.get_close_matches(str(given), names, n=3, cutoff=0.5)
+    listed = ", ".join(names[:_MOST_NAMES]) + f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES)
     return ArgumentError(
         Diagnostic(
             A100,
             f"no such {kind} `{given}`",
             place=place,
-            needed="one of: " + (", ".join(names) if names else "(there are none)"),
+            needed=f"one of: {listed or '(there are none)'}",
             hint=f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "",
         )
     )

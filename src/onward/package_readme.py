@@ -1,4 +1,7 @@
-"""The README of a compiled program: the training loop in four languages, with the program's own names filled in."""
+"""The README of a compiled program: the training loop in four languages, with the program's own names filled in.
+
+A program without training has no loop, and its README says so.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ def readme(manifest: Mapping[str, Any]) -> str:
     """Return the README text for a manifest."""
     names = [s["name"] for s in (*manifest["inputs"], *manifest["targets"])]
     batch = ", ".join(f'"{n}"' for n in names)
-    step = next((g["file"] for r, g in manifest["graphs"].items() if r.startswith("step")), "step.onnx")
+    steps = {role: g["file"] for role, g in manifest["graphs"].items() if role.startswith("step")}
     rows = "\n".join(
         f"| `{s['name']}` | {s['dtype']} | {' × '.join(str(d) for d in s['shape']) or 'scalar'} |"
         for s in (*manifest["inputs"], *manifest["targets"])
     )
+    if not steps:
+        return _inference_readme(manifest, rows)
+    role, step = next(iter(steps.items()))
+    in_turn = f"\nOne iteration runs {', '.join(f'`{f}`' for f in steps.values())} in turn.\n" if len(steps) > 1 else ""
     settings = ", ".join(f"`{n}` (default {s['default']})" for n, s in manifest["settings"].items()) or "none"
     return f"""# {manifest["name"] or "A training program"}, compiled by Onward
 
@@ -25,7 +32,7 @@ Plain ONNX graphs (opset {manifest["opset"]}, IR {manifest["ir_version"]}): any 
 2. feed the batch, the state and the settings to `{step}`;
 3. for each output with role `state`, put it where `replaces` says; the output `{manifest["loss"]}` is the loss;
 4. repeat. `infer.onnx` and `evaluate.onnx` take the same state.
-
+{in_turn}
 A batch:
 
 | input | type | shape |
@@ -45,12 +52,12 @@ manifest = json.loads(Path("manifest.json").read_text())
 state = load_file("state.safetensors")
 state.update({{n: np.array(s["default"], s["dtype"]) for n, s in manifest["settings"].items()}})
 session = onnxruntime.InferenceSession("{step}")
-outputs = [o["name"] for o in manifest["graphs"]["step"]["outputs"]]
+outputs = [o["name"] for o in manifest["graphs"]["{role}"]["outputs"]]
 known = {{i.name for i in session.get_inputs()}}
 for batch in batches:                       # a dict with {batch}
     feeds = {{k: v for k, v in {{**state, **batch}}.items() if k in known}}
     results = dict(zip(outputs, session.run(outputs, feeds)))
-    for o in manifest["graphs"]["step"]["outputs"]:
+    for o in manifest["graphs"]["{role}"]["outputs"]:
         if o["role"] == "state":
             state[o["replaces"]] = results[o["name"]]
     print(results["{manifest["loss"]}"])
@@ -58,7 +65,7 @@ for batch in batches:                       # a dict with {batch}
 
 ## JavaScript (onnxruntime-node or onnxruntime-web)
 ```js
-const step = manifest.graphs.step;
+const step = manifest.graphs["{role}"];
 const session = await ort.InferenceSession.create(step.file);
 for (const batch of batches) {{              // {{ {batch} }} as ort.Tensor
   const feeds = {{}};
@@ -91,5 +98,24 @@ for (auto& batch : batches) {{               // std::map<std::string, Ort::Value
   for (size_t k = 0; k < results.size(); ++k)
     if (step.outputs[k].role == "state") state[step.outputs[k].replaces] = std::move(results[k]);
 }}
+```
+"""
+
+
+def _inference_readme(manifest: Mapping[str, Any], rows: str) -> str:
+    return f"""# {manifest["name"] or "A model"}, compiled by Onward
+
+One plain ONNX graph, `infer.onnx` (opset {manifest["opset"]}, IR {manifest["ir_version"]}). The model has no
+training information, so there is no step and no state; `onward make-trainable` adds a loss and an optimizer.
+
+| input | type | shape |
+|---|---|---|
+{rows}
+
+```python
+import onnxruntime
+
+session = onnxruntime.InferenceSession("infer.onnx")
+outputs = session.run(None, batch)          # a dict from input to array
 ```
 """

@@ -71,7 +71,7 @@ def test_strip_gives_back_the_inference_model(tmp_path: Path) -> None:
 def test_strip_refuses_an_average_that_does_not_exist(tmp_path: Path) -> None:
     run(sample, "linear", "-o", str(tmp_path / "l.onnx"))
 
-    result = run(strip, str(tmp_path / "l.onnx"), "-o", str(tmp_path / "i.onnx"), "--ema")
+    result = run(strip, str(tmp_path / "l.onnx"), "-o", str(tmp_path / "i.onnx"), "--average")
 
     with pytest.raises(ArgumentError, match="the model keeps no moving average"):
         raise result.exception

@@ -158,7 +158,7 @@ def test_inference_takes_the_average_when_asked() -> None:
     model = make_trainable(samples.perceptron(), loss="mse", optimizer=optimizers.SGD(ema=0.9))
     state = {"ema/W1": np.full((3, 4), 7.0, np.float32)}
 
-    proto = to_inference(model, state, ema=True)
+    proto = to_inference(model, state, average=True)
 
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
     np.testing.assert_array_equal(weights["W1"], state["ema/W1"])

@@ -40,12 +40,12 @@ def gradient_names_a_tensor_twice(model):
     set_names(algorithm(model).node[3], "zs", "X", "X")
 
 
-@case("C204", culprit="2 inputs for 1 names in xs and 2 in zs")
+@case("C204", culprit="2 inputs for 1 name in xs and 2 in zs")
 def gradient_with_too_few_inputs(model):
     del algorithm(model).node[3].input[2]
 
 
-@case("C205", culprit="2 outputs for 1 names")
+@case("C205", culprit="2 outputs for 1 name")
 def gradient_with_too_many_outputs(model):
     algorithm(model).node[3].output.append("dX")
 
@@ -118,7 +118,7 @@ def adagrad_with_one_tensor_too_many(model):
     algorithm(model).node[4].input.append("H")
 
 
-@case("C302", culprit="1 outputs")
+@case("C302", culprit="found: 1 output")
 def adagrad_with_an_output_missing(model):
     del algorithm(model).node[4].output[1]
     del algorithm(model).output[2]

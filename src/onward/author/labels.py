@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic, counted, unknown_name
 from onward.losses import LabelSpec
 from onward.model.builder import Names
 
@@ -38,7 +38,7 @@ def wrong_outputs(outputs: Sequence[ir.Value], needed: int, loss_name: str, *, g
     return ArgumentError(
         Diagnostic(
             A101,
-            f"`{loss_name}` reads {needed} output{'' if needed == 1 else 's'}, "
+            f"`{loss_name}` reads {counted(needed, 'output')}, "
             f"{'output= names' if given else 'the model has'} {len(outputs)}",
             place="output=",
             found=names or "none",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onward.author.merged import copy_initializer
-from onward.errors import ArgumentError, Diagnostic, Severity, define
+from onward.errors import ArgumentError, Diagnostic, Severity, counted, define
 from onward.model.builder import Names, Value
 from onward.model.roles import as_patterns, final_uses, is_passed_on, no_match
 from onward.model.training_model import FLOAT_TYPES
@@ -53,7 +53,7 @@ def tied_layers(parameters: Sequence[Value]) -> TiedWeightsWarning | None:
     return TiedWeightsWarning(
         Diagnostic(
             A117,
-            f"{len(shared)} weight{'s' * (len(shared) > 1)} will train as one for layers that look different",
+            f"{counted(len(shared), 'weight')} will train as one for layers that look different",
             found="; ".join(listed[:3]) + more,
             hint='exporters merge equal weights; give each layer its own with untie="*" (`--untie "*"`), or, if they '
             "are tied on purpose, say keep_shared=True (`--keep-shared`)",

@@ -12,7 +12,7 @@ from onward.check.report import Findings, quote
 from onward.check.safety import element_count
 from onward.check.types import TensorType, Types
 from onward.check.views import Model, is_empty, is_gradient, strings
-from onward.errors import define
+from onward.errors import counted, define
 
 C102 = define(
     "C102",
@@ -145,7 +145,7 @@ def _check_initialization(model: Model, index: int, states: dict[str, Any], plac
             C108,
             "there are initialization_bindings, but no initialization graph",
             place=place,
-            found=f"{len(bindings)} binding{'s' * (len(bindings) > 1)}",
+            found=counted(len(bindings), "binding"),
             needed="the graph that makes their values",
         )
     outputs = dict.fromkeys(() if graph is None else graph.outputs)

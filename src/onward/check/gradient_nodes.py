@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onward.check.report import Findings, listing, quote
 from onward.check.types import Known
 from onward.check.views import BEFORE_ALL, Model, Node, View, is_gradient, strings
-from onward.errors import define
+from onward.errors import counted, define
 
 C201 = define(
     "C201",
@@ -141,8 +141,8 @@ def _check_counts(node: Node, xs: list[str], zs: list[str], place: str, findings
             C204,
             "the Gradient has another number of inputs than names",
             place=place,
-            found=f"{len(node.input)} inputs for {len(xs)} names in xs and {len(zs)} in zs",
-            needed=f"{len(xs) + len(zs)} inputs: the values of {listing(xs + zs)}",
+            found=f"{counted(len(node.input), 'input')} for {counted(len(xs), 'name')} in xs and {len(zs)} in zs",
+            needed=f"{counted(len(xs) + len(zs), 'input')}: the values of {listing(xs + zs)}",
         )
     else:
         for name, value in zip(xs + zs, node.input, strict=True):
@@ -153,8 +153,8 @@ def _check_counts(node: Node, xs: list[str], zs: list[str], place: str, findings
             C205,
             "the Gradient has more outputs than xs",
             place=place,
-            found=f"{len(node.output)} outputs for {len(xs)} names in xs",
-            needed=f"at most {len(xs)} outputs",
+            found=f"{counted(len(node.output), 'output')} for {counted(len(xs), 'name')} in xs",
+            needed=f"at most {counted(len(xs), 'output')}",
         )
 
 

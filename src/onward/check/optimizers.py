@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onward.check.report import Findings, listing, quote
 from onward.check.types import Known, TensorType
 from onward.check.views import Model, Node, View, strings
-from onward.errors import define
+from onward.errors import counted, define
 from onward.model.schema import TRAINING_DOMAIN
 
 C301 = define(
@@ -92,15 +92,15 @@ def check_optimizers(model: Model, findings: Findings) -> None:
                 C301,
                 f"{quote(node.op_type)} has a number of inputs that no number of tensors has",
                 place=place,
-                found=f"{len(node.input)} inputs: R, T and {len(node.input) - 2} tensors",
+                found=f"{counted(len(node.input), 'input')}: R, T and {counted(len(node.input) - 2, 'tensor')}",
                 needed=f"2 + {kinds}n inputs: {order}",
             )
         elif len(node.output) != count * len(form.outputs):
             findings.error(
                 C302,
-                f"{quote(node.op_type)} of {count} tensor{'s' * (count > 1)} has the wrong number of outputs",
+                f"{quote(node.op_type)} of {counted(count, 'tensor')} has the wrong number of outputs",
                 place=place,
-                found=f"{len(node.output)} outputs",
+                found=counted(len(node.output), "output"),
                 needed=f"{count * len(form.outputs)}: " + ", ".join(f"new {k}1…{k}n" for k in form.outputs),
             )
         for index, name in enumerate(node.input):

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from onward.errors import CODES, CheckFailed, Diagnostic, Severity
+from onward.errors import CODES, CheckFailed, Diagnostic, Severity, counted
 
 _LONGEST_NAME = 120
 _NEAR_LOOKUPS = 50  # near names are a courtesy: beyond this many the file is broken in a way that names do not explain
@@ -113,7 +113,7 @@ class Report:
         'm.onnx: no problems found'
         """
         counts = [
-            f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
+            counted(len(found), word)
             for word, found in (("error", self.errors), ("warning", self.warnings), ("note", self.notes))
             if found
         ]

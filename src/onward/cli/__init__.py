@@ -7,8 +7,9 @@ import sys
 import warnings
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
+from onward.cli.console import print_diagnostics, stderr_console
 from onward.errors import ModelError, OnwardError
 
 # command -> (module, function). Imported when the program starts: each is thin and imports its work lazily.
@@ -61,7 +62,7 @@ def main() -> None:
         render(error)
         sys.exit(2 if isinstance(error, ModelError) else 1)
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted", style="bold red")
+        stderr_console().print("interrupted", style="bold red")
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output has gone (`onward show m.onnx | head`): nothing is wrong.
@@ -71,29 +72,13 @@ def main() -> None:
 
 def render(error: OnwardError) -> None:
     """Print every problem to stderr, in colour where the terminal has it."""
-    for index, diagnostic in enumerate(error.diagnostics):
-        if index:
-            Console(stderr=True).print()
-        _print(diagnostic.render())
+    print_diagnostics(error.diagnostics, stderr_console())
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning to stderr as a person reads it: without the line of our code that gave it."""
     diagnostic = getattr(message, "diagnostic", None)
-    _print(f"warning: {message}" if diagnostic is None else diagnostic.render())
-
-
-def _print(text: str) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    first, *rest = text.split("\n")
-    head, _, message = first.partition(": ")
-    colour = "yellow" if head.startswith("warning") else "red"
-    console.print(f"[bold {colour}]{_plain(head)}[/]: [bold]{_plain(message)}[/]")
-    for line in rest:
-        console.print(_plain(line), style="cyan" if line.startswith("hint:") else None)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    if diagnostic is not None:
+        print_diagnostics([diagnostic], stderr_console())
+    else:
+        stderr_console().print(Text.assemble(("warning", "bold yellow"), f": {message}"))

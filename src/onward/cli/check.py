@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import json
 import pkgutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +17,8 @@ from rich.text import Text
 
 from onward.check import Report
 from onward.check import check as run_check
-from onward.errors import CODES, Diagnostic, ModelError, Severity, unknown_name
-
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
+from onward.cli.console import print_diagnostics, stderr_console, stdout_console
+from onward.errors import A100, CODES, ArgumentError, Diagnostic, ModelError
 
 
 def check(
@@ -39,7 +38,7 @@ def check(
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console = stdout_console(soft_wrap=True)
     if explain is not None:
         _explain(explain, console)
         return
@@ -52,7 +51,7 @@ def check(
             found = [d.as_dict() for d in error.diagnostics]
             print(json.dumps({"format": 1, "source": str(file), "ok": False, "unreadable": True, "findings": found}))
         else:
-            _print_all(error.diagnostics, Console(stderr=True, highlight=False, soft_wrap=True))
+            print_diagnostics(error.diagnostics, stderr_console())
         raise typer.Exit(2) from error
     if as_json:
         print(report.to_json())
@@ -63,21 +62,10 @@ def check(
 
 
 def _print(report: Report, console: Console) -> None:
-    _print_all(report.findings, console)
+    print_diagnostics(report.findings, console)
     if report.findings:
         console.print()
     console.print(Text(report.summary(), style="bold" if report.findings else "green"))
-
-
-def _print_all(diagnostics: Sequence[Diagnostic], console: Console) -> None:
-    for index, diagnostic in enumerate(diagnostics):
-        if index:
-            console.print()
-        head, _, rest = diagnostic.render().partition("\n")
-        label, _, message = head.partition(": ")
-        console.print(Text.assemble((label, _STYLES[diagnostic.severity]), ": ", (message, "bold")))
-        if rest:
-            console.print(Text(rest))
 
 
 def _explain(code: str, console: Console) -> None:
@@ -86,11 +74,26 @@ def _explain(code: str, console: Console) -> None:
         _load_catalogue()
     found = CODES.get(wanted)
     if found is None:
-        error = unknown_name("diagnostic code", code, CODES)
-        Console(stderr=True, highlight=False, soft_wrap=True).print(Text(str(error)))
+        print_diagnostics(_unknown_code(code.strip()).diagnostics, stderr_console())
         raise typer.Exit(2)
     console.print(Text(f"{found.code}: {found.title}", style="bold"))
     console.print(Text(f"\n{found.why}\n\nfix: {found.fix}"))
+
+
+def _unknown_code(given: str) -> ArgumentError:
+    """Return the error for a code that does not exist, with those that look like it or whose title has the word."""
+    near = difflib.get_close_matches(given.upper(), sorted(CODES), n=4, cutoff=0.5)
+    near = near or [c for c in sorted(CODES) if given and given.lower() in CODES[c].title.lower()][:8]
+    listed = "; ".join(f"{c} ({CODES[c].title})" for c in near)
+    return ArgumentError(
+        Diagnostic(
+            A100,
+            f"no such diagnostic code `{given}`",
+            place="--explain",
+            needed="a letter and three digits, such as C105, or a word from a title",
+            hint=f"did you mean {listed}?" if near else "docs/codes.md lists all of them",
+        )
+    )
 
 
 def _load_catalogue() -> None:

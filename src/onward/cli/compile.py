@@ -22,14 +22,15 @@ def compile_command(
     ] = False,
 ) -> None:
     """Compile a training model to plain ONNX graphs that any runtime can train with."""
-    from rich.console import Console
     from rich.table import Table
 
+    from onward.cli.console import stdout_console
+    from onward.errors import counted
     from onward.lower.pipeline import compile_model
 
     program = compile_model(file, target_opset=target_opset, target_ir=target_ir, seed=seed, split=split)
     program.save(output)
-    table = Table(title=f"{file.name} → {output}/", title_justify="left", box=None)
+    table = Table(title=f"{file.name} → {output}/", title_justify="left", box=None, pad_edge=False)
     for heading in ("graph", "nodes", "opset", "inputs", "outputs"):
         table.add_column(heading, justify="left" if heading == "graph" else "right")
     steps = {f"step {name}": s.model for name, s in program.steps.items()}
@@ -40,6 +41,15 @@ def compile_command(
         if model is not None:
             counts = (len(model.graph.node), model.opset_import[0].version, len(model.graph.input))
             table.add_row(name, *(str(c) for c in counts), str(len(model.graph.output)))
-    Console().print(table)
+    console = stdout_console()
+    console.print(table)
+    if not program.steps:
+        console.print(
+            f"inference only: `{file.name}` has no training information, so there is nothing to step; "
+            "`onward make-trainable` adds it"
+        )
+        return
     size = sum(v.nbytes for v in program.state.values())
-    Console().print(f"state: {len(program.state)} tensors, {size:,} bytes; see {output}/README.md for the loop")
+    console.print(
+        f"state: {counted(len(program.state), 'tensor')}, {counted(size, 'byte')}; see {output}/README.md for the loop"
+    )

@@ -14,13 +14,14 @@ def grad(
     wrt: Annotated[
         list[str], typer.Option("--wrt", help="An input, initializer or value to differentiate by; repeat for more.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the model.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the model.")],
 ) -> None:
     """Write the model with outputs grad/NAME: the derivative of OF by each WRT, in plain ONNX operators.
 
     Example: onward grad net.onnx --of loss --wrt x --wrt fc.weight -o net.grad.onnx
     """
     from onward.autodiff.api import gradient
+    from onward.errors import counted
     from onward.model import serde
 
     names = [name for given in wrt for name in given.split(",") if name]
@@ -29,4 +30,4 @@ def grad(
     serde.save(proto, output)
     added = len(proto.graph.node) - before
     outputs = ", ".join(o.name for o in proto.graph.output[-len(names) :])
-    typer.echo(f"{output}: {added} nodes added, outputs {outputs}")
+    typer.echo(f"{output}: {counted(added, 'node')} added, outputs {outputs}")

@@ -11,8 +11,8 @@ import typer
 
 def make_trainable(
     file: Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)],
-    output_file: Annotated[
-        Path, typer.Option("-o", "--out", help="Where to write the training model.", show_default=False)
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write the training model.", show_default=False)
     ],
     loss: Annotated[str, typer.Option(help="cross_entropy, mse, bce_with_logits, … or the path of an ONNX model.")],
     optimizer: Annotated[str, typer.Option(help="adam, adamw, sgd, momentum, torch_adam, …")] = "adam",
@@ -20,8 +20,9 @@ def make_trainable(
     train: Annotated[list[str] | None, typer.Option(help="Glob of weights to train; may be repeated.")] = None,
     freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights to keep; may be repeated.")] = None,
     label: Annotated[str, typer.Option(help="Name of the label input.")] = "labels",
-    output: Annotated[
-        list[str] | None, typer.Option(help="The value that the loss reads, if not the only output.")
+    on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VALUE", help="What the loss reads, if not the only output; may be repeated."),
     ] = None,
     loss_name: Annotated[str, typer.Option(help="Name of the loss output.")] = "loss",
     initialize: Annotated[str, typer.Option(help="keep, he, xavier or normal.")] = "keep",
@@ -42,10 +43,10 @@ def make_trainable(
     ] = None,
 ) -> None:
     """Add a loss, its gradient and an optimizer to a model: the result is one standard ONNX training file."""
-    from rich.console import Console
-
     from onward import losses, optimizers
     from onward.author import make_trainable as run
+    from onward.cli.console import stdout_console
+    from onward.errors import counted
     from onward.model import serde
 
     settings = parse_settings(setting or [], "--set")
@@ -59,7 +60,7 @@ def make_trainable(
         optimizer=optimizers.by_name(optimizer, **settings),
         train=train or "*",
         freeze=freeze or (),
-        output=output or None,
+        output=on or None,
         label=label,
         loss_name=loss_name,
         initialize=initialize,
@@ -69,10 +70,10 @@ def make_trainable(
         seed=seed,
         entry=entry,
     )
-    serde.save(model, output_file)
+    serde.save(model, output)
     count = sum(v.const_value.size for v in model.parameters.values() if v.const_value is not None)
-    Console(highlight=False, soft_wrap=True).print(
-        f"wrote `{output_file}`: {len(model.parameters)} parameters ({count:,} numbers) to train, "
+    stdout_console(soft_wrap=True).print(
+        f"wrote `{output}`: {counted(len(model.parameters), 'parameter')} ({counted(count, 'number')}) to train, "
         f"{len(model.frozen)} frozen; feed {', '.join(f'`{n}`' for n in [*model.inputs, *model.targets])}"
     )
 

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 
@@ -20,6 +19,8 @@ def ops(
     Those of com.microsoft that are decomposed follow.
     """
     from onward.autodiff.coverage import coverage, decomposed
+    from onward.cli.console import stdout_console
+    from onward.errors import counted
 
     known = coverage()
     operators = [o for o in known if name is None or name.lower() in o.name.lower()]
@@ -47,16 +48,14 @@ def ops(
             "yes" if operator.second_order else "",
             "" if operator.cost is None else str(operator.cost),
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
+    console = stdout_console()
     console.print(table)
     if others:
         console.print("\nOf com.microsoft, written as operators of the standard before gradients are taken:")
-        console.print("\n".join(f"  {o.name}: {o.formula}" for o in others), markup=False)
+        console.print("\n".join(f"  {o.name}: {o.formula}" for o in others))
     counts = Counter(o.condition for o in operators)
     parts = [f"{counts[k]} {_WORDS[k]}" for k in _WORDS if counts[k]]
-    console.print(f"\n{len(operators)} operators of the standard: {', '.join(parts) or 'none'}")
+    console.print(f"\n{counted(len(operators), 'operator')} of the standard: {', '.join(parts) or 'none'}")
 
 
 _WORDS = {

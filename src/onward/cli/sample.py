@@ -13,15 +13,15 @@ def sample(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write it; NAME.onnx.")] = None,
 ) -> None:
     """Write a ready-made training model: the same bytes on every machine."""
-    from rich.console import Console
-
     from onward import samples
+    from onward.cli.console import stdout_console
+    from onward.errors import counted
     from onward.model import serde
 
     model = samples.build(name)
     path = output or Path(f"{name}.onnx")
     serde.save(model, path)
-    Console(highlight=False, soft_wrap=True).print(
+    stdout_console(soft_wrap=True).print(
         f"wrote `{path}`: feed {', '.join(f'`{n}`' for n in [*model.inputs, *model.targets])}; "
-        f"{len(model.parameters)} parameters to train"
+        f"{counted(len(model.parameters), 'parameter')} to train"
     )

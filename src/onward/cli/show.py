@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from onward.cli.console import stdout_console
 from onward.model import serde
 from onward.model.files import write_atomically
 from onward.model.text import render_function, render_graph
@@ -31,7 +31,7 @@ def show(
     from onward.show.summary import summarize
 
     model = serde.load(file)
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=graph, markup=False)
+    console = stdout_console(soft_wrap=graph)
     if html is not None:
         _write(html, render_page(model, title=file.stem))
         Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"wrote `{html}`")

@@ -11,15 +11,16 @@ import typer
 def strip(
     file: Annotated[Path, typer.Argument(help="A training model (.onnx).", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.", show_default=False)],
-    ema: Annotated[bool, typer.Option("--ema", help="Take the moving average of the weights.")] = False,
+    average: Annotated[bool, typer.Option("--average", help="Take the moving average of the weights.")] = False,
 ) -> None:
     """Write the inference model alone: the same names and outputs, the current weights, no training information."""
-    from rich.console import Console
-
+    from onward.cli.console import stdout_console
+    from onward.errors import counted
     from onward.model import serde
     from onward.model.convert import to_inference
 
     model = serde.load(file)
-    serde.save(to_inference(model, ema=ema), output)
-    removed = f"removed {len(model.entries)} training entr{'y' if len(model.entries) == 1 else 'ies'}"
-    Console(highlight=False, soft_wrap=True).print(f"wrote `{output}`: {removed if model.entries else 'unchanged'}")
+    serde.save(to_inference(model, average=average), output)
+    removed = f"removed {counted(len(model.entries), 'training entry')}"
+    done = removed if model.entries else "it had no training information; the model is as it was"
+    stdout_console(soft_wrap=True).print(f"wrote `{output}`: {done}")

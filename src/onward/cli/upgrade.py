@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from onward.cli.console import stdout_console
+from onward.errors import counted
 from onward.model import serde
 from onward.upgrade import upgrade as run_upgrade
 
@@ -24,12 +24,10 @@ def upgrade(
     model = serde.load(file)
     new = run_upgrade(model, opset)
     serde.save(new, output)
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console = stdout_console(soft_wrap=True)
     if new is model:
         console.print(f"`{file}` is up to date (operator set {new.opset}); wrote a copy to `{output}`")
     else:
-        console.print(f"wrote `{output}`: operator set {model.opset} → {new.opset}, {_entries(len(new.entries))}")
-
-
-def _entries(count: int) -> str:
-    return "no training entries" if not count else "1 training entry" if count == 1 else f"{count} training entries"
+        console.print(
+            f"wrote `{output}`: operator set {model.opset} → {new.opset}, {counted(len(new.entries), 'training entry')}"
+        )

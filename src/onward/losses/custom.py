@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import onnx
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.errors import A101, ArgumentError, Diagnostic, counted
 from onward.losses.base import LabelSpec, Loss
 from onward.model import serde
 from onward.model.builder import Builder, Value
@@ -67,7 +67,7 @@ class FunctionLoss(Loss):
                     A101,
                     f"the function `{self.proto.name}` cannot be a loss",
                     place="loss=",
-                    found=f"{len(self.proto.output)} outputs",
+                    found=counted(len(self.proto.output), "output"),
                     needed="one output, the loss",
                 )
             )

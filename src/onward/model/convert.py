@@ -27,23 +27,23 @@ def combined_proto(model: TrainingModel, entry: TrainingEntry) -> onnx.ModelProt
 
 
 def to_inference(
-    model: serde.Source, state: Mapping[str, np.ndarray] | None = None, *, ema: bool = False
+    model: serde.Source, state: Mapping[str, np.ndarray] | None = None, *, average: bool = False
 ) -> onnx.ModelProto:
     """Return a clean inference `ModelProto`: the same names and outputs, no training information.
 
     `state` holds current values by name (as `Session.get_state()` gives them): those of the inference graph's
     initializers replace the stored ones, the rest (moments, counters) is left out. Functions and operator sets that
-    only training used are left out too. With `ema`, each weight that has a moving average (`ema/<name>`) takes it.
+    only training used are left out too. With `average`, each weight that has a moving average (`ema/<name>`) takes it.
 
     Raises:
-        ArgumentError: a value in `state` has another shape than the initializer of its name, or `ema` was asked of a
-            model that keeps no averages.
+        ArgumentError: a value in `state` has another shape than the initializer of its name, or `average` was asked of
+            a model that keeps no averages.
     """
     source = serde.load(model)
     proto = serde.to_proto(TrainingModel(source.ir))
     clean = serde.from_proto(proto)
     current = dict(state or {})
-    if ema:
+    if average:
         current |= _averages(source, current)
     _write_state(clean, source, current)
     _drop_unused(clean)
@@ -62,7 +62,7 @@ def _averages(source: TrainingModel, state: Mapping[str, np.ndarray]) -> dict[st
             Diagnostic(
                 A101,
                 "the model keeps no moving average of its weights",
-                place="ema=",
+                place="average=",
                 hint="ask for one when it is made trainable: Adam(1e-3, ema=0.999)",
             )
         )

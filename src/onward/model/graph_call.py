@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from onward.errors import Diagnostic, ModelError, define
+from onward.errors import Diagnostic, ModelError, counted, define
 from onward.model.builder import Names
 from onward.model.opset import all_names
 from onward.model.schema import TRAINING_DOMAIN
@@ -79,8 +79,8 @@ def _check(call: onnx.NodeProto, depth: int, graph: onnx.GraphProto, place: str)
             M120,
             "the call does not fit the graph",
             where,
-            found=f"{len(call.input)} inputs, {len(call.output)} outputs",
-            needed=f"at most {len(graph.input)} inputs and {len(graph.output)} outputs",
+            found=f"{counted(len(call.input), 'input')}, {counted(len(call.output), 'output')}",
+            needed=f"at most {counted(len(graph.input), 'input')} and {counted(len(graph.output), 'output')}",
         )
     stored = {t.name for t in graph.initializer}
     given = [*call.input, *[""] * (len(graph.input) - len(call.input))]

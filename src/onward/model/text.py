@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
+from onward.errors import counted
 from onward.model.graphs import subgraphs
 
 _LONG = 60  # characters of one attribute
@@ -62,9 +63,9 @@ def attribute_text(attribute: ir.Attr, limit: int = _LONG) -> str:
     elif kind == ir.AttributeType.TENSOR:
         text = tensor_text(value)
     elif kind == ir.AttributeType.GRAPH:
-        text = f"graph {value.name or ''} of {len(value)} nodes"
+        text = f"graph {value.name or ''} of {counted(len(value), 'node')}"
     elif kind == ir.AttributeType.GRAPHS:
-        text = f"{len(value)} graphs"
+        text = counted(len(value), "graph")
     elif kind in (ir.AttributeType.INT, ir.AttributeType.STRING):
         text = str(value)
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from onward.errors import counted
 from onward.model.graphs import subgraphs
 from onward.model.schema import TRAINING_DOMAIN
 
@@ -49,8 +50,8 @@ class TrainingModel:
 
     def __repr__(self) -> str:
         return (
-            f"<TrainingModel {self.graph.name!r}: {len(self.parameters)} parameters, {len(self.frozen)} frozen, "
-            f"{len(self.state)} state, {len(self.entries)} training entries>"
+            f"<TrainingModel {self.graph.name!r}: {counted(len(self.parameters), 'parameter')}, "
+            f"{len(self.frozen)} frozen, {len(self.state)} state, {counted(len(self.entries), 'training entry')}>"
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic, counted, unknown_name
 from onward.model.builder import Builder, Names, Value
 from onward.schedules.base import Schedule, check_count, check_number
 
@@ -247,7 +247,7 @@ class FunctionLibrary:
                 Diagnostic(
                     A101,
                     f"optimizer `{name}` does not return what it must",
-                    found=f"{len(outputs)} values",
+                    found=counted(len(outputs), "value"),
                     needed=f"{len(output_names)}: {', '.join(output_names)}",
                 )
             )

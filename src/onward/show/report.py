@@ -11,6 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from onward.errors import counted
+
 Rows = list[tuple[str, list[RenderableType]]]
 
 _MOST_BINDINGS = 4  # that are listed
@@ -64,7 +66,7 @@ def _grid(rows: Rows) -> RenderableType:
     for label, lines in rows:
         if lines:
             table.add_row(label, Group(*lines))
-    return Padding(table, (0, 0, 0, 2))
+    return Padding.indent(table, 2)
 
 
 def _value(value: Mapping[str, str]) -> Text:
@@ -80,11 +82,11 @@ def _operators(nodes: Mapping[str, Any]) -> Text:
 
 def _function(function: Mapping[str, Any]) -> Text:
     name = f"{function['domain']}.{function['name']}" + (f":{function['overload']}" if function["overload"] else "")
-    return Text(f"{name}({', '.join(function['inputs'])}), {function['nodes']} nodes")
+    return Text(f"{name}({', '.join(function['inputs'])}), {counted(function['nodes'], 'node')}")
 
 
 def _print_tensors(group: Mapping[str, Any], role: str, title: str, console: Console, most: int) -> None:
-    head = f"{group['count']:,} {title}, {group['elements']:,} elements, {size_text(group['bytes'])}"
+    head = f"{group['count']:,} {title}, {counted(group['elements'], 'element')}, {size_text(group['bytes'])}"
     console.print(Text.assemble((role, "bold"), f"  {head}"))
     table = Table.grid(padding=(0, 3))
     table.add_column(overflow="fold")
@@ -97,13 +99,13 @@ def _print_tensors(group: Mapping[str, Any], role: str, title: str, console: Con
         table.add_row(
             tensor["name"], f"{tensor['type']} {shape}", f"{tensor['elements']:,}", size_text(tensor["bytes"])
         )
-    console.print(Padding(table, (0, 0, 0, 4)))
+    console.print(Padding.indent(table, 4))
     if len(shown) < group["count"]:
         console.print(Text(f"    and {group['count'] - len(shown):,} more (--all lists them)", style="dim"))
 
 
 def _print_entry(entry: Mapping[str, Any], console: Console, all_rows: bool) -> None:
-    console.print(Text.assemble(("training", "bold"), f"  {entry['name']}, {entry['nodes']['count']} nodes"))
+    console.print(Text.assemble(("training", "bold"), f"  {entry['name']}, {counted(entry['nodes']['count'], 'node')}"))
     loss = entry["loss"]
     rows: list[tuple[str, list[RenderableType]]] = [("feeds", [_value(v) for v in entry["targets"]])]
     for setting in entry["settings"]:
