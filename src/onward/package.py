@@ -27,7 +27,7 @@ from onward.model.files import write_atomically
 from onward.model.serde import read_proto
 from onward.model.tensorfile import Damaged, read_tensor_file, tensor_file_chunks
 from onward.package_readme import readme
-from onward.program import Program, StepGraph, TensorSpec
+from onward.program import Program, StepGraph, TensorSpec, total_names
 
 FORMAT = "onward-program"
 VERSION = 1
@@ -141,6 +141,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
             ],
         },
         "graphs": graphs,
+        "totals": dict(program.totals),
     }
 
 
@@ -184,6 +185,8 @@ def _output_role(name: str, program: Program, replaces: Mapping[str, str], graph
     if name in replaces:
         return {"role": "state", "replaces": replaces[name]}
     losses = {program.loss, *(s.outputs[0] for s in program.steps.values() if s.outputs)}
+    if name in total_names(program):
+        return {"role": "total"}
     return {"role": "loss" if name in losses and graph != "infer" else "output"}
 
 
@@ -225,6 +228,7 @@ def _program(
         state={t["name"]: state[t["name"]] for t in manifest["state"]["tensors"]},
         parameters=tuple(t["name"] for t in manifest["state"]["tensors"] if t["trained"]),
         loss=manifest["loss"],
+        totals=manifest["totals"],
         metadata={"name": manifest["name"], "producer": "onward"},
     )
 

@@ -50,6 +50,7 @@ class Program:
     gradients: Mapping[str, StepGraph] = dataclasses.field(default_factory=dict)  # with split: batch -> gradients
     updates: Mapping[str, StepGraph] = dataclasses.field(default_factory=dict)  # with split: gradients -> new state
     evaluations: Mapping[str, onnx.ModelProto] = dataclasses.field(default_factory=dict)  # of the further entries
+    totals: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # entry -> its loss over several batches
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -81,6 +82,7 @@ class Program:
             gradients={n: g for n, g in self.gradients.items() if n == entry},
             updates={n: u for n, u in self.updates.items() if n == entry},
             evaluations={},
+            totals={n: t for n, t in self.totals.items() if n == entry},
         )
 
     @functools.cached_property
@@ -107,3 +109,17 @@ class Program:
         from onward.package import read_program
 
         return read_program(directory)
+
+
+def total_names(program: Program) -> set[str]:
+    """Return the outputs of the evaluate graphs that the expressions of `Program.totals` read."""
+    found: set[str] = set()
+    queue = list(program.totals.values())
+    while queue:
+        part = queue.pop()
+        if isinstance(part, (list, tuple)):
+            if part[0] in ("total", "value"):
+                found.add(part[1])
+            else:
+                queue += part[1:]
+    return found

@@ -30,6 +30,7 @@ from onward.lower.decompose.optimizers import decompose_optimizers
 from onward.lower.opset import ir_version_of, lower_opset, lowest_opset
 from onward.lower.random import KEY, STEP, drop_inactive_dropout, is_random, lower_random
 from onward.lower.statistics import protect_statistics
+from onward.lower.totals import Expression, loss_totals
 from onward.model import graphs, serde
 from onward.model.builder import Builder, Names, Value
 from onward.model.schema import WORKING_OPSET
@@ -91,7 +92,8 @@ def _compile(
             if split:
                 gradients[name] = _step(training, entry, random, part="gradients")
                 updates[name] = _step(training, entry, random, part="updates")
-    evaluations = {name: _evaluate(training, entry) for name, entry in entries.items()}
+    totals: dict[str, Expression] = {}
+    evaluations = {name: _evaluate(training, entry, name, totals) for name, entry in entries.items()}
     evaluate = next(iter(evaluations.values()), None)
     infer = _infer(training)
     initialize = _initialize(training)
@@ -115,6 +117,7 @@ def _compile(
         gradients=_step_graphs(gradients, "gradients"),
         updates=_step_graphs(updates, "update"),
         evaluations={n: _proto(e, f"evaluate {n}") for n, e in evaluations.items() if e is not evaluate},
+        totals=totals,
         metadata={"name": training.graph.name or "", "producer": "onward"},
     )
 
@@ -207,21 +210,29 @@ def _cut_at(combined: Combined, gradients: Sequence[Value]) -> None:
     combined.data = []
 
 
-def _evaluate(model: TrainingModel, entry: TrainingEntry) -> Combined:
-    """The loss and outputs in inference mode: training-mode copies of values give way to the inference graph's."""
+def _evaluate(model: TrainingModel, entry: TrainingEntry, name: str, totals: dict[str, Expression]) -> Combined:
+    """The loss and outputs in inference mode: training-mode copies of values give way to the inference graph's.
+
+    How the loss is put together from several batches goes into `totals` under the `name` of the entry.
+    """
     assert entry.algorithm is not None
     combined = combine(model, entry)
     inline_functions(combined)
     values = {v.name: v for v in _defined(combined.graph) if v.name}
     bound = set(entry.update_binding.values())
     visible = [v.name or "" for v in entry.algorithm.outputs if v.name not in bound and v.name not in model.outputs]
-    for name, value in values.items():
-        plain = values.get(name.removeprefix(TRAINING_PREFIX))
-        if name.startswith(TRAINING_PREFIX) and plain is not None and value.producer() is not None:
+    for given, value in values.items():
+        plain = values.get(given.removeprefix(TRAINING_PREFIX))
+        if given.startswith(TRAINING_PREFIX) and plain is not None and value.producer() is not None:
             value.replace_all_uses_with(plain)
     drop_inactive_dropout(combined.graph, combined.opset, combined.names)
     values = {v.name: v for v in _defined(combined.graph) if v.name}
-    _finish(combined, [(n, values[n]) for n in [*visible, *model.outputs]])
+    outputs = [(n, values[n]) for n in [*visible, *model.outputs]]
+    found = loss_totals(combined, values[visible[0]]) if visible else None
+    if found is not None:
+        totals[name] = found.expression
+        outputs += found.outputs
+    _finish(combined, outputs)
     return combined
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from onward.backends.base import Outputs, Session
 from onward.errors import A101, ArgumentError, BackendError, DataError, Diagnostic
-from onward.program import Program, TensorSpec
+from onward.lower import totals
+from onward.program import Program, TensorSpec, total_names
 from onward.train.data.matching import T115, Matching, fixed_batch
 from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
 from onward.train.metrics import ConfusionMatrix, Metric, get_metrics, label
@@ -138,13 +139,36 @@ def _bad_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Diagnost
                 )
 
 
-def _counted(program: Program, feeds: Mapping[str, Any], samples: int) -> int:
-    """Return the weight of a batch in the mean loss: its samples, or its labels that the loss does not ignore."""
-    ignoring = [(name, ignored) for name, ignored in program.class_targets.items() if ignored]
-    if len(ignoring) != 1 or len(program.class_targets) != 1:
-        return samples
-    ((name, ignored),) = ignoring
-    return int(np.isin(np.asarray(feeds[name]), sorted(ignored), invert=True).sum())
+class _Sums:
+    """Puts the loss and other single numbers together from batches of any size."""
+
+    def __init__(self, program: Program) -> None:
+        self._loss = program.loss
+        self._expression = program.totals.get(next(iter(program.steps), ""))
+        self._parts = total_names(program)
+        self._samples = 0
+        self._sums: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+
+    def add(self, outputs: Outputs, samples: int) -> None:
+        """Take the outputs of one batch into account."""
+        self._samples += samples
+        for name, value in outputs.items():
+            if np.ndim(value) == 0 or (name in (self._loss, *self._parts) and np.size(value) == 1):
+                number = float(np.asarray(value).ravel()[0])
+                if name in self._parts:
+                    self._last[name] = number
+                self._sums[name] = self._sums.get(name, 0.0) + number * (1 if name in self._parts else samples)
+
+    def result(self) -> dict[str, Any]:
+        """Return the loss as `loss`, and the other numbers as means over the samples."""
+        found: dict[str, Any] = {}
+        for name, total in self._sums.items():
+            if name not in self._parts:
+                found["loss" if name == self._loss else name] = total / self._samples
+        if self._expression is not None and "loss" in found:
+            found["loss"] = totals.evaluate(self._expression, self._sums, self._last)
+        return found
 
 
 def run_evaluation(
@@ -164,7 +188,7 @@ def run_evaluation(
     for metric in metrics:
         metric.reset()
     fixed = fixed_batch([f.spec for f in matching.feeds])
-    sums: dict[str, list[float]] = {}
+    sums = _Sums(program)
     batches = 0
     for batch in source.batches(BatchRequest(batch_size)):
         poll()
@@ -178,17 +202,11 @@ def run_evaluation(
         if padded:
             outputs = {k: v[:samples] if np.ndim(v) and len(v) == fixed else v for k, v in outputs.items()}
         else:
-            for name, value in outputs.items():
-                if np.ndim(value) == 0 or (name == program.loss and np.size(value) == 1):
-                    weight = _counted(program, feeds, samples) if name == program.loss else samples
-                    if weight:
-                        entry = sums.setdefault("loss" if name == program.loss else name, [0.0, 0.0])
-                        entry[0] += float(np.asarray(value).ravel()[0]) * weight
-                        entry[1] += weight
+            sums.add(outputs, samples)
         update_metrics(program, metrics, outputs, feeds)
     if not batches:
         raise no_batches("the evaluation")
-    result: dict[str, Any] = {name: total / weight for name, (total, weight) in sums.items()}
+    result = sums.result()
     for metric in metrics:
         result[label(metric)] = metric.matrix.tolist() if type(metric) is ConfusionMatrix else metric.compute()
     return result

@@ -303,14 +303,7 @@ class Run:
         if self.confusion is not None and self.confusion not in everything:
             everything.append(self.confusion)
         if self.validation is not None:
-            found = evaluation.run_evaluation(
-                self.trainer.evaluating(self.settings.entry),
-                self.validation.source,
-                self.validation.matching,
-                self.validation.batch_size,
-                everything,
-                self._signals.poll,
-            )
+            found = self._validate(self.validation, everything)
             self.history.confusion = found.pop("confusion", self.history.confusion)
             logs |= {f"val_{name}": value for name, value in found.items()}
         for metric in everything:
@@ -323,6 +316,23 @@ class Run:
         self.history.add_epoch(logs)
         for callback in self._callbacks:
             callback.on_epoch_end(self, logs)
+
+    def _validate(self, validation: Validation, metrics: Sequence[Metric]) -> dict[str, Any]:
+        held = [metric.get_state() for metric in metrics]
+        try:
+            return evaluation.run_evaluation(
+                self.trainer.evaluating(self.settings.entry),
+                validation.source,
+                validation.matching,
+                validation.batch_size,
+                metrics,
+                self._signals.poll,
+            )
+        except BaseException:  # a signal: the checkpoint to come holds the metrics of the training, not half of these
+            for metric, state in zip(metrics, held, strict=True):
+                metric.reset()
+                metric.set_state(state)
+            raise
 
     # ------------------------------------------------------------------ checkpoints
 

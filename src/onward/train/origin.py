@@ -241,6 +241,7 @@ def _pack(program: Program) -> bytes:
         "targets": [dataclasses.asdict(s) for s in program.targets],
         "parameters": list(program.parameters),
         "loss": program.loss,
+        "totals": dict(program.totals),
         "metadata": json.loads(json.dumps(dict(program.metadata), default=str)),
     }
     return b"".join(tensor_file_chunks(tensors, data))
@@ -281,6 +282,7 @@ def _unpack(content: bytes) -> Program:
         state=group("state/"),
         parameters=tuple(data["parameters"]),
         loss=data["loss"],
+        totals=data["totals"],
         evaluations={s["name"]: required(name) for s in data["steps"] if graph(name := f"evaluate/{s['name']}")},
         metadata=data["metadata"],
     )
