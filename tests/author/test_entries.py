@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onward
+from models import perceptron
 from onward.errors import ArgumentError
 
 
@@ -100,3 +101,13 @@ def test_two_entries_of_one_name_are_refused() -> None:
 
     with pytest.raises(ArgumentError, match=r"already has a training entry `train`[\s\S]*entry=\"another name\""):
         onward.make_trainable(model, loss="mse", output="score_fake", optimizer="sgd")
+
+
+def test_a_second_entry_trains_the_biases_that_the_first_one_reads() -> None:
+    first = onward.make_trainable(perceptron(), loss="cross_entropy", optimizer="sgd", train=["W1", "b1"])
+
+    both = onward.make_trainable(
+        first, loss="cross_entropy", optimizer="sgd", train=["W0", "b0"], entry="second", loss_name="loss2"
+    )
+
+    assert list(both.parameters) == ["W1", "b1", "W0", "b0"]

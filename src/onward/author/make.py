@@ -139,7 +139,7 @@ def make_trainable(
     lift_constants(work.graph, names, [*as_patterns(train), *as_patterns(freeze)])
     if untie:
         part(work.graph, names, untie)
-    if not keep_shared:
+    if not keep_shared and not work.entries:  # where an entry is already, it trains the weights as they are
         separate_merged(work.graph, names)
     infer_shapes(work.ir)
     terms = objective.bind(work.graph, names)
