@@ -3,7 +3,8 @@
     python benchmarks/differentiate.py [--plot differentiate.png] [--json differentiate.json]
 
 Prints forward and backward nodes and the time of `onward.gradient` for ResNet-50 and a 12-layer BERT (with known and
-unknown batch sizes) and for chains of up to 20,000 nodes; the time against the size is the plot.
+unknown batch sizes) and for chains of up to 20,000 nodes; the time against the size is the plot. `calls` counts the
+backward nodes of `onward.gradient(..., functions=True)`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ def measure(name: str, build: Callable[[], tuple[onnx.ModelProto, list[str]]]) -
     wall, cpu = time.perf_counter(), time.process_time()
     lowered = gradient(model, of=model.graph.output[0].name, wrt=parameters)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    outlined = gradient(model, of=model.graph.output[0].name, wrt=parameters, functions=True)
     forward = len(model.graph.node)
-    added = lowered.graph.node[forward:]
-    backward = sum(n.op_type != "Constant" for n in added)
+    backward, calls = (sum(n.op_type != "Constant" for n in m.graph.node[forward:]) for m in (lowered, outlined))
     return {
         "network": name,
         "forward": forward,
         "backward": backward,
         "ratio": backward / forward,
+        "with_functions": calls,
+        "ratio_with_functions": calls / forward,
+        "functions": len(outlined.functions),
         "seconds": wall,
         "cpu_seconds": cpu,
     }
@@ -55,11 +59,14 @@ def main() -> None:
     arguments = parser.parse_args()
     results = [measure(name, build) for name, build in NETWORKS.items()]
     results += [measure(f"chain of {size:,}", lambda size=size: networks.chain(size)) for size in CHAINS]
-    print(f"{'network':32} {'forward':>8} {'backward':>9} {'ratio':>6} {'seconds':>8} {'cpu':>7}")
+    print(
+        f"{'network':32} {'forward':>8} {'backward':>9} {'ratio':>6} {'calls':>7} {'ratio':>6} {'functions':>9} "
+        f"{'seconds':>8} {'cpu':>7}"
+    )
     for r in results:
         print(
-            f"{r['network']:32} {r['forward']:8} {r['backward']:9} {r['ratio']:6.2f} {r['seconds']:8.2f} "
-            f"{r['cpu_seconds']:7.2f}"
+            f"{r['network']:32} {r['forward']:8} {r['backward']:9} {r['ratio']:6.2f} {r['with_functions']:7} "
+            f"{r['ratio_with_functions']:6.2f} {r['functions']:9} {r['seconds']:8.2f} {r['cpu_seconds']:7.2f}"
         )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")

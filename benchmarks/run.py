@@ -1,212 +1,216 @@
 """`make bench`: Onward beside its peers, each in a process of its own, timed in turn in one run.
 
-    python benchmarks/run.py [--workloads mlp-64,lenet-64] [--peers onward,"torch eager"] [--rounds 8] [--steps 10]
+    python benchmarks/run.py [--quick] [--workloads mlp-64,lenet-64] [--peers onward,"torch eager"] [--docs]
 
-Prints a table of milliseconds per step (the median of all rounds) and the ratio to Onward, and writes
-results/bench.json and results/bench.svg.
+Prints a table for each workload and writes bench.json, bench.svg and bench.png into benchmarks/results. `--docs` also
+writes the tables into docs/benchmarks.md and the plot to docs/benchmarks.svg. `--quick` is three small workloads and
+the peers of this environment, for a look in a minute.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
-import platform
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
-from peers import PEERS, gemm_peak
+import report
+from peers import PEERS, THREADS
 from rich.console import Console
-from rich.table import Table
 from workloads import WORKLOADS
 
 HERE = Path(__file__).parent
-TURN = 0.4  # seconds
-OTHER_PEERS = ("onnxruntime-training", "onnxsim")
+TURN = 0.4  # seconds: long enough that the first steps after a pause, on cold caches, do not decide
+SPEND = 16.0  # seconds of timed steps after which a peer sits out the other turns of a workload
+START_LIMIT, TURN_LIMIT = 240.0, 60.0  # seconds until a process is ended
+QUICK_WORKLOADS = ("mlp-64", "lenet-64", "embedding-256")
+QUICK_PEERS = ("onward", "onward plain", "torch eager", "torch fused")
+SAME_LOSS = 1e-3
 
 
 class Worker:
-    """One peer on one workload, in its own process."""
+    """One peer on one workload, in its own process; `error` says why it is not running."""
 
-    def __init__(self, peer: str, workload: str) -> None:
+    def __init__(self, peer: str, workload: str, folder: Path) -> None:
         self.peer = peer
         self.times: list[float] = []
-        self.answer: dict[str, Any] = {}
-        self._process: Any = None
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}
-        python, script = sys.executable, "peers.py"
-        if peer in OTHER_PEERS:
-            python, script = str(HERE / ".venvs" / peer / "bin" / "python"), "other_peers.py"
-        if not Path(python).exists():
+        self.losses: list[float] = []
+        self.first: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}
+        self.error = ""
+        self._process: subprocess.Popen[str] | None = None
+        if not PEERS[peer].python.exists():
             self.error = "not installed: make bench-peers"
             return
-        self._process = subprocess.Popen(
-            [python, str(HERE / script), peer, workload],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        first = self._read()
-        self.error = "" if first else self._why()
-        self.first = first.get("first")
-        self.losses = [first.get("loss")]
+        self._cache = tempfile.TemporaryDirectory()  # of torch.compile: the time to the first step is a cold one
+        self._errors = Path(self._cache.name, "stderr")
+        command = [str(PEERS[peer].python), "-W", "ignore", str(HERE / "worker.py"), peer, workload, str(folder)]
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                env={**environment(), "TORCHINDUCTOR_CACHE_DIR": self._cache.name},
+            )  # fmt: skip
+        self.first = self._read(START_LIMIT)
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, *, timed: bool = True) -> None:
+        """Train for some steps and keep their times."""
+        assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
-        self.answer = self._read()
-        if not self.answer:
-            self.error = self._why()
-            return
-        self.times += self.answer["times"]
-        self.losses.append(self.answer["loss"])
+        with contextlib.suppress(BrokenPipeError):  # it ended meanwhile: reading finds out why
+            self._process.stdin.write(f"{steps}\n")
+            self._process.stdin.flush()
+        self.last = self._read(TURN_LIMIT) or self.last
+        if timed and not self.error:
+            self.times += self.last["times"]
 
-    def steps_of_a_turn(self) -> int:
-        """Return how many steps fill a turn: the first ones after a pause, on cold caches, must not decide."""
-        return min(200, round(TURN / statistics.median(self.times))) if self.times else 20
+    def turn(self, seconds: float) -> None:
+        """Train for about that long, unless enough was spent."""
+        if self.error or sum(self.times) > SPEND:
+            return
+        typical = statistics.median(self.times or self.last["times"])
+        self.run(max(2, min(200, round(seconds / typical))))
+
+    def result(self, reference: list[float]) -> dict[str, Any]:
+        """Return what was measured; `reference` are the losses that the first steps should have had."""
+        if self.error:
+            return {"error": self.error}
+        off = [abs(ours / theirs - 1) for ours, theirs in zip(self.losses, reference, strict=False)]
+        if off and not off[0] < SAME_LOSS:
+            return {"error": f"another first loss: {self.losses[0]:.5f} instead of {reference[0]:.5f}"}
+        return {
+            "median_ms": statistics.median(self.times) * 1e3,
+            "best_ms": min(self.times) * 1e3,
+            "steps": len(self.times),
+            "first_step_s": self.first["first"],
+            "peak_mib": self.last["peak"] / 2**20,
+            "loss_off": max(off, default=math.nan),
+        }
 
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
+            self._cache.cleanup()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, limit: float) -> dict[str, Any]:
+        assert self._process is not None
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
+        late = threading.Event()
+        timer = threading.Timer(limit, lambda: (late.set(), self._process and self._process.kill()))
+        timer.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    found: dict[str, Any] = json.loads(line)
+                    self.losses = (self.losses + found["losses"])[:3]
+                    return found
+        finally:
+            timer.cancel()
+        self._process.wait()
+        ending = f"ended with status {self._process.returncode}"
+        self.error = f"no answer in {limit:.0f} s" if late.is_set() else reason(self._errors.read_text()) or ending
         return {}
 
-    def _why(self) -> str:
-        text = (self._process.communicate()[1] or "").strip().splitlines()
-        return text[-1][:160] if text else "it ended without a word"
+
+def reason(errors: str) -> str:
+    """Return the line of a process's error output that says what went wrong, without paths.
+
+    >>> reason("Traceback ...\\n  File ...\\nops.NoRuleError: no rule for 'LSTM' (node '/a/b'); there are ['Add']\\n")
+    "NoRuleError: no rule for 'LSTM' (node 'b')"
+    """
+    lines = [line for line in errors.splitlines() if line and not re.match(r"\s|\d{4}-\d\d-\d\d|\[", line)]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Fail|Exit)\w*:", line)]
+    line = (named or lines or [""])[-1].split("; ")[0]
+    line = re.sub(r"^[\w.]+\.(?=\w+:)", "", line)
+    return re.sub(r"(/[\w.-]+)*/(?=[\w.-])", "", line)[:160]
 
 
-def measure(workload: str, peers: list[str], rounds: int, steps: int) -> dict[str, Any]:
+def environment() -> dict[str, str]:
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"))
+    return {**os.environ, **{name: str(THREADS) for name in threads}}
+
+
+def ask(*command: str) -> dict[str, Any]:
+    """Return the JSON that one of our scripts prints as its last line."""
+    script, *rest = command
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / script), *rest], capture_output=True, text=True, env=environment()
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(workload: str, peers: list[str], folder: Path, rounds: int, turn: float) -> dict[str, Any]:
     """Return the results of every peer on one workload, timed in turn."""
-    subprocess.run([sys.executable, str(HERE / "peers.py"), "--export", workload], check=True)
-    workers = [Worker(peer, workload) for peer in peers]
-    for _ in range(rounds):
+    operations = ask("prepare.py", str(folder), workload)[workload]
+    gemm = ask("worker.py", "--gemm")["gflops"]
+    workers = [Worker(peer, workload, folder) for peer in peers]
+    try:
         for worker in workers:
             if not worker.error:
-                worker.run(max(steps, worker.steps_of_a_turn()))
-    results = {}
-    for worker in workers:
-        if worker.error:
-            results[worker.peer] = {"error": worker.error}
-        else:
-            ordered = sorted(worker.times)
-            results[worker.peer] = {
-                "median_ms": statistics.median(ordered) * 1e3,
-                "best_ms": ordered[0] * 1e3,
-                "first_step_s": worker.first,
-                "peak_mib": worker.answer["peak"] / 2**20,
-                "last_loss": worker.losses[-1],
-            }
-        worker.close()
-    return results
+                worker.run(2, timed=False)
+        for _ in range(rounds):
+            for worker in workers:
+                worker.turn(turn)
+    finally:
+        for worker in workers:
+            worker.close()
+    reference = next((w.losses for w in workers if w.peer == "torch eager"), [])
+    return {
+        "flops": operations,
+        "gemm_gflops": gemm,
+        "peers": {worker.peer: worker.result(reference) for worker in workers},
+    }
 
 
-def show(workload: str, results: dict[str, Any], peak: float, console: Console) -> None:
-    table = Table(title=f"{workload}", title_justify="left")
-    for heading in ("peer", "ms per step", "best", "× onward", "first step s", "peak MiB", "of GEMM peak", "loss"):
-        table.add_column(heading, justify="left" if heading == "peer" else "right")
-    own = results.get("onward", {}).get("median_ms")
-    for peer, r in results.items():
-        if "error" in r:
-            table.add_row(peer, f"cannot: {r['error'][:60]}")
-            continue
-        share = WORKLOADS[workload].flops / (r["median_ms"] * 1e-3) / 1e9 / peak
-        ratio = f"{r['median_ms'] / own:.2f}" if own else ""
-        table.add_row(
-            peer, f"{r['median_ms']:.2f}", f"{r['best_ms']:.2f}", ratio, f"{r['first_step_s']:.2f}",
-            f"{r['peak_mib']:.0f}", f"{share:.0%}", f"{r['last_loss']:.4f}",
-        )  # fmt: skip
-    console.print(table)
-
-
-def markdown(everything: dict[str, Any], peak: float, rounds: int, steps: int) -> str:
-    """Return the results as a page: milliseconds per step, and first step and memory."""
-    peers = list(dict.fromkeys(p for r in everything.values() for p in r))
-    lines = [
-        "# Benchmarks",
-        "",
-        "Written by `python benchmarks/run.py --markdown docs/benchmarks.md`. One process per peer, two threads each,",
-        f"timed in turn ({rounds} turns of at least {steps} steps and {TURN} s each): the median in milliseconds",
-        "per step, the best in brackets.",
-        f"{os.cpu_count()} cores, float32 matrix products at {peak:.0f} GFLOPS.",
-        "",
-        "| workload | " + " | ".join(peers) + " |",
-        "|---|" + "---|" * len(peers),
-    ]
-    for name, results in everything.items():
-        cells = [_cell(results.get(p, {}), "{median_ms:.1f} ({best_ms:.1f})") for p in peers]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", "First step in seconds, and peak memory of the process in MiB:", ""]
-    lines += ["| workload | " + " | ".join(peers) + " |", "|---|" + "---|" * len(peers)]
-    for name, results in everything.items():
-        cells = [_cell(results.get(p, {}), "{first_step_s:.1f} s, {peak_mib:.0f}") for p in peers]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(result: dict[str, Any], form: str) -> str:
-    return form.format(**result) if "median_ms" in result else "–"
-
-
-def plot(everything: dict[str, Any], path: Path) -> None:
-    """Write bars of milliseconds relative to torch eager (lower is better)."""
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = list(everything)
-    peers = list(dict.fromkeys(p for r in everything.values() for p in r))
-    figure, axes = plt.subplots(figsize=(2 + 1.4 * len(names), 4.5))
-    width = 0.8 / len(peers)
-    for i, peer in enumerate(peers):
-        heights = []
-        for name in names:
-            base = everything[name].get("torch eager", {}).get("median_ms")
-            mine = everything[name].get(peer, {}).get("median_ms")
-            heights.append(mine / base if mine and base else 0.0)
-        axes.bar([x + i * width for x in range(len(names))], heights, width, label=peer)
-    axes.axhline(1.0, color="grey", linewidth=0.8)
-    axes.set_xticks([x + 0.4 - width / 2 for x in range(len(names))], names, rotation=20)
-    axes.set_ylabel("time per step, relative to torch eager")
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path)
+def names(text: str | None, quick: tuple[str, ...], everything: dict[str, Any], fast: bool) -> list[str]:
+    chosen = text.split(",") if text else list(quick if fast else everything)
+    if unknown := [name for name in chosen if name not in everything]:
+        raise SystemExit(f"unknown: {', '.join(unknown)}; known: {', '.join(everything)}")
+    return chosen
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS))
-    parser.add_argument("--peers", default=",".join([*PEERS, *OTHER_PEERS]))
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--markdown", type=Path, help="also write the tables as a page")
+    parser.add_argument("--workloads", help="comma-separated")
+    parser.add_argument("--peers", help="comma-separated")
+    parser.add_argument("--rounds", type=int, help="turns of each peer (6; 2 with --quick)")
+    parser.add_argument("--turn", type=float, default=TURN, help="seconds of a turn")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--docs", action="store_true", help="write the results into docs/")
+    parser.add_argument("--output", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
+    workloads = names(arguments.workloads, QUICK_WORKLOADS, WORKLOADS, arguments.quick)
+    peers = names(arguments.peers, QUICK_PEERS, PEERS, arguments.quick)
+    rounds = arguments.rounds or (2 if arguments.quick else 6)
+    output: Path = arguments.output
+    output.mkdir(parents=True, exist_ok=True)
     console = Console()
-    output = HERE / "results"
-    output.mkdir(exist_ok=True)
-    peak = gemm_peak()
-    console.print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, GEMM peak {peak:.0f} GFLOPS")
-    everything = {}
-    for workload in arguments.workloads.split(","):
-        everything[workload] = measure(workload, arguments.peers.split(","), arguments.rounds, arguments.steps)
-        show(workload, everything[workload], peak, console)
-        (output / "bench.json").write_text(json.dumps({"gemm_peak_gflops": peak, "results": everything}, indent=2))
-    plot(everything, output / "bench.svg")
-    if arguments.markdown:
-        arguments.markdown.write_text(markdown(everything, peak, arguments.rounds, arguments.steps))
-    console.print(f"written: {output / 'bench.json'}, {output / 'bench.svg'}")
+    console.width = max(console.width, 120)  # a file is no reason for narrow columns
+    run: dict[str, Any] = {"machine": report.machine(), "rounds": rounds, "turn_s": arguments.turn, "workloads": {}}
+    for workload in workloads:
+        with tempfile.TemporaryDirectory() as folder:
+            run["workloads"][workload] = measure(workload, peers, Path(folder), rounds, arguments.turn)
+        console.print(report.table(workload, run))
+        (output / "bench.json").write_text(json.dumps(run, indent=2) + "\n")
+    report.plot(run, output / "bench.svg")
+    report.plot(run, output / "bench.png")
+    if arguments.docs:
+        docs = HERE.parent / "docs"
+        report.plot(run, docs / "benchmarks.svg")
+        report.write_section(docs / "benchmarks.md", report.markdown(run))
+    console.print(f"written: bench.json, bench.svg and bench.png in {output}")
 
 
 if __name__ == "__main__":

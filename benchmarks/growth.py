@@ -1,0 +1,127 @@
+"""How the time of a step grows with batch, width and depth of a perceptron: `python benchmarks/growth.py [--docs]`.
+
+Onward beside PyTorch eager, each point in a process of its own, timed in turn. Prints the times and the slopes on
+logarithmic axes (1: twice the size, twice the time), and writes growth.json and growth.svg into benchmarks/results;
+`--docs` writes the plot to docs/growth.svg, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from run import HERE, Worker, ask
+
+CENTRE = {"batch": 64, "width": 512, "depth": 2}
+SIZES = {
+    "batch": (8, 16, 32, 64, 128, 256, 512),
+    "width": (64, 128, 256, 512, 1024, 2048),
+    "depth": (1, 2, 4, 8, 16, 32),
+}
+PEERS = ("onward", "torch eager")
+COLOURS = {"onward": "#d1495b", "torch eager": "#30638e"}
+TURN = 0.25  # seconds
+
+
+def name(axis: str, size: int) -> str:
+    """Return the workload with one size changed.
+
+    >>> name("width", 128)
+    'mlp:64x128x2'
+    """
+    sizes = {**CENTRE, axis: size}
+    return f"mlp:{sizes['batch']}x{sizes['width']}x{sizes['depth']}"
+
+
+def measure(workload: str, folder: Path, rounds: int) -> dict[str, float]:
+    """Return the median milliseconds per step of each peer."""
+    workers = [Worker(peer, workload, folder) for peer in PEERS]
+    try:
+        for worker in workers:
+            worker.run(2, timed=False)
+        for _ in range(rounds):
+            for worker in workers:
+                worker.turn(TURN)
+    finally:
+        for worker in workers:
+            worker.close()
+    if errors := [f"{w.peer}: {w.error}" for w in workers if w.error]:
+        raise SystemExit(f"{workload}: {'; '.join(errors)}")
+    return {worker.peer: statistics.median(worker.times) * 1e3 for worker in workers}
+
+
+def slope(sizes: list[int], times: list[float]) -> float:
+    """Return the slope of the upper half on logarithmic axes; the fixed cost of a step hides it in the lower one.
+
+    >>> round(slope([1, 2, 4, 8], [5.0, 5.0, 10.0, 20.0]), 3)
+    1.0
+    """
+    half = len(sizes) // 2
+    return float(np.polyfit(np.log(sizes[half:]), np.log(times[half:]), 1)[0])
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Write a panel for each of batch, width and depth."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    figure, panels = pyplot.subplots(1, 3, figsize=(12, 4), sharey=True)
+    for panel, (axis, points) in zip(panels, results.items(), strict=True):
+        sizes = [int(size) for size in points]
+        for peer in PEERS:
+            times = [point[peer] for point in points.values()]
+            label = f"{peer}, slope {slope(sizes, times):.2f}"
+            panel.plot(sizes, times, "o-", color=COLOURS[peer], label=label, markersize=5)
+        fixed = ", ".join(f"{other} {size}" for other, size in CENTRE.items() if other != axis)
+        panel.set_title(f"{axis} ({fixed})", fontsize=11)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.xaxis.set_major_locator(FixedLocator(sizes))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        panel.yaxis.set_minor_formatter(NullFormatter())
+        panel.grid(color="#e5e5e5")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False, loc="upper left", fontsize=9)
+    panels[0].set_ylabel("ms per step")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each peer at each point")
+    parser.add_argument("--docs", action="store_true", help="write the plot into docs/")
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    workloads = dict.fromkeys(name(axis, size) for axis, sizes in SIZES.items() for size in sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        ask("prepare.py", folder, *workloads, "--training-only")
+        measured = {}
+        for workload in workloads:
+            measured[workload] = measure(workload, Path(folder), arguments.rounds)
+            print(f"{workload:18}", *(f"{peer} {ms:8.2f} ms  " for peer, ms in measured[workload].items()), flush=True)
+    results = {axis: {str(size): measured[name(axis, size)] for size in sizes} for axis, sizes in SIZES.items()}
+    for axis, points in results.items():
+        for peer in PEERS:
+            print(f"{axis}: {peer} slope {slope(list(SIZES[axis]), [point[peer] for point in points.values()]):.2f}")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / "growth.json").write_text(json.dumps(results, indent=2) + "\n")
+    plot(results, arguments.output / "growth.svg")
+    if arguments.docs:
+        plot(results, HERE.parent / "docs" / "growth.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The peers of `make bench`, one file for each library; a file is imported only in a worker's process.
+
+Each has `build(workload, batches, files, **options)`, which returns `step(k)`: train on batch k and return the loss
+before the update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+THREADS = 2
+Step = Callable[[int], float]
+Batches = list[tuple[np.ndarray, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A library and how it is used; `environment` names its folder in `.venvs`, where it cannot share ours."""
+
+    module: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    environment: str = ""
+
+    @property
+    def python(self) -> Path:
+        if not self.environment:
+            return Path(sys.executable)
+        return Path(__file__).parent.parent / ".venvs" / self.environment / "bin" / "python"
+
+
+PEERS = {
+    "onward": Peer("onward_program"),
+    "onward plain": Peer("onward_program", {"fused": False}),
+    "torch eager": Peer("pytorch"),
+    "torch fused": Peer("pytorch", {"fused": True}),
+    "torch.compile": Peer("pytorch", {"fused": True, "compiled": True}),
+    "jax jit": Peer("jax_jit", environment="jax"),
+    "onnxruntime-training": Peer("ort_training", environment="onnxruntime-training"),
+    "onnxsim": Peer("onnx_simplifier", environment="onnxsim"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Where `prepare.py` put a workload's files."""
+
+    folder: Path
+    name: str
+
+    @property
+    def training(self) -> Path:
+        return self._at("train.onnx")
+
+    @property
+    def weights(self) -> Path:
+        return self._at("npz")
+
+    def forward(self, opset: int) -> Path:
+        return self._at(f"opset{opset}.onnx")
+
+    def _at(self, ending: str) -> Path:
+        return self.folder / f"{self.name.replace(':', '-')}.{ending}"
