@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
+from author.small import MLP, f32
 from onward.lower.pipeline import compile_model
 from onward.model.training_model import TrainingModel
 
@@ -27,6 +28,12 @@ def build() -> Build:
         return proto
 
     return build_
+
+
+@pytest.fixture
+def mlp(build: Build) -> onnx.ModelProto:
+    """Two matrices with a Relu between them."""
+    return build(MLP, W1=f32(3, 4), W2=f32(4, 2))
 
 
 class Steps:

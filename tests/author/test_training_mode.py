@@ -11,6 +11,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from author.small import f32
 from onward import losses, optimizers
 from onward.author import make_trainable
 from onward.check import check
@@ -18,10 +19,6 @@ from onward.errors import ArgumentError
 from onward.model.convert import to_inference
 
 RNG = np.random.default_rng(5)
-
-
-def f32(*shape: int) -> np.ndarray:
-    return RNG.normal(size=shape).astype(np.float32)
 
 
 NORMALISED = """

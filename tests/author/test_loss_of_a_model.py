@@ -1,0 +1,155 @@
+"""The loss of a training model: what it reads, its labels, and losses of one's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from author.small import f32, gradient, operators
+from onward import losses
+from onward.author import make_trainable
+from onward.check import check
+from onward.errors import ArgumentError
+
+
+def test_cross_entropy_after_softmax_is_refused(build) -> None:
+    proto = build("m (float[N, 3] x) => (float[N, 2] p) { z = MatMul(x, W) p = Softmax(z) }", W=f32(3, 2))
+
+    with pytest.raises(ArgumentError) as caught:
+        make_trainable(proto, loss="cross_entropy")
+
+    assert "`CrossEntropy` expects logits, and output `p` is already a Softmax" in str(caught.value)
+    assert 'hint: let the loss read what goes into it: output="z"' in str(caught.value)
+
+
+def test_the_loss_may_read_a_value_that_is_no_output(build) -> None:
+    proto = build("m (float[N, 3] x) => (float[N, 2] p) { z = MatMul(x, W) p = Softmax(z) }", W=f32(3, 2))
+
+    model = make_trainable(proto, loss="cross_entropy", output="z")
+
+    assert check(model.proto(), pedantic=True).findings == ()
+    assert model.outputs == ["p"]
+
+
+TWO = "m (float[N, 3] x) => (float[N, 2] a, float[N, 1] b) { h = Tanh(x) a = MatMul(h, A) b = MatMul(h, B) }"
+
+
+def test_each_output_has_a_loss_and_a_label_of_its_own(build) -> None:
+    proto = build(TWO, A=f32(3, 2), B=f32(3, 1))
+
+    model = make_trainable(proto, loss={"a": "cross_entropy", "b": (losses.L1(), 0.5)}, optimizer="sgd")
+
+    assert model.targets == ["labels/a", "labels/b"]
+    assert check(model.proto(), pedantic=True).findings == ()
+
+
+def test_labels_of_several_losses_can_be_named(build) -> None:
+    proto = build(TWO, A=f32(3, 2), B=f32(3, 1))
+
+    model = make_trainable(proto, loss={"a": "cross_entropy", "b": "mse"}, label={"a": "kind", "b": "size"})
+
+    assert model.targets == ["kind", "size"]
+
+
+def test_several_outputs_need_a_choice(build) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        make_trainable(build(TWO, A=f32(3, 2), B=f32(3, 1)), loss="mse")
+
+    assert str(caught.value) == (
+        "error[A101]: `MSE` reads 1 output, the model has 2\n  at output=\n  found: `a`, `b`\n"
+        "  needed: output= with one name"
+    )
+
+
+def test_a_loss_of_three_outputs_needs_no_labels(build) -> None:
+    text = """m (float[N, 3] x, float[N, 3] p, float[N, 3] n) => (float[N, 2] a, float[N, 2] b, float[N, 2] c) {
+        a = MatMul(x, W) b = MatMul(p, W) c = MatMul(n, W) }"""
+
+    model = make_trainable(build(text, W=f32(3, 2)), loss="triplet_margin", optimizer="sgd")
+
+    assert model.targets == []
+    assert gradient(model).attributes["zs"].as_strings() == ("x", "p", "n")
+
+
+def test_a_python_function_is_a_loss(mlp, steps) -> None:
+    model = make_trainable(
+        mlp,
+        loss=lambda op, y, t: op.ReduceMean(op.Abs(op.Sub(y, t)), keepdims=0),
+        label={"target": ("float32", ["N", 2])},
+        optimizer="sgd",
+    )
+    x, t = f32(5, 3), f32(5, 2)
+
+    outputs = steps(model).step({"x": x, "target": t})
+
+    np.testing.assert_allclose(outputs["loss"], np.abs(outputs["y"] - t).mean(), rtol=1e-5)
+
+
+def test_a_loss_of_ones_own_needs_to_know_its_labels(mlp) -> None:
+    with pytest.raises(ArgumentError, match='label=\\{"labels": \\("int64", \\["N"\\]\\)\\}'):
+        make_trainable(mlp, loss=lambda op, y, t: y)
+
+
+def test_an_onnx_function_is_a_loss(mlp, steps) -> None:
+    function = helper.make_function(
+        "my.losses", "SquaredSum", ["a", "b"], ["l"],
+        [
+            helper.make_node("Sub", ["a", "b"], ["d"]),
+            helper.make_node("ReduceSumSquare", ["d"], ["l"], keepdims=0),
+        ],
+        [helper.make_opsetid("", 18)],
+    )  # fmt: skip
+    model = make_trainable(mlp, loss=function, label={"t": ("float32", ["N", 2])}, optimizer="sgd")
+    x, t = f32(5, 3), f32(5, 2)
+
+    outputs = steps(model).step({"x": x, "t": t})
+
+    assert "SquaredSum" in operators(model)
+    np.testing.assert_allclose(outputs["loss"], ((outputs["y"] - t) ** 2).sum(), rtol=1e-5)
+
+
+def test_an_onnx_model_is_a_loss(mlp, build, tmp_path) -> None:
+    loss = build(
+        """l (float[N, 2] a, float[N, 2] b) => (float l) {
+            d = Sub(a, b) e = Mul(d, w) l = ReduceSumSquare <keepdims = 0> (e) }""",
+        w=f32(2),
+    )
+    onnx.save(loss, tmp_path / "loss.onnx")
+
+    model = make_trainable(mlp, loss=tmp_path / "loss.onnx", optimizer="sgd")
+
+    assert model.targets == ["labels"]
+    assert list(model.parameters) == ["W1", "W2"]
+    assert check(model.proto(), pedantic=True).findings == ()
+
+
+def test_an_onnx_graph_is_a_loss(mlp, build, steps) -> None:
+    graph = build(
+        "l (float[N, 2] a, float[N, 2] b) => (float l) { d = Sub(a, b) l = ReduceSumSquare <keepdims = 0> (d) }"
+    )
+    model = make_trainable(mlp, loss=graph.graph, optimizer="sgd")
+    x, t = f32(5, 3), f32(5, 2)
+
+    outputs = steps(model).step({"x": x, "labels": t})
+
+    np.testing.assert_allclose(outputs["loss"], ((outputs["y"] - t) ** 2).sum(), rtol=1e-5)
+
+
+def test_a_loss_that_does_not_fit_says_so(mlp) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        make_trainable(mlp, loss=lambda op, y, t: op.MatMul(y, t), label={"t": ("float32", [7, 7])})
+
+    assert "error[A115]: the loss does not fit the outputs and labels\n  at loss=\n  found: " in str(caught.value)
+
+
+def test_a_loss_does_not_read_integers(build) -> None:
+    proto = build("m (float[N, 3] x) => (int64[N, 1] k) { z = MatMul(x, W) k = ArgMax <axis = 1> (z) }", W=f32(3, 2))
+
+    with pytest.raises(ArgumentError) as caught:
+        make_trainable(proto, loss="mse")
+
+    assert str(caught.value) == (
+        "error[A115]: `MSE` cannot read output `k`\n  at output=\n  found: int64\n  needed: a floating-point tensor"
+    )
