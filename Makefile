@@ -34,8 +34,9 @@ fuzz: $(VENV)/.dev
 crash: $(VENV)/.dev
 	$(BIN)/python tests/hostile/crash.py --kills 1000 --resumes 200
 
+# torch.compile needs a C++ compiler (apt-get install g++); without one it is shown as failing.
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py $(BENCH)
 
 # The peers that cannot share an environment with onnxruntime; optional for `make bench`.
 bench-peers:
@@ -43,6 +44,8 @@ bench-peers:
 	benchmarks/.venvs/onnxruntime-training/bin/pip install -q onnxruntime-training-cpu==1.19.2 onnx==1.17.0 'numpy<2.3' 'protobuf<6' torch==2.13.0
 	$(PYTHON) -m venv benchmarks/.venvs/onnxsim
 	benchmarks/.venvs/onnxsim/bin/pip install -q onnxsim==0.8.1 onnxruntime==1.31.1
+	$(PYTHON) -m venv benchmarks/.venvs/jax
+	benchmarks/.venvs/jax/bin/pip install -q jax==0.10.2
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

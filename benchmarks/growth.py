@@ -2,7 +2,7 @@
 
 Onward beside PyTorch eager, each point in a process of its own, timed in turn. Prints the times and the slopes on
 logarithmic axes (1: twice the size, twice the time), and writes growth.json and growth.svg into benchmarks/results;
-`--docs` writes the plot to docs/growth.svg, too.
+`--docs` also writes the plot to docs/growth.svg and the slopes into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report import write_section
 from run import HERE, Worker, ask
 
 CENTRE = {"batch": 64, "width": 512, "depth": 2}
@@ -99,28 +100,45 @@ def plot(results: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
+def markdown(results: dict[str, Any]) -> str:
+    """Return plot and slopes as a part of a page."""
+    lines = [
+        "![milliseconds per step against batch, width and depth](growth.svg)",
+        "",
+        "| | smallest to largest | " + " | ".join(f"{p}: ms at both ends | slope" for p in PEERS) + " |",
+        "|---" * (2 + 2 * len(PEERS)) + "|",
+    ]
+    for axis, points in results.items():
+        cells = [axis, f"{min(SIZES[axis])} to {max(SIZES[axis])}"]
+        for peer in PEERS:
+            times = [point[peer] for point in points.values()]
+            cells += [f"{times[0]:.2f} to {times[-1]:.1f}", f"{slope(list(SIZES[axis]), times):.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each peer at each point")
-    parser.add_argument("--docs", action="store_true", help="write the plot into docs/")
+    parser.add_argument("--docs", action="store_true", help="write plot and slopes into docs/")
     parser.add_argument("--output", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
     workloads = dict.fromkeys(name(axis, size) for axis, sizes in SIZES.items() for size in sizes)
+    measured = {}
     with tempfile.TemporaryDirectory() as folder:
         ask("prepare.py", folder, *workloads, "--training-only")
-        measured = {}
         for workload in workloads:
             measured[workload] = measure(workload, Path(folder), arguments.rounds)
             print(f"{workload:18}", *(f"{peer} {ms:8.2f} ms  " for peer, ms in measured[workload].items()), flush=True)
     results = {axis: {str(size): measured[name(axis, size)] for size in sizes} for axis, sizes in SIZES.items()}
-    for axis, points in results.items():
-        for peer in PEERS:
-            print(f"{axis}: {peer} slope {slope(list(SIZES[axis]), [point[peer] for point in points.values()]):.2f}")
+    print("\n" + markdown(results))
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / "growth.json").write_text(json.dumps(results, indent=2) + "\n")
     plot(results, arguments.output / "growth.svg")
     if arguments.docs:
-        plot(results, HERE.parent / "docs" / "growth.svg")
+        docs = HERE.parent / "docs"
+        plot(results, docs / "growth.svg")
+        write_section(docs / "benchmarks.md", "growth", markdown(results))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from rich.table import Table
 OURS = ("onward", "onward plain")
 ONNX_PEERS = ("onnxruntime-training", "onnxsim")
 AGAINST_ALL = ("mlp", "embedding", "lstm")  # workloads where the goal is the fastest peer; elsewhere torch eager
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 COLUMNS = (
     "peer", "ms per step", "best", "× fastest peer", "× torch eager", "of GEMM peak", "first step s", "peak MiB",
     "loss off by",
@@ -76,7 +75,7 @@ def table(workload: str, run: dict[str, Any]) -> Table:
     operations = run["workloads"][workload]["flops"] / 1e9
     shown = Table(title=f"{workload}: {operations:.3g} GFLOP per step", title_justify="left", caption_justify="left")
     for heading in COLUMNS:
-        shown.add_column(heading, justify="left" if heading == "peer" else "right")
+        shown.add_column(heading, justify="left" if heading == "peer" else "right", no_wrap=heading == "peer")
     failed = []
     for row in rows(workload, run):
         if len(row) == len(COLUMNS):
@@ -144,11 +143,12 @@ def markdown(run: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_section(page: Path, text: str) -> None:
-    """Replace what is between the two marks of the page."""
-    before, rest = page.read_text().split(BEGIN)
-    _, after = rest.split(END)
-    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+def write_section(page: Path, name: str, text: str) -> None:
+    """Replace what is between two marks of the page."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, rest = page.read_text().split(begin)
+    _, after = rest.split(end)
+    page.write_text(f"{before}{begin}\n{text}{end}{after}")
 
 
 STYLES = {
@@ -179,15 +179,16 @@ def plot(run: dict[str, Any], path: Path) -> None:
                 *zip(*points, strict=True), mark, color=colour, label=peer, markersize=8 if peer == "onward" else 6,
                 markerfacecolor="none" if peer == "onward plain" else colour, zorder=3 if peer == "onward" else 2,
             )  # fmt: skip
-        axis.axvline(1, color="#333333", linewidth=0.8, zorder=1)
+        axis.axvline(1, color="#333333", linewidth=0.8, zorder=1.5)
         axis.set_xscale("log")
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_title(title, fontsize=11)
-        axis.grid(axis="both", color="#e5e5e5", zorder=0)
+        axis.grid(axis="both", color="#e5e5e5")
+        axis.set_axisbelow(True)
         axis.spines[["top", "right", "left"]].set_visible(False)
-        axis.tick_params(length=0)
+        axis.tick_params(which="both", length=0)
     axes[0].set_yticks(range(len(workloads)), list(workloads))
     axes[0].invert_yaxis()
     axes[1].set_xlabel("relative to torch eager (left of the line: better)")

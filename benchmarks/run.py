@@ -209,7 +209,7 @@ def main() -> None:
     if arguments.docs:
         docs = HERE.parent / "docs"
         report.plot(run, docs / "benchmarks.svg")
-        report.write_section(docs / "benchmarks.md", report.markdown(run))
+        report.write_section(docs / "benchmarks.md", "results", report.markdown(run))
     console.print(f"written: bench.json, bench.svg and bench.png in {output}")
 
 

@@ -1,0 +1,178 @@
+"""The harness of `make bench` on the smallest network, so that it does not rot; the numbers are not looked at."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
+import flops
+import growth
+import peers
+import prepare
+import report
+import run
+import workloads
+
+NAME = "mlp:4x8x1"
+IN_PROCESS = ("onward", "onward plain", "torch eager", "torch fused")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> peers.Files:
+    made = peers.Files(tmp_path_factory.mktemp("files"), NAME)
+    prepare.write_training(workloads.find(NAME), made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def losses(peer: str, files: peers.Files) -> list[float]:
+    workload, spec = workloads.find(NAME), peers.PEERS[peer]
+    module = importlib.import_module(f"peers.{spec.module}")
+    step = module.build(workload, workload.batches(2), files, **spec.options)
+    return [step(0), step(1)]
+
+
+@pytest.mark.parametrize("peer", IN_PROCESS)
+def test_every_peer_of_this_environment_has_the_losses_of_torch_eager(peer: str, files: peers.Files) -> None:
+    expected = losses("torch eager", files)
+
+    found = losses(peer, files)
+
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_a_worker_trains_in_its_own_process_and_reports(files: peers.Files) -> None:
+    worker = run.Worker("onward plain", NAME, files.folder)
+
+    worker.run(2)
+    worker.close()
+
+    result = worker.result(worker.losses)
+    assert (result["steps"], result["loss_off"]) == (2, 0)
+    assert result["first_step_s"] > 0
+    assert result["peak_mib"] > 1
+
+
+def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
+    worker = run.Worker("onward plain", NAME, tmp_path)
+    worker.close()
+
+    error = worker.result([])["error"]
+
+    assert "mlp-4x8x1.train.onnx" in error
+    assert str(tmp_path) not in error
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> run.Worker:
+    monkeypatch.setitem(peers.PEERS, "absent", peers.Peer("none", environment="absent"))
+    return run.Worker("absent", NAME, tmp_path)
+
+
+def test_a_peer_that_is_not_installed_says_how_to_install_it(absent: run.Worker) -> None:
+    assert absent.result([]) == {"error": "not installed: make bench-peers"}
+
+
+def test_a_peer_with_another_loss_is_no_peer(absent: run.Worker) -> None:
+    absent.error, absent.losses = "", [2.31]
+
+    result = absent.result([2.30])
+
+    assert result == {"error": "another first loss: 2.31000 instead of 2.30000"}
+
+
+@pytest.mark.parametrize("workload", workloads.WORKLOADS.values(), ids=lambda w: w.name)
+def test_every_workload_has_batches_of_its_shape(workload: workloads.Workload) -> None:
+    x, t = workload.batches(1)[0]
+
+    assert x.shape == workload.shape
+    assert t.shape == workload.shape[:1]
+
+
+def test_operations_are_counted_forward_and_for_each_gradient() -> None:
+    weights = {"w": np.zeros((3, 1, 3, 3), np.float32), "v": np.zeros((2, 48), np.float32)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+            helper.make_node("Flatten", ["c"], ["f"]),
+            helper.make_node("Gemm", ["f", "v"], ["y"], transB=1),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+
+    found = flops.count(model, np.zeros((5, 1, 4, 4), np.float32))
+
+    convolution, product = 2 * 5 * 3 * 16 * 9, 2 * 5 * 2 * 48
+    assert found == 2 * convolution + 3 * product  # the input of the convolution needs no gradient
+
+
+def measured(ms: float) -> dict[str, float]:
+    return {"median_ms": ms, "best_ms": ms, "steps": 2, "first_step_s": 1.0, "peak_mib": 100.0, "loss_off": 0.0}
+
+
+RUN = {
+    "machine": "m", "rounds": 1, "turn_s": 0.1,
+    "workloads": {
+        "mlp-64": {
+            "flops": 2e8, "gemm_gflops": 100.0,
+            "peers": {"onward": measured(3.0), "torch eager": measured(4.0), "jax jit": measured(2.0),
+                      "onnxsim": {"error": "no rule"}},
+        }
+    },
+}  # fmt: skip
+
+
+def test_the_page_says_which_goals_are_missed_and_who_cannot(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n")
+
+    report.write_section(page, "results", report.markdown(RUN))
+
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert "| mlp-64 | fastest peer | **1.50: missed** | – | 1.00 | – |" in text
+    assert "| onward | 3.00 | 3.00 | 1.50 | 0.75 | 67% | 1.0 | 100 | 0e+00 |" in text
+    assert "- onnxsim: cannot: no rule" in text
+
+
+def test_the_plots_are_drawn(tmp_path: Path) -> None:
+    points = {axis: {str(s): {p: float(s) for p in growth.PEERS} for s in growth.SIZES[axis]} for axis in growth.SIZES}
+
+    report.plot(RUN, tmp_path / "bench.svg")
+    growth.plot(points, tmp_path / "growth.svg")
+
+    assert "<!-- jax jit -->" in (tmp_path / "bench.svg").read_text()
+    assert "<!-- onward, slope 1.00 -->" in (tmp_path / "growth.svg").read_text()
+
+
+@pytest.mark.parametrize("module", [run, report, growth], ids=lambda m: m.__name__)
+def test_its_examples_are_true(module: object) -> None:
+    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
+
+
+def test_no_number_gives_no_ratio() -> None:
+    assert report.ratio(1.0, math.nan) == ""
