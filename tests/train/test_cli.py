@@ -23,7 +23,7 @@ from onward.cli.train import train
 from onward.errors import OnwardError
 from onward.train.checkpoint import CheckpointDirectory
 from train.test_backends import model, network, samples
-from train.test_data import write_idx
+from train.test_data_files import write_idx
 
 
 def call(*arguments):

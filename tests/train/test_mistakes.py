@@ -271,7 +271,7 @@ def test_every_public_method_explains_a_mistake(trainer, call, tmp_path):
     + [("classes", 3), ("classes", "abc")],
 )  # fmt: skip
 def test_a_preparation_that_cannot_be_is_refused_when_it_is_made(name, value):
-    assert problems_of(lambda: Preparation(**{name: value}))[0].startswith(f"{name} of the preparation is ")
+    assert problems_of(lambda: Preparation(**{name: value}))[0].startswith(f"{name} is ")
 
 
 SCORES = np.random.default_rng(0).random((40, 4))

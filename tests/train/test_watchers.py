@@ -220,3 +220,36 @@ def test_quiet_prints_nothing(capsys):
     make_trainer().fit(*linear_data(), **QUIET)
 
     assert capsys.readouterr() == ("", "")
+
+
+def drawn(columns, **more):
+    """Return what a terminal of that width has been sent by a run, line by line."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=columns, color_system=None)
+    bar = ProgressBar(console)
+    make_trainer().fit(*linear_data(64), callbacks=[bar], validation_data=linear_data(32, 1), **{**QUIET, **more})
+    return console.file.getvalue().replace("\r", "\n").splitlines()
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
+def test_the_bar_stays_on_one_line_in_a_narrow_terminal(columns):
+    lines = drawn(columns, epochs=2)
+
+    bars = [line for line in lines if "loss" in line and "left" in line]
+    assert bars
+    assert all("left" in line and line.count("epoch") + line.count("validating") <= 1 for line in bars)
+    assert not [line for line in lines if line.strip() in ("samples/s", "steps")]
+
+
+def test_a_table_with_one_metric_fits_eighty_columns():
+    lines = drawn(80, epochs=1, metrics=["mae"])
+
+    heading = next(line for line in lines if "val_loss" in line)
+    assert "samples/s" in heading
+
+
+def test_a_finished_run_that_is_taken_up_says_so(tmp_path, capsys):
+    make_trainer().fit(*linear_data(64), checkpoint=tmp_path, **QUIET)
+
+    Trainer.resume(tmp_path).fit(*linear_data(64), progress="plain")
+
+    assert capsys.readouterr().err == "this run is finished, at step 4 after epoch 1; raise epochs to go on\n"

@@ -30,6 +30,9 @@ class Callback:
     def on_step_end(self, run: Run, logs: Logs) -> None:
         """Called after every step; `logs` holds the loss of the step and other scalar outputs."""
 
+    def on_validation_begin(self, run: Run) -> None:
+        """Called after the last step of an epoch, where there is validation data."""
+
     def on_epoch_end(self, run: Run, logs: Logs) -> None:
         """Called after validation; `logs` is the record of the epoch."""
 

@@ -318,6 +318,8 @@ class Run:
             callback.on_epoch_end(self, logs)
 
     def _validate(self, validation: Validation, metrics: Sequence[Metric]) -> dict[str, Any]:
+        for callback in self._callbacks:
+            callback.on_validation_begin(self)
         held = [metric.get_state() for metric in metrics]
         try:
             return evaluation.run_evaluation(

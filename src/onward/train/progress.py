@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from onward.train.callbacks import Callback, Logs
@@ -57,6 +57,16 @@ def numbers_of(logs: Logs) -> dict[str, float]:
     return {k: v for k, v in logs.items() if k not in _HIDDEN and isinstance(v, (int, float))}
 
 
+def taken_up(run: Run) -> str:
+    """Return what to say about a run that was taken up; nothing for a new one."""
+    position = run.position
+    if not position.step or not (position.batch or position.epoch):
+        return ""
+    if position.epoch >= run.settings.epochs:
+        return f"this run is finished, at step {position.step} after epoch {position.epoch}; raise epochs to go on"
+    return f"going on at step {position.step} (epoch {position.epoch + 1})"
+
+
 class PlainLines(Callback):
     """One line per epoch, and at most one every ten seconds in between; for logs and pipes."""
 
@@ -69,8 +79,9 @@ class PlainLines(Callback):
 
     def on_fit_begin(self, run: Run) -> None:
         self._last = time.perf_counter()
-        if run.position.step > 0 and (run.position.batch or run.position.epoch):
-            self._print(f"going on at step {run.position.step} (epoch {run.position.epoch + 1})")
+        greeting = taken_up(run)
+        if greeting:
+            self._print(greeting)
 
     def on_step_end(self, run: Run, logs: Logs) -> None:
         now = time.perf_counter()
@@ -98,6 +109,9 @@ class PlainLines(Callback):
 
 
 class _Speed(ProgressColumn):
+    def __init__(self) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
+
     def render(self, task: Task) -> Text:
         return Text(task.fields.get("speed", ""), style="cyan")
 
@@ -114,15 +128,20 @@ class ProgressBar(Callback):
         self._mean = 0.0
 
     def on_fit_begin(self, run: Run) -> None:
-        self._progress = Progress(
+        width = self._console.width
+        columns: list[ProgressColumn] = [
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.completed}/{task.total} steps"),
+            TextColumn("{task.completed}/{task.total}" + (" steps" if width >= 80 else "")),
             TextColumn("loss [bold]{task.fields[loss]}"),
-            _Speed(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+        ]
+        if width >= 70:  # what there is no room for is left out: a line that wraps cannot be drawn over
+            columns.append(_Speed())
+        if width >= 90:
+            columns.append(TimeElapsedColumn())
+        columns += [TextColumn("left"), TimeRemainingColumn()]
+        self._progress = Progress(
+            *columns,
             console=self._console,
             transient=True,
             refresh_per_second=8,
@@ -134,6 +153,9 @@ class ProgressBar(Callback):
             f"epoch {run.position.epoch + 1}/{run.settings.epochs}", total=total, completed=done, loss="–", speed=""
         )
         self._mean = float("nan")
+        greeting = taken_up(run)
+        if greeting:
+            self._console.print(greeting, highlight=False)
         self._progress.start()
 
     def on_step_end(self, run: Run, logs: Logs) -> None:
@@ -150,6 +172,10 @@ class ProgressBar(Callback):
             description=f"epoch {run.position.epoch + 1}/{run.settings.epochs}",
         )
 
+    def on_validation_begin(self, run: Run) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, description=f"validating {run.position.epoch + 1}/{run.settings.epochs}")
+
     def on_epoch_end(self, run: Run, logs: Logs) -> None:
         if self._progress is None:
             return
@@ -157,7 +183,7 @@ class ProgressBar(Callback):
         if list(numbers) != self._columns:
             self._columns = list(numbers)
             headings = ["epoch", *self._columns, "rate", "time", "samples/s"]
-            self._widths = [max(len(h), 9) for h in headings]
+            self._widths = [max(len(h), 7) for h in headings]
             self._row(headings, "bold underline")
         self._row(
             [

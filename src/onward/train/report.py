@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 import onward
+from onward.train.data.preparation import Preparation
 from onward.train.plot import COLOURS, column_chart, loss_chart
 from onward.train.progress import show_seconds
 
@@ -86,13 +87,14 @@ def settings_of(run: Run) -> dict[str, str]:
     s, program = run.settings, run.trainer.program
     state = sum(int(np.asarray(program.state[p]).size) for p in program.parameters)
     rate = run.learning_rate
+    changes = run.schedule is not None or run.rate_factor != 1.0
     entries = {
         "epochs": s.epochs,
         "batch size": s.batch_size,
         "samples": run.source.size if run.source.size is not None else "unknown",
         "seed": s.seed,
         "shuffled": "yes" if s.shuffle else "no",
-        "learning rate": f"{rate:g} at the end" if math.isfinite(rate) else "in the model",
+        "learning rate": (f"{rate:g}" + " at the end" * changes) if math.isfinite(rate) else "in the model",
         "inputs": ", ".join(f"{i.name} {_dims(i.shape)}" for i in program.inputs),
         "targets": ", ".join(f"{t.name} {_dims(t.shape)}" for t in program.targets),
         "parameters": f"{state:,} numbers in {len(program.parameters)} tensors",
@@ -100,8 +102,22 @@ def settings_of(run: Run) -> dict[str, str]:
     }
     preparation = run.trainer.preparation
     if preparation.normalises:
-        entries["normalisation"] = f"(x × {preparation.scale:g} − {preparation.mean}) / {preparation.std}"
+        entries["normalisation"] = normalisation(preparation)
     return {key: str(value) for key, value in entries.items()}
+
+
+def normalisation(preparation: Preparation) -> str:
+    """Return what is done to the inputs as a formula, without the parts that do nothing.
+
+    >>> normalisation(Preparation(scale=0.5)), normalisation(Preparation(scale=2, mean=0.25, std=[0.5, 1.0]))
+    ('x × 0.5', '(x × 2 − 0.25) / [0.5, 1.0]')
+    """
+    text = "x" if preparation.scale == 1.0 else f"x × {preparation.scale:g}"
+    if np.any(np.asarray(preparation.mean) != 0.0):
+        text += f" − {preparation.mean}"
+    if np.any(np.asarray(preparation.std) != 1.0):
+        text = (f"({text})" if text != "x" else text) + f" / {preparation.std}"
+    return text
 
 
 def _dims(shape: Sequence[Any]) -> str:
@@ -198,7 +214,7 @@ def _metric_charts(epochs: Sequence[dict[str, Any]]) -> str:
     cards = []
     for i, (title, pairs) in enumerate(wanted):
         alone = i == len(wanted) - 1 and len(wanted) % 2 == 1  # the last of an odd number takes the whole row
-        chart = column_chart(epochs, pairs, title, 1020 if alone else 500)
+        chart = column_chart(epochs, pairs, title[:1].upper() + title[1:], 1020 if alone else 500)
         cards.append(f'<section class="card plain{" row" if alone else ""}">{chart}</section>')
     return f'<div class="grid">{"".join(cards)}</div>'
 

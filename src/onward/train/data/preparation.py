@@ -63,7 +63,7 @@ class Preparation:
             ("classes", "a tuple of names", _are_names(self.classes)),
         )
         problems = [
-            Diagnostic(A101, f"{name} of the preparation is {getattr(self, name)!r}", needed=needed)
+            Diagnostic(A101, f"{name} is {getattr(self, name)!r}", place="the preparation of the data", needed=needed)
             for name, needed, right in rules
             if not right
         ]

@@ -162,7 +162,9 @@ def _choose(
             place=str(path),
             found=_list(columns),
             needed=f"`{spec.name}` {spec.dtype} {_sizes(spec)}",
-            hint=f"name it: columns={{'{spec.name}': 'a,b,c'}}, or --column {spec.name}=a,b,c",
+            hint=f"name it: columns={{'{spec.name}': '{_example(spec, columns)}'}}, or --column "
+            f"{spec.name}={_example(spec, columns)}"
+            + ("; the last one left takes all columns that remain" if len(left) > 1 else ""),
         )
         for spec in left
     ]
@@ -195,6 +197,12 @@ def _missing(
     return (
         [Diagnostic(T141, message, place=str(path), found=_list(columns), needed=needed, hint=hint)] if missing else []
     )
+
+
+def _example(spec: TensorSpec, columns: Sequence[str]) -> str:
+    """Return columns as one would name them: the last one for a single number, which is where labels often stand."""
+    single = len(spec.shape) == 1 or (len(spec.shape) == 2 and spec.shape[1] == 1)
+    return columns[-1] if single and columns else "a,b,c"
 
 
 def _numbered(columns: Sequence[str], name: str) -> list[str]:
