@@ -45,15 +45,20 @@ import sys
 import numpy as np
 import onward
 
-folder = sys.argv[1]
-trainer = onward.Trainer(folder + "/net.onnx", backend="torch", threads=1)
+folder, shard = sys.argv[1], sys.argv[2] == "shard"
+options = {"shard": True} if shard else {}
+trainer = onward.Trainer(folder + "/net.onnx", backend="torch", threads=1, **options)
 rng = np.random.default_rng(0)
-for step in range(5):
+losses = []
+for step in range(8):
     size = 1 if step == 3 else 7  # one sample: the second process alone has work
     feeds = {"x": rng.normal(size=(size, 1, 6, 6)).astype(np.float32), "labels": rng.integers(0, 3, size)}
-    outputs = trainer.step(feeds)
+    outputs = trainer.session.step(feeds)
     assert outputs["train/logits"].shape == (size, 3), outputs["train/logits"].shape
-np.savez(f"{folder}/rank{trainer.session._group.rank}.npz", **trainer.state)
+    losses.append(outputs["loss"])
+held = sum(getattr(v, "tensor", v).nbytes for v in trainer.session._state.values())
+np.savez(f"{folder}/rank{trainer.session._group.rank if trainer.session._group else 0}.npz", **trainer.state,
+         losses=np.array(losses), held=np.array(held))
 """
 
 
@@ -128,17 +133,24 @@ def test_another_backend_is_refused(files: Path) -> None:
     assert "several processes train together on the torch backend only" in done.stderr
 
 
-def test_statistics_and_dropout_leave_the_same_state_in_both_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", ["whole", "shard"])
+def test_statistics_and_dropout_follow_the_trajectory_of_one_process(kept: str, tmp_path: Path) -> None:
     from backends.test_torch_module import convolutional
 
     onward.save(convolutional(), tmp_path / "net.onnx")
     script = tmp_path / "worker.py"
     script.write_text(WORKER_WITH_STATISTICS_AND_DROPOUT)
 
-    done = torchrun(str(script), str(tmp_path))
+    done = torchrun(str(script), str(tmp_path), kept)
 
     assert done.returncode == 0, done.stderr
-    first, second = (np.load(tmp_path / f"rank{r}.npz") for r in (0, 1))
-    assert float(np.abs(first["bn.running_mean"]).sum()) > 0
-    for name in first.files:
+    first, second = (dict(np.load(tmp_path / f"rank{r}.npz")) for r in (0, 1))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(script), str(tmp_path), "whole"], env=environment, check=True, timeout=300)
+    alone = dict(np.load(tmp_path / "rank0.npz"))
+    np.testing.assert_allclose(first["losses"], alone["losses"], rtol=1e-6)
+    if kept == "shard":
+        assert max(first.pop("held"), second.pop("held")) < 0.75 * alone.pop("held")
+    assert_same(first, alone)
+    for name in first:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)

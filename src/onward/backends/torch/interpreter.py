@@ -89,7 +89,7 @@ class Interpreter:
         given: dict[str, Any] = {}
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.GRAPH:
-                given[name] = Body(attribute.as_graph(), self.opset)
+                given[name] = self.body(attribute.as_graph())
             elif attribute.type == ir.AttributeType.TENSOR:
                 given[name] = to_tensor(attribute.as_tensor().numpy())
             else:
@@ -143,9 +143,7 @@ class Interpreter:
             arguments = [None if s < 0 else values[s] for s in instruction.inputs]
             for body in instruction.bodies:
                 body.values = {name: values[slot] for name, slot in body.outer.items()}
-            result = run_on_host(instruction.op_type, instruction.attributes, arguments)
-            if result is None:
-                result = instruction.handler(instruction.attributes, *_on_device(instruction, arguments))
+            result = self.call(instruction, arguments)
             results = result if isinstance(result, tuple) else (result,)
             for slot, value in zip(instruction.outputs, results, strict=False):
                 if slot >= 0:
@@ -154,13 +152,24 @@ class Interpreter:
                 values[slot] = None
         return {name: _as_tensor(values[slot]) for name, slot in zip(self.output_names, self._outputs, strict=True)}
 
+    def body(self, graph: ir.Graph) -> Body:
+        """Return the graph of an attribute, ready to run."""
+        return Body(graph, Interpreter(graph, self.opset))
+
+    def call(self, instruction: Instruction, arguments: list[Any]) -> Any:
+        """Return what a node gives for its inputs."""
+        result = run_on_host(instruction.op_type, instruction.attributes, arguments)
+        if result is not None:
+            return result
+        return instruction.handler(instruction.attributes, *on_device(instruction, arguments))
+
 
 class Body:
     """The graph of an If, Loop or Scan; `body(*inputs)` runs it with the outer values of the moment."""
 
-    def __init__(self, graph: ir.Graph, opset: int) -> None:
+    def __init__(self, graph: ir.Graph, interpreter: Interpreter) -> None:
         self.captured = graphs.captured(graph)
-        self.interpreter = Interpreter(graph, opset)
+        self.interpreter = interpreter
         self.input_names = [v.name or "" for v in graph.inputs]
         self.outer: dict[str, int] = {}
         self.values: dict[str, Any] = {}
@@ -168,6 +177,19 @@ class Body:
     def __call__(self, *inputs: Any) -> list[Any]:
         feeds = {**self.values, **dict(zip(self.input_names, inputs, strict=False))}
         return list(self.interpreter.run(feeds).values())
+
+    def length(self, value: Any, axis: int) -> int:
+        """Return the size of a scan input along its scan axis."""
+        size: int = value.shape[axis]
+        return size
+
+    def select(self, value: Any, axis: int, index: int) -> Any:
+        """Return one step of a scan input."""
+        return value.select(axis, index)
+
+    def stack(self, values: list[Any], axis: int = 0) -> Any:
+        """Return the outputs of all steps as one value."""
+        return torch.stack(values, axis)
 
 
 def _expand_functions(graph: ir.Graph, opset: int, wanted: list[ir.Value]) -> list[ir.Value]:
@@ -227,7 +249,7 @@ _WANTED_ON_HOST = {
 }  # fmt: skip
 
 
-def _on_device(instruction: Instruction, arguments: list[Any]) -> list[Any]:
+def on_device(instruction: Instruction, arguments: list[Any]) -> list[Any]:
     """Return the arguments with host values as tensors beside the other tensors, except where numbers are wanted."""
     if not any(isinstance(a, Host) for a in arguments):
         return arguments

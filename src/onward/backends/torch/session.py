@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ import torch
 from onward.backends import state as states
 from onward.backends.processes import world_size
 from onward.backends.torch.interpreter import Interpreter
+from onward.backends.torch.shares import Shared, spread
 from onward.backends.torch.tensors import to_numpy, to_tensor
-from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
 from onward.program import Program
 
 B301 = define(
@@ -34,12 +35,20 @@ class TorchSession:
         device: where, as torch names it ("cpu", "cuda", "mps").
         compile: run the step through `torch.compile`.
         threads: threads inside an operator.
+        shard: with several processes, keep only a part of parameters and optimizer state in each; reading the state
+            (checkpoints too) is then something that all processes do together.
 
     Started by torchrun, all processes together make one run: see `onward.backends.torch.distributed`.
     """
 
     def __init__(
-        self, program: Program, *, device: str = "cpu", compile: bool = False, threads: int | None = None
+        self,
+        program: Program,
+        *,
+        device: str = "cpu",
+        compile: bool = False,
+        threads: int | None = None,
+        shard: bool = False,
     ) -> None:
         self.program = program
         if threads is not None:
@@ -55,13 +64,13 @@ class TorchSession:
             message = str(error).splitlines()[0]
             raise ArgumentError(Diagnostic(A101, f"device `{device}` cannot be used: {message}")) from error
         self.compile = compile
-        self._state = {n: to_tensor(v).to(self.device) for n, v in program.state.items()}
         self._graphs: dict[str, tuple[Any, frozenset[str]]] = {}
         self._group: Any = None
         if world_size() > 1:
             from onward.backends.torch.distributed import Group
 
-            self._group = Group(program, self.device)
+            self._group = Group(program, self.device, shard=shard)
+        self._state = {n: self._kept(v) for n, v in program.state.items()}
 
     @property
     def writer(self) -> bool:
@@ -81,10 +90,10 @@ class TorchSession:
 
     def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         results = self._run("evaluate", states.evaluation_graph(self.program), feeds)
-        return {n: to_numpy(v) for n, v in results.items()}
+        return {n: to_numpy(self._whole(v)) for n, v in results.items()}
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {n: to_numpy(v) for n, v in self._run("infer", self.program.infer, feeds).items()}
+        return {n: to_numpy(self._whole(v)) for n, v in self._run("infer", self.program.infer, feeds).items()}
 
     def initialize(self, seed: int = 0) -> None:
         def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -93,11 +102,18 @@ class TorchSession:
         self.set_state(states.initial_state(self.program, seed, run))
 
     def get_state(self) -> dict[str, np.ndarray]:
-        return {name: to_numpy(value) for name, value in self._state.items()}
+        return {name: to_numpy(self._whole(value)) for name, value in self._state.items()}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         checked = states.checked(self.program, state)
-        self._state.update({n: to_tensor(v).to(self.device) for n, v in checked.items()})
+        self._state.update({n: self._kept(v) for n, v in checked.items()})
+
+    def _kept(self, value: np.ndarray) -> Any:
+        return to_tensor(value).to(self.device) if self._group is None else self._group.kept(value)
+
+    def _whole(self, value: Any) -> torch.Tensor:
+        whole: torch.Tensor = value if self._group is None else self._group.whole(value)
+        return whole
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -106,37 +122,42 @@ class TorchSession:
             "device": str(self.device),
             "threads": torch.get_num_threads(),
             "compile": self.compile,
-            **({} if self._group is None else {"processes": self._group.size}),
+            **({} if self._group is None else {"processes": self._group.size, "shard": self._group.shard}),
         }
 
     def _run(
-        self,
-        key: str,
-        model: onnx.ModelProto,
-        feeds: Mapping[str, Any],
-        state: Mapping[str, torch.Tensor] | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Run a graph with the current state, or with `state`."""
-        current = self._state if state is None else state
+        self, key: str, model: onnx.ModelProto, feeds: Mapping[str, Any], *, cut: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Run a graph with the current state; with several processes, values may be shares."""
         if key not in self._graphs:
-            graph = ir.serde.deserialize_model(model).graph
-            interpreter = Interpreter(graph, model.opset_import[0].version)
-            interpreter.to(self.device)
-            hot = key.startswith(("step", "gradients", "update"))
-            run = torch.compile(interpreter.run) if self.compile and hot else interpreter.run
-            self._graphs[key] = (run, frozenset(v.name or "" for v in graph.inputs))
+            self._graphs[key] = self._prepare(key, model, cut)
         run, wanted = self._graphs[key]
         given = {**self.program.settings, **feeds}
-        states.require_feeds(wanted, {**current, **given}, self.program)
-        values = {n: v for n, v in current.items() if n in wanted}
+        states.require_feeds(wanted, {**self._state, **given}, self.program)
+        values = {n: v for n, v in self._state.items() if n in wanted}
         for name, value in given.items():
             if name in wanted:
-                values[name] = value if isinstance(value, torch.Tensor) else to_tensor(value).to(self.device)
+                ready = isinstance(value, torch.Tensor) or spread(value)
+                values[name] = value if ready else to_tensor(value).to(self.device)
         with torch.no_grad():
             try:
-                results: dict[str, torch.Tensor] = run(values)
+                results: dict[str, Any] = run(values)
             except (RuntimeError, IndexError, ValueError) as error:
-                if isinstance(error, ArgumentError):
+                if isinstance(error, OnwardError):
                     raise
                 raise BackendError(Diagnostic(B301, f"PyTorch failed in the {key} graph: {error}")) from error
         return results
+
+    def _prepare(self, key: str, model: onnx.ModelProto, cut: Sequence[str]) -> tuple[Any, frozenset[str]]:
+        """Return a graph ready to run, and the names of its inputs."""
+        graph = ir.serde.deserialize_model(model).graph
+        opset = model.opset_import[0].version
+        if self._group is None:
+            interpreter = Interpreter(graph, opset)
+        else:
+            interpreter = Shared(graph, opset, self._group, cut=cut)
+        interpreter.to(self.device)
+        # Between processes the messages are in the middle of the graph, where the compiler does not see them.
+        hot = key.startswith("step")
+        run = torch.compile(interpreter.run) if self.compile and hot else interpreter.run
+        return run, frozenset(v.name or "" for v in graph.inputs)

@@ -41,7 +41,7 @@ def loop(attributes: Attributes, trips: Any, condition: Any, *carried: Any) -> t
     outputs = attributes.outputs - len(carried)
     if not collected:
         collected = [[] for _ in range(outputs)]
-    stacked = [torch.stack(s) if s else torch.zeros(0) for s in collected]
+    stacked = [body.stack(s) if s else torch.zeros(0) for s in collected]
     return (*values, *stacked)
 
 
@@ -52,11 +52,11 @@ def scan(attributes: Attributes, *inputs: Any) -> tuple[Any, ...]:
     states, scanned = list(inputs[: len(inputs) - count]), [_tensor(v) for v in inputs[len(inputs) - count :]]
     directions = attributes.get("scan_input_directions") or [0] * count
     axes = attributes.get("scan_input_axes") or [0] * count
-    steps = scanned[0].shape[axes[0]]
+    steps = body.length(scanned[0], axes[0])
     collected: list[list[Tensor]] = [[] for _ in range(attributes.outputs - len(states))]
     for step in range(steps):
         slices = [
-            x.select(axis, steps - 1 - step if backward else step)
+            body.select(x, axis, steps - 1 - step if backward else step)
             for x, axis, backward in zip(scanned, axes, directions, strict=True)
         ]
         results = body(*states, *slices)
@@ -66,7 +66,7 @@ def scan(attributes: Attributes, *inputs: Any) -> tuple[Any, ...]:
     out_directions = attributes.get("scan_output_directions") or [0] * len(collected)
     out_axes = attributes.get("scan_output_axes") or [0] * len(collected)
     stacked = [
-        torch.stack(list(reversed(s)) if backward else s, axis)
+        body.stack(list(reversed(s)) if backward else s, axis)
         for s, axis, backward in zip(collected, out_axes, out_directions, strict=True)
     ]
     return (*states, *stacked)
