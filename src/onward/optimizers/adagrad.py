@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from onward.optimizers.base import Group, Optimizer, Slot, Updated, decay
-from onward.optimizers.operators import emit_operator
+from onward.optimizers.base import Group, Optimizer, Slot, Updated
+from onward.optimizers.operators import emit_decayed
 from onward.schedules.base import Schedule, check_number
 
 
@@ -34,17 +34,11 @@ class Adagrad(Optimizer):
         return float(self.epsilon)
 
     def update(self, group: Group) -> list[Updated]:
-        values = [p.value for p in group.parameters]
-        if self.decoupled:
-            values = [decay(group.op, self, group.rate, p.value, p.gradient)[0] for p in group.parameters]
-        return emit_operator(
+        return emit_decayed(
+            self,
             group,
             "Adagrad",
-            values,
-            [p.gradient for p in group.parameters],
-            group.rate,
             group.step,
             decay_factor=float(self.decay_factor),
             epsilon=self.operator_epsilon(),
-            norm_coefficient=0.0 if self.decoupled else float(self.weight_decay),
         )

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from onward.optimizers.base import Group, Optimizer, Slot, Updated, decay
-from onward.optimizers.operators import emit_operator
+from onward.optimizers.base import Group, Optimizer, Slot, Updated
+from onward.optimizers.operators import emit_decayed
 from onward.schedules.base import check_number
 
 
 @dataclasses.dataclass(frozen=True)
-class Adam(Optimizer):
-    """ONNX's `Adam` operator with T counted from 1, which is Keras's and scikit-learn's Adam exactly.
-
-    V' = β₁·V + (1 - β₁)·G;  H' = β₂·H + (1 - β₂)·G²;  X' = X - R·√(1 - β₂ᵗ)/(1 - β₁ᵗ) · V' / (√H' + epsilon).
-
-    PyTorch divides by √(H'/(1 - β₂ᵗ)) + epsilon instead: see `TorchAdam`.
-    """
+class Betas(Optimizer):
+    """What the relatives of Adam share: how fast two averages forget, and what keeps a division finite."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -24,7 +19,20 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_betas(self, self.beta1, self.beta2, self.epsilon)
+        name = type(self).__name__
+        check_number("beta1", self.beta1, name, low=0.0, below=1.0)
+        check_number("beta2", self.beta2, name, low=0.0, below=1.0)
+        check_number("epsilon", self.epsilon, name, low=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam(Betas):
+    """ONNX's `Adam` operator with T counted from 1, which is Keras's and scikit-learn's Adam exactly.
+
+    V' = β₁·V + (1 - β₁)·G;  H' = β₂·H + (1 - β₂)·G²;  X' = X - R·√(1 - β₂ᵗ)/(1 - β₁ᵗ) · V' / (√H' + epsilon).
+
+    PyTorch divides by √(H'/(1 - β₂ᵗ)) + epsilon instead: see `TorchAdam`.
+    """
 
     def slots(self) -> dict[str, Slot]:
         return {"v": Slot(), "h": Slot()}
@@ -33,20 +41,14 @@ class Adam(Optimizer):
         return "adam"
 
     def update(self, group: Group) -> list[Updated]:
-        values = [p.value for p in group.parameters]
-        if self.decoupled:
-            values = [decay(group.op, self, group.rate, p.value, p.gradient)[0] for p in group.parameters]
-        return emit_operator(
+        return emit_decayed(
+            self,
             group,
             "Adam",
-            values,
-            [p.gradient for p in group.parameters],
-            group.rate,
             group.op.Add(group.step, 1),
             alpha=float(self.beta1),
             beta=float(self.beta2),
             epsilon=float(self.epsilon),
-            norm_coefficient=0.0 if self.decoupled else float(self.weight_decay),
         )
 
 
@@ -60,11 +62,3 @@ class AdamW(Adam):
     _: dataclasses.KW_ONLY
     weight_decay: float = 0.01
     decoupled: bool = True
-
-
-def check_betas(owner: Optimizer, beta1: float, beta2: float, epsilon: float) -> None:
-    """Raise `ArgumentError` unless both betas are in [0, 1) and epsilon is not negative."""
-    name = type(owner).__name__
-    check_number("beta1", beta1, name, low=0.0, below=1.0)
-    check_number("beta2", beta2, name, low=0.0, below=1.0)
-    check_number("epsilon", epsilon, name, low=0.0)

@@ -6,24 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 
 from onward.model.builder import Builder, Value
-from onward.optimizers.adam import check_betas
+from onward.optimizers.adam import Betas
 from onward.optimizers.base import FormulaOptimizer, Slot
 from onward.optimizers.formulas import as_float, blend, one_minus_power
 from onward.schedules.base import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class Adamax(FormulaOptimizer):
+class Adamax(Betas, FormulaOptimizer):
     """`torch.optim.Adamax`: u' = max(β₂·u, |G| + epsilon);  X' = X - R/(1 - β₁ᵗ) · m'/u'."""
 
     learning_rate: float | Schedule = 2e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_betas(self, self.beta1, self.beta2, self.epsilon)
 
     def slots(self) -> dict[str, Slot]:
         return {"m": Slot(), "u": Slot()}

@@ -6,28 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 
 from onward.model.builder import Builder, Value
-from onward.optimizers.adam import check_betas
+from onward.optimizers.adam import Betas
 from onward.optimizers.base import FormulaOptimizer, Slot
 from onward.optimizers.formulas import as_float, blend, one_minus_power
 
 
 @dataclasses.dataclass(frozen=True)
-class LAMB(FormulaOptimizer):
+class LAMB(Betas, FormulaOptimizer):
     """LAMB (You and others, 2020), as in the paper: Adam's direction, scaled per tensor to the size of the weights.
 
     With `decoupled` (the default) weight decay is part of the direction, as the paper has it; without, it is L2.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
     epsilon: float = 1e-6
     _: dataclasses.KW_ONLY
     weight_decay: float = 0.01
     decoupled: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_betas(self, self.beta1, self.beta2, self.epsilon)
 
     def slots(self) -> dict[str, Slot]:
         return {"m": Slot(), "v": Slot()}

@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from onward.model.builder import Builder, Value
-from onward.optimizers.adam import check_betas
 from onward.optimizers.base import FormulaOptimizer, Slot
 from onward.optimizers.formulas import blend
-from onward.schedules.base import Schedule
+from onward.schedules.base import Schedule, check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +23,8 @@ class Lion(FormulaOptimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_betas(self, self.beta1, self.beta2, 0.0)
+        for name in ("beta1", "beta2"):
+            check_number(name, getattr(self, name), type(self).__name__, low=0.0, below=1.0)
 
     def slots(self) -> dict[str, Slot]:
         return {"m": Slot()}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from onward.model.builder import Builder, Value
-from onward.optimizers.adam import check_betas
+from onward.optimizers.adam import Betas
 from onward.optimizers.base import FormulaOptimizer, Slot
 from onward.optimizers.formulas import as_float, blend, one_minus_power
 from onward.schedules.base import Schedule, check_number
@@ -16,7 +16,7 @@ _DECAY = 0.96
 
 
 @dataclasses.dataclass(frozen=True)
-class NAdam(FormulaOptimizer):
+class NAdam(Betas, FormulaOptimizer):
     """`torch.optim.NAdam`; with `momentum_decay=1`, Keras's Nadam (`KerasNadam`).
 
     μₜ = β₁·(1 - 0.96^(t·momentum_decay)/2);
@@ -24,14 +24,10 @@ class NAdam(FormulaOptimizer):
     """
 
     learning_rate: float | Schedule = 2e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
     momentum_decay: float = 4e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_betas(self, self.beta1, self.beta2, self.epsilon)
         check_number("momentum_decay", self.momentum_decay, type(self).__name__, low=0.0)
 
     def slots(self) -> dict[str, Slot]:

@@ -6,7 +6,17 @@ from typing import Any
 
 from onward.model.builder import Value
 from onward.model.schema import TRAINING_DOMAIN
-from onward.optimizers.base import Group, Updated
+from onward.optimizers.base import Group, Optimizer, Updated, decay
+
+
+def emit_decayed(optimizer: Optimizer, group: Group, op_type: str, step: Value, **attributes: Any) -> list[Updated]:
+    """Emit one node for a whole group at its own gradients; L2 is the operator's, decoupled decay shrinks X first."""
+    values = [p.value for p in group.parameters]
+    if optimizer.decoupled:
+        values = [decay(group.op, optimizer, group.rate, p.value, p.gradient)[0] for p in group.parameters]
+    norm = 0.0 if optimizer.decoupled else float(optimizer.weight_decay)
+    gradients = [p.gradient for p in group.parameters]
+    return emit_operator(group, op_type, values, gradients, group.rate, step, **attributes, norm_coefficient=norm)
 
 
 def emit_operator(

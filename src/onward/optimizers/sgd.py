@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.builder import Builder, Value
-from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated, decay
-from onward.optimizers.operators import emit_operator
+from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated
+from onward.optimizers.operators import emit_decayed
 from onward.schedules.base import check_number
 
 
@@ -45,19 +45,13 @@ class SGD(FormulaOptimizer):
     def update(self, group: Group) -> list[Updated]:
         if not self.momentum:
             return super().update(group)
-        values = [p.value for p in group.parameters]
-        if self.decoupled:
-            values = [decay(group.op, self, group.rate, p.value, p.gradient)[0] for p in group.parameters]
-        return emit_operator(
+        return emit_decayed(
+            self,
             group,
             "Momentum",
-            values,
-            [p.gradient for p in group.parameters],
-            group.rate,
             group.step,
             alpha=float(self.momentum),
             beta=1.0 - self.dampening,
-            norm_coefficient=0.0 if self.decoupled else float(self.weight_decay),
             mode="nesterov" if self.nesterov else "standard",
         )
 

@@ -6,23 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 
 from onward.model.builder import Builder, Value
-from onward.optimizers.adam import check_betas
+from onward.optimizers.adam import Betas
 from onward.optimizers.base import FormulaOptimizer, Slot
 from onward.optimizers.formulas import as_float, blend, one_minus_power
 
 
 @dataclasses.dataclass(frozen=True)
-class TorchAdam(FormulaOptimizer):
+class TorchAdam(Betas, FormulaOptimizer):
     """`torch.optim.Adam`: epsilon is added after the bias correction of the second moment, unlike in ONNX's Adam."""
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
     amsgrad: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_betas(self, self.beta1, self.beta2, self.epsilon)
 
     def slots(self) -> dict[str, Slot]:
         return {"m": Slot(), "v": Slot(), **({"max_v": Slot()} if self.amsgrad else {})}
