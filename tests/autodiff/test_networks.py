@@ -96,6 +96,27 @@ def test_bert_takes_at_most_three_backward_nodes_for_one_forward_node() -> None:
     assert sum(n.op_type != "Constant" for n in lowered.graph.node[forward:]) <= 3 * forward
 
 
+@pytest.mark.parametrize("batch", [8, "N"], ids=["batch known", "batch unknown"])
+def test_resnet_takes_at_most_three_backward_nodes_for_one_forward_node_as_functions(batch: int | str) -> None:
+    model, parameters = networks.resnet50(batch=batch, width=8)
+
+    lowered = gradient(model, of=model.graph.output[0].name, wrt=parameters, functions=True)
+
+    forward = len(model.graph.node)
+    assert sum(n.op_type != "Constant" for n in lowered.graph.node[forward:]) <= 3 * forward
+
+
+def test_functions_give_the_numbers_of_the_plain_nodes(network: str) -> None:
+    model, parameters = STATIC[network]
+    loss = model.graph.output[0].name
+
+    expected = run(gradient(model, of=loss, wrt=parameters), FEEDS[network])
+    actual = run(gradient(model, of=loss, wrt=parameters, functions=True), FEEDS[network])
+
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-3, atol=1e-6, err_msg=name)
+
+
 def test_time_is_linear_in_the_size() -> None:
     import time
 

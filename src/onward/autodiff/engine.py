@@ -60,6 +60,26 @@ def find_slice(
     return Slice(nodes, active)
 
 
+@dataclasses.dataclass
+class Group:
+    """The backward of one forward node: what its rule made, from which gradients, and what it handed on."""
+
+    forward: ir.Node
+    nodes: list[ir.Node]
+    arriving: list[tuple[str, Value | None]]  # by the name of the output
+    leaving: dict[Value, str]  # the name of the input, by gradient
+    known: Schema | None
+
+    def names(self) -> dict[Value, str]:
+        """Return what the rule calls the values it sees: inputs and outputs as in the schema, gradients with a d."""
+        names: dict[Value, str] = {}
+        if self.known is not None:
+            names |= {v: self.known.input_at(i).name for i, v in enumerate(self.forward.inputs) if v is not None}
+            names |= {v: self.known.output_at(i).name for i, v in enumerate(self.forward.outputs)}
+        names |= {v: f"d{name}" for name, v in self.arriving if v is not None}
+        return names | {v: f"d{name}" for v, name in self.leaving.items()}
+
+
 class Backward:
     """One reverse sweep. `op.nodes` hold the backward graph when it is done.
 
@@ -71,6 +91,7 @@ class Backward:
         self.within = within
         self.problems: list[Problem] = [] if problems is None else problems
         self.part = Slice([], set())
+        self.groups: list[Group] = []
         self._contributions: dict[Value, list[Value]] = {}
 
     def inner(self, node: ir.Node) -> Backward:
@@ -110,8 +131,7 @@ class Backward:
             version = f", opset {self.op.opset}" if node.domain == "" else ""
             self._refuse(D201, node, f"no gradient rule for `{node.op_type}` ({node.domain or 'ai.onnx'}{version})")
             return
-        arriving = any(_is_integer(v) and v in self._contributions for v in node.outputs)
-        if (arriving and not spec.integers) or self._dequantizes_inside(node):
+        if (not spec.integers and any(map(self._carries_integers, node.outputs))) or self._dequantizes_inside(node):
             self._refuse(D202, node, f"no gradient of `{node.op_type}` by integers: {_INTEGERS}")
             return
         known = schema(node.op_type, node.domain, self.op.opset if node.domain == "" else None)
@@ -133,12 +153,16 @@ class Backward:
         rule = Rule(node, known, self.op, needed, self)
         arguments = self._output_gradients(node, spec, known)
         if arguments is not None:
+            start = len(self.op.nodes)
             try:
                 result = spec.function(rule, *arguments)
             except Unsupported as unsupported:
                 self._refuse(D202, node, f"no gradient of `{node.op_type}`: {unsupported}")
             else:
-                self._distribute(node, rule, spec, result, complete=all(a is not None for a in arguments))
+                leaving = self._distribute(node, rule, spec, result, complete=all(a is not None for a in arguments))
+                named = [*spec.outputs, *spec.outputs[-1:] * (len(arguments) - len(spec.outputs))]  # variadic: the last
+                arriving = list(zip(named, arguments, strict=True))
+                self.groups.append(Group(node, self.op.nodes[start:], arriving, leaving, known))
         self.op.prefix = before
 
     def _output_gradients(self, node: ir.Node, spec: RuleSpec, known: Schema | None) -> list[Value | None] | None:
@@ -164,10 +188,14 @@ class Backward:
                 return None
         return None if all(c is None for c in chosen) else chosen
 
-    def _distribute(self, node: ir.Node, rule: Rule, spec: RuleSpec, result: object, *, complete: bool) -> None:
+    def _distribute(
+        self, node: ir.Node, rule: Rule, spec: RuleSpec, result: object, *, complete: bool
+    ) -> dict[Value, str]:
+        """Hand the gradients on to the inputs; return the names of what was handed on."""
         if not isinstance(result, dict):
             raise TypeError(f"the rule of {node.op_type} returned {type(result).__name__}, not a dict")
         expected = {*spec.conditions, "captured"}
+        names: dict[Value, str] = {}
         for position, (name, given) in enumerate(result.items()):
             if spec.conditions and name not in expected:
                 raise TypeError(f"the rule of {node.op_type} returned a gradient for `{name}`, which is not an input")
@@ -178,27 +206,34 @@ class Backward:
             start = rule.schema.input_names.index(name) if rule.schema is not None else position
             for offset, grad in enumerate(given if isinstance(given, list) else [given]):
                 if start + offset < len(node.inputs):
-                    self._contribute(node, rule, spec, node.inputs[start + offset], grad)
+                    given_on = self._contribute(node, rule, spec, node.inputs[start + offset], grad)
+                    if given_on is not None:
+                        names[given_on] = name
         if rule.schema is not None and complete:
             # A gradient that does not flow is said to be None: what is left out may have been forgotten. (Unless some
             # output has no gradient: then a rule may leave out what only that one leads to.)
             forgotten = rule.needed_names() - set(result)
             if forgotten and (result or not any(True for _ in graphs.subgraphs(node))):
                 raise TypeError(f"the rule of {node.op_type} returned no gradient for {', '.join(sorted(forgotten))}")
+        return names
 
-    def _contribute(self, node: ir.Node, rule: Rule, spec: RuleSpec, value: Value | None, grad: Value | None) -> None:
+    def _contribute(
+        self, node: ir.Node, rule: Rule, spec: RuleSpec, value: Value | None, grad: Value | None
+    ) -> Value | None:
+        """Add `grad` to the gradient by `value`, in its shape and type; return it in that form."""
         if value is None or grad is None or value not in self.part.active:
-            return
+            return None
         if _is_integer(value):  # only rules that say `integers` give these
             others = self._contributions.get(value, [grad])
             grad = grad if others[0].dtype is None else self.op.cast(grad, others[0].dtype)
             self._contributions.setdefault(value, []).append(grad)
-            return
+            return grad
         if spec.broadcasts:
             grad = rule.unbroadcast(grad, node.outputs[0], value)
         if grad.dtype is not None and value.dtype is not None and grad.dtype != value.dtype:
             grad = self.op.cast(grad, value.dtype)
         self._contributions.setdefault(value, []).append(grad)
+        return grad
 
     def _total(self, value: Value) -> Value | None:
         grads = self._contributions.get(value)
@@ -225,9 +260,13 @@ class Backward:
 
     def _dequantizes_inside(self, node: ir.Node) -> bool:
         """Return whether a subgraph may make floats of integers that carry a gradient here: sweeps inside see none."""
-        if not any(_is_integer(v) and v in self.part.active for v in graphs.reads(node)):
-            return False
-        return any(n.op_type == "DequantizeLinear" for g in graphs.subgraphs(node) for n in graphs.all_nodes(g))
+        inner = [n for g in graphs.subgraphs(node) for n in graphs.all_nodes(g)]
+        return any(n.op_type == "DequantizeLinear" for n in inner) and any(
+            v in self.part.active and _is_integer(v) for v in graphs.reads(node)
+        )
+
+    def _carries_integers(self, value: Value) -> bool:
+        return value in self._contributions and _is_integer(value)
 
     def _refuse(self, code: str, node: ir.Node, message: str, value: Value | None = None) -> None:
         """Note a blocking node, and let a stand-in flow on so that the sweep finds those behind it too."""

@@ -15,6 +15,9 @@ def grad(
         list[str], typer.Option("--wrt", help="An input, initializer or value to differentiate by; repeat for more.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the model.")],
+    functions: Annotated[
+        bool, typer.Option("--functions", help="Write the backward of each node as one call of a function.")
+    ] = False,
 ) -> None:
     """Write the model with outputs grad/NAME: the derivative of OF by each WRT, in plain ONNX operators.
 
@@ -26,7 +29,7 @@ def grad(
 
     names = [name for given in wrt for name in given.split(",") if name]
     before = len(serde.read_proto(file).graph.node)
-    proto = gradient(file, of=of, wrt=names)
+    proto = gradient(file, of=of, wrt=names, functions=functions)
     serde.save(proto, output)
     added = len(proto.graph.node) - before
     outputs = ", ".join(o.name for o in proto.graph.output[-len(names) :])
