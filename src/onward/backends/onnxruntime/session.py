@@ -13,6 +13,7 @@ import onnxruntime
 
 from onward.backends import state as states
 from onward.backends.onnxruntime import fused_update
+from onward.backends.onnxruntime.recurrence import keep_gates
 from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define, require_extra, unknown_name
 from onward.program import Program, StepGraph
@@ -189,8 +190,9 @@ class OnnxRuntimeSession:
 
     def _prepare_step(self, name: str, graph: StepGraph) -> _Step:
         plan = None
+        model = keep_gates(graph.model)
         if self._fused:
-            plan = fused_update.plan_update(graph.model, graph.replaces)
+            plan = fused_update.plan_update(model, graph.replaces)
             claimed = {s for step in self._steps.values() for s in step.in_place}
             others = {s for n, g in self.program.steps.items() if n != name for s in g.replaces.values()}
             if plan is not None and plan.states & (claimed | others):
@@ -200,7 +202,7 @@ class OnnxRuntimeSession:
         for state in replaces.values():
             self._make_writable(state)
         if plan is None:
-            return _Step(graph, graph.model, replaces)
+            return _Step(graph, model, replaces)
         step = _Step(graph, plan.model, replaces, in_place=in_place, scalars=plan.scalars)
         by_rows = {found.gradient: found for found in plan.rows}
         for group in plan.groups:

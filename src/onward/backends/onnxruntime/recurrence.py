@@ -1,0 +1,161 @@
+"""LSTM layers that keep their gates for the backward pass, instead of computing them twice.
+
+The gradient of LSTM computes the gates of all steps again, because the operator does not hand them out: two matrix
+products as large as the forward pass. On a processor it is cheaper to run the layer as a Scan that does hand them out.
+Where the graph has the one and the other, the Scan takes the place of both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx
+import onnx_ir as ir
+
+from onward.model import graphs
+from onward.model.builder import Builder, Names, Value
+
+WORTH_IT = 64  # hidden units; below, a Scan's step costs more than computing the gates twice
+_DEFAULTS = {"layout": 0, "input_forget": 0, "direction": "forward"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Again:
+    """The values that the backward pass has computed again: gates i, o, f, c and the cell states of all steps."""
+
+    gates: tuple[Value, Value, Value, Value]
+    cells: Value
+
+
+def keep_gates(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the step graph with LSTM layers that keep their gates, or `model` itself where there are none to keep."""
+    if not any(n.op_type == "LSTM" for n in model.graph.node):
+        return model
+    own = onnx.ModelProto()
+    own.CopyFrom(model)  # onnx-ir keeps the tensors it is given
+    work = ir.serde.deserialize_model(own)
+    names = Names(graphs.all_names(work.graph))
+    changed = False
+    for node in list(work.graph):
+        if node.op_type == "LSTM" and node.domain == "" and _is_plain(node):
+            again = _computed_again(node)
+            if again is not None:
+                _replace(work.graph, node, again, Builder(work.graph.opset_imports[""], names, f"{node.name}/"))
+                changed = True
+    if not changed:
+        return model
+    graphs.remove_dead_nodes(work.graph)
+    return ir.serde.serialize_model(work)
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Return whether this is a forward layer with the usual activations, no lengths and no peepholes, large enough."""
+    if set(node.attributes) - {*_DEFAULTS, "hidden_size"}:
+        return False
+    if any(a.value != _DEFAULTS.get(a.name, a.value) for a in node.attributes.values()):
+        return False
+    inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
+    return inputs[4] is None and inputs[7] is None and node.attributes.get_int("hidden_size", 0) >= WORTH_IT
+
+
+def _user(value: Value, op_type: str, position: int = 0) -> ir.Node | None:
+    """Return the one node of this type that reads `value` at `position`."""
+    found = [use.node for use in value.uses() if use.node.op_type == op_type and use.idx == position]
+    return found[0] if len(found) == 1 else None
+
+
+def _products(weight: Value) -> list[ir.Node]:
+    """Return the products with the transposed weights of all steps."""
+    squeezed = _user(weight, "Squeeze")
+    transposed = None if squeezed is None else _user(squeezed.outputs[0], "Transpose")
+    uses = [] if transposed is None else transposed.outputs[0].uses()
+    return [use.node for use in uses if use.node.op_type == "MatMul" and use.idx == 1]
+
+
+def _computed_again(node: ir.Node) -> _Again | None:
+    """Return what the backward pass computes again for this layer, or None if it is not what we know."""
+    X, W, R = node.inputs[:3]
+    assert X is not None
+    assert W is not None
+    assert R is not None
+    from_X = [n for n in _products(W) if n.inputs[0] is X]
+    from_H = _products(R)
+    if len(from_X) != 1 or len(from_H) != 1 or not _is_shifted_output(from_H[0].inputs[0], node.outputs[0]):
+        return None
+    total = _user(from_X[0].outputs[0], "Add")
+    if total is None or total.inputs[1] is not from_H[0].outputs[0]:
+        return None
+    if len(node.inputs) > 3 and node.inputs[3] is not None:
+        total = _user(total.outputs[0], "Add")
+    split = None if total is None else _user(total.outputs[0], "Split")
+    if split is None or len(split.outputs) != 4:
+        return None
+    kinds = ("Sigmoid", "Sigmoid", "Sigmoid", "Tanh")
+    found = [_user(part, kind) for part, kind in zip(split.outputs, kinds, strict=True)]
+    i, o, f, c = (None if n is None else n.outputs[0] for n in found)
+    if i is None or o is None or f is None or c is None:
+        return None
+    scan = _user(f, "Scan", 1)
+    if scan is None or len(scan.inputs) != 3 or len(scan.outputs) != 2:
+        return None
+    product = scan.inputs[2].producer() if scan.inputs[2] is not None else None
+    if product is None or product.op_type != "Mul" or set(product.inputs) != {i, c}:
+        return None
+    return _Again((i, o, f, c), scan.outputs[1])
+
+
+def _is_shifted_output(value: Value | None, Y: Value) -> bool:
+    """Return whether `value` is Y, one step later."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type not in ("Concat", "Pad"):
+        return False
+    last = node.inputs[1 if node.op_type == "Concat" else 0]
+    cut = None if last is None else last.producer()
+    source = None if cut is None or cut.op_type != "Slice" or cut.inputs[0] is None else cut.inputs[0].producer()
+    return source is not None and source.op_type == "Squeeze" and source.inputs[0] is Y
+
+
+def _replace(graph: ir.Graph, node: ir.Node, again: _Again, op: Builder) -> None:
+    """Put a Scan in the place of the layer and of what is computed again."""
+    X, W, R, B, _, initial_h, initial_c = [*node.inputs, *[None] * (7 - len(node.inputs))][:7]
+    assert X is not None
+    assert W is not None
+    assert R is not None
+    gates = op.MatMul(X, op.Transpose(op.Squeeze(W, [0]), perm=[1, 0]))
+    if B is not None:
+        gates = op.Add(gates, op.Add(*op.multi("Split", op.Squeeze(B, [0]), outputs=2, axis=0, num_outputs=2)))
+    recurrent = op.Transpose(op.Squeeze(R, [0]), perm=[1, 0])
+    size = node.attributes.get_int("hidden_size", 0)
+    if initial_h is None or initial_c is None:
+        batch = op.Concat(op.Shape(X, start=1, end=2), op.constant([size], ir.DataType.INT64), axis=0)
+        zeros = op.Expand(op.constant(0.0, X.dtype), batch)
+    start = [zeros if s is None else op.Squeeze(s, [0]) for s in (initial_h, initial_c)]
+    H, C, hidden, cells, bounded, candidates = op.call(
+        "Scan", [*start, gates], outputs=6, body=_step(op, X.dtype, recurrent, size), num_scan_inputs=1
+    )
+    i, o, f = op.multi("Split", bounded, outputs=3, axis=-1, num_outputs=3)
+    results = [op.Unsqueeze(hidden, [1]), op.Unsqueeze(H, [0]), op.Unsqueeze(C, [0])]
+    graph.insert_before(node, op.nodes)
+    old = [*zip(node.outputs, results, strict=False), *zip(again.gates, (i, o, f, candidates), strict=True)]
+    for before, after in [*old, (again.cells, cells)]:
+        after.type, after.shape = before.type, before.shape
+        name = before.name
+        before.replace_all_uses_with(after, replace_graph_outputs=True)
+        before.name = None
+        after.name = name
+
+
+def _step(op: Builder, dtype: ir.DataType | None, recurrent: Value, size: int) -> ir.Graph:
+    """Return one step: from H, C and the gates' part of X to new H, C, and H, C, (i, o, f) and c to keep."""
+    inner = Builder(op.opset, op.names, f"{op.prefix}step/")
+    kind = None if dtype is None else ir.TensorType(dtype)
+    H, C, from_X = (ir.Value(name=op.names.unique(f"{inner.prefix}{n}"), type=kind) for n in ("H", "C", "X"))
+    total = inner.Add(inner.MatMul(H, recurrent), from_X)
+    sizes = inner.constant([3 * size, size], ir.DataType.INT64)
+    bounded, candidate = inner.multi("Split", total, sizes, outputs=2, axis=-1)
+    bounded, candidate = inner.Sigmoid(bounded), inner.Tanh(candidate)
+    i, o, f = inner.multi("Split", bounded, outputs=3, axis=-1, num_outputs=3)
+    cell = inner.Add(inner.Mul(f, C), inner.Mul(i, candidate))
+    hidden = inner.Mul(o, inner.Tanh(cell))
+    kept = [inner.Identity(hidden), inner.Identity(cell), bounded, candidate]
+    return ir.Graph([H, C, from_X], [hidden, cell, *kept], nodes=inner.nodes, name=f"{op.prefix}step")

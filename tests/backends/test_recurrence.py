@@ -1,0 +1,118 @@
+"""LSTM layers on ONNX Runtime keep their gates instead of computing them twice."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onward
+from onward.backends import open_session
+from onward.backends.onnxruntime.recurrence import WORTH_IT, keep_gates
+
+STEPS, BATCH, FEATURES = 5, 3, 4
+
+
+def lstm(
+    hidden: int = WORTH_IT, *, bias: bool = True, states: bool = False, final: bool = False, **attributes: object
+) -> onnx.ModelProto:
+    """Return `x` [time, batch, features] -> LSTM -> its last hidden state (and cell) -> `y`."""
+    rng = np.random.default_rng(0)
+    directions = 2 if attributes.get("direction") == "bidirectional" else 1
+
+    def weight(name: str, *shape: int) -> TensorProto:
+        return numpy_helper.from_array((rng.standard_normal(shape) * 0.3).astype(np.float32), name)
+
+    weights = [
+        weight("W", directions, 4 * hidden, FEATURES),
+        weight("R", directions, 4 * hidden, hidden),
+        weight("V", hidden, 2),
+    ]
+    inputs = ["x", "W", "R", "B" if bias else "", "", *(["h0", "c0"] if states else [])]
+    if bias:
+        weights.append(weight("B", directions, 8 * hidden))
+    if states:
+        weights += [weight("h0", directions, BATCH, hidden), weight("c0", directions, BATCH, hidden)]
+    nodes = [
+        helper.make_node("LSTM", inputs, ["Y", "Y_h", "Y_c"], name="layer", hidden_size=hidden, **attributes),
+        helper.make_node("Add", ["Y_h", "Y_c"], ["both"], name="both"),
+        helper.make_node("ReduceMean", ["Y"], ["mean"], name="mean", keepdims=0),
+        helper.make_node("Add", ["both" if final else "Y_h", "mean"], ["sum"], name="sum"),
+        helper.make_node("MatMul", ["sum", "V"], ["y"], name="head"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "lstm",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [STEPS, "N", FEATURES])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [directions, "N", 2])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def compiled(model: onnx.ModelProto) -> onward.Program:
+    return onward.compile(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.01)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": False}, {"states": True}, {"final": True}, {"states": True, "final": True, "bias": False}],
+    ids=lambda o: " ".join(o) or "plain",
+)
+def test_a_layer_that_keeps_its_gates_trains_as_on_the_reference(options: dict[str, bool]) -> None:
+    program = compiled(lstm(**options))
+    sessions = [open_session(program, name) for name in ("onnxruntime", "reference")]
+    rng = np.random.default_rng(1)
+    feeds = {
+        "x": rng.standard_normal((STEPS, BATCH, FEATURES)).astype(np.float32),
+        "labels": rng.standard_normal((1, BATCH, 2)).astype(np.float32),
+    }
+
+    losses = [[float(s.step(feeds)["loss"]) for _ in range(4)] for s in sessions]
+
+    assert "LSTM" not in {n.op_type for n in keep_gates(program.step).graph.node}
+    assert losses[0][3] < losses[0][0]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    state, expected = (s.get_state() for s in sessions)
+    for name, value in state.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_gates_are_computed_once() -> None:
+    program = compiled(lstm())
+
+    before, after = (
+        collections.Counter(n.op_type for n in m.graph.node) for m in (program.step, keep_gates(program.step))
+    )
+
+    assert before["MatMul"] - after["MatMul"] == 1  # X W^T stays, H R^T is inside the Scan
+    assert after["Scan"] == before["Scan"]
+    assert after["Sigmoid"] == 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lstm(WORTH_IT - 1),
+        lstm(direction="bidirectional"),
+        lstm(direction="reverse"),
+        lstm(clip=1.0),
+        lstm(input_forget=1),
+        lstm(activations=["Sigmoid", "Relu", "Tanh"]),
+    ],
+    ids=["small", "bidirectional", "reverse", "clip", "coupled", "activations"],
+)
+def test_other_layers_stay_as_they_are(model: onnx.ModelProto) -> None:
+    program = compiled(model)
+
+    assert keep_gates(program.step) is program.step
+
+
+def test_a_layer_that_only_runs_forward_stays_as_it_is() -> None:
+    model = onward.make_trainable(lstm(), loss="mse", optimizer=onward.SGD(0.1), train=["V"])
+    program = onward.compile(model)
+
+    assert keep_gates(program.step) is program.step
