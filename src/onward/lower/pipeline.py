@@ -2,6 +2,7 @@
 
     combine     inference graph and algorithm as one graph, state as pure inputs
     inline      model-local functions
+    sequences   as tensors, where their length is known
     randomness  Dropout and Random operators as arithmetic over key and step
     gradient    `Gradient` nodes
     optimizers  Adagrad, Adam, Momentum
@@ -29,6 +30,7 @@ from onward.lower.combine import M301, Combined, combine, inline_functions, set_
 from onward.lower.decompose.optimizers import decompose_optimizers
 from onward.lower.opset import ir_version_of, lower_opset, lowest_opset
 from onward.lower.random import KEY, STEP, drop_inactive_dropout, is_random, lower_random
+from onward.lower.sequences import lower_sequences
 from onward.lower.statistics import protect_statistics
 from onward.lower.totals import Expression, loss_totals
 from onward.model import graphs, serde
@@ -147,6 +149,7 @@ def _step(model: TrainingModel, entry: TrainingEntry, random: _Randomness, part:
     """Return one entry as a plain graph: the whole step, or with `part` only its gradients or only its update."""
     combined = combine(model, entry)
     inline_functions(combined)
+    lower_sequences(combined.graph, combined.opset, combined.names)
     extra: list[tuple[str, Value]] = []
     if any(is_random(n) for n in _all_nodes(combined.graph)):
         graphs.infer_shapes(combined.model)
@@ -218,6 +221,7 @@ def _evaluate(model: TrainingModel, entry: TrainingEntry, name: str, totals: dic
     assert entry.algorithm is not None
     combined = combine(model, entry)
     inline_functions(combined)
+    lower_sequences(combined.graph, combined.opset, combined.names)
     values = {v.name: v for v in _defined(combined.graph) if v.name}
     bound = set(entry.update_binding.values())
     visible = [v.name or "" for v in entry.algorithm.outputs if v.name not in bound and v.name not in model.outputs]
@@ -239,6 +243,7 @@ def _evaluate(model: TrainingModel, entry: TrainingEntry, name: str, totals: dic
 def _infer(model: TrainingModel) -> Combined:
     combined = combine(model, None)
     inline_functions(combined)
+    lower_sequences(combined.graph, combined.opset, combined.names)
     lower_model(combined.model)
     values = {v.name: v for v in _defined(combined.graph) if v.name}
     _finish(combined, [(n, values[n]) for n in model.outputs])
