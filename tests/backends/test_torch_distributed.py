@@ -13,6 +13,7 @@ import pytest
 
 import onward
 from models import batch, perceptron
+from onward.errors import ArgumentError
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -99,19 +100,27 @@ def assert_same(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
         np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_two_processes_follow_the_trajectory_of_one(files: Path, alone: onward.Trainer) -> None:
+@pytest.mark.parametrize("kept", ["whole", "shard"])
+def test_two_processes_follow_the_trajectory_of_one(
+    kept: str, files: Path, alone: onward.Trainer, tmp_path: Path
+) -> None:
+    more = ["--shard", "--checkpoint", str(tmp_path / "run"), "--checkpoint-every", "4"] if kept == "shard" else []
+
     done = torchrun(
         "-m", "--", "onward", "train", str(files / "model.onnx"), "--data", str(files / "data.npz"), "--epochs", "2",
-        "--batch-size", "24", "--backend", "torch", "--threads", "1", "--log", str(files / "log.jsonl"),
-        "-o", str(files / "two.onnx"),
+        "--batch-size", "24", "--backend", "torch", "--threads", "1", "--log", str(tmp_path / "log.jsonl"),
+        "-o", str(tmp_path / "two.onnx"), *more,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (files / "log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     losses = [entry["loss"] for entry in lines if "loss" in entry and "seconds" not in entry]
     expected = [loss for _, loss in alone.history.step_losses]
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
-    assert_same(weights(files / "two.onnx"), alone.state)
+    assert_same(weights(tmp_path / "two.onnx"), alone.state)
+    if more:  # the parts were put together, and one process can go on
+        resumed = onward.Trainer.resume(tmp_path / "run", allow_changes=True, shard=False)
+        assert_same(resumed.state, alone.state)
 
 
 def test_a_killed_worker_loses_nothing(files: Path, alone: onward.Trainer, tmp_path: Path) -> None:
@@ -124,6 +133,11 @@ def test_a_killed_worker_loses_nothing(files: Path, alone: onward.Trainer, tmp_p
 
     assert done.returncode == 0, done.stderr
     assert_same(weights(files / "model.onnx.trained.onnx"), alone.state)
+
+
+def test_shards_of_one_process_are_refused(files: Path) -> None:
+    with pytest.raises(ArgumentError, match="`shard` is for several processes"):
+        onward.Trainer(files / "model.onnx", backend="torch", shard=True)
 
 
 def test_another_backend_is_refused(files: Path) -> None:

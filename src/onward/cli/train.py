@@ -41,6 +41,9 @@ def train(
     ] = None,
     backend: Annotated[str | None, typer.Option(help="What runs the model (default: onnxruntime).")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the backend; the bits depend on them.")] = None,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="With several processes, keep a part of the state in each.")
+    ] = False,
     learning_rate: Annotated[
         float | None, typer.Option("--learning-rate", "--lr", help="Instead of the one in the model.")
     ] = None,
@@ -131,7 +134,8 @@ def train(
         raise ArgumentError(Diagnostic(A101, "--checkpoint-every needs to know where", needed="--checkpoint DIR"))
     if average and inference is None:
         raise ArgumentError(Diagnostic(A101, "--average is for the inference model", needed="--inference FILE"))
-    trainer = _open(file, checkpoint, resume, backend, threads, allow_changes)
+    options: dict[str, Any] = ({} if threads is None else {"threads": threads}) | ({"shard": True} if shard else {})
+    trainer = _open(file, checkpoint, resume, backend, options, allow_changes)
     _check_results(trainer, output, inference, average)
     resumed = trainer.steps > 0
     if initialize and not resumed:
@@ -144,6 +148,7 @@ def train(
         callbacks.append(ReduceOnPlateau(patience=reduce_on_plateau))
     if best:
         callbacks.append(BestSoFar())
+    written = [p for p in (output, inference) if p is not None]
     if not trainer.is_writer:  # one of several processes: the first alone writes and prints
         plot = report = log = tensorboard = output = inference = None
         quiet = True
@@ -175,10 +180,18 @@ def train(
         typer.echo(_farewell(trainer, checkpoint), err=True)
         raise
     _save(trainer, output, inference, average, quiet)
+    if getattr(trainer.session, "sharded", False) and not trainer.is_writer:
+        for _ in written:  # the writer needs this process's part of the state
+            _ = trainer.state
 
 
 def _open(
-    file: Path, checkpoint: Path | None, resume: bool, backend: str | None, threads: int | None, allow_changes: bool
+    file: Path,
+    checkpoint: Path | None,
+    resume: bool,
+    backend: str | None,
+    options: dict[str, Any],
+    allow_changes: bool,
 ) -> Trainer:
     """Return a trainer that goes on with the run in `checkpoint`, or a new one when there is none."""
     from onward.backends.processes import world_size
@@ -186,7 +199,10 @@ def _open(
     from onward.train import Trainer
     from onward.train.checkpoint import K105, CheckpointDirectory
 
-    options: dict[str, Any] = {} if threads is None else {"threads": threads}
+    if options.get("shard") and world_size() == 1:
+        raise ArgumentError(
+            Diagnostic(A101, "--shard is for several processes", found="one", hint="start them with torchrun")
+        )
     if world_size() > 1 and backend != "torch":
         raise ArgumentError(
             Diagnostic(

@@ -99,6 +99,7 @@ class Run:
         checkpoints: CheckpointDirectory | None = None,
         checkpoint_every: int | None = None,
         prefetch: int = 2,
+        takes_part: bool = False,
     ) -> None:
         self.trainer = trainer
         self.settings = settings
@@ -117,6 +118,7 @@ class Run:
         self._callbacks = list(callbacks)
         self._checkpoints = checkpoints
         self._checkpoint_every = checkpoint_every
+        self._takes_part = takes_part  # another process writes, and needs this one's part of the state
         self._prefetch = prefetch
         self._saved_at: tuple[int, int] | None = None
         self._signals = StopSignals(enabled=checkpoints is not None)
@@ -340,7 +342,12 @@ class Run:
 
     def _save(self, again: bool = False) -> None:
         here = (self.position.epoch, self.position.step)
-        if self._checkpoints is None or (self._saved_at == here and not again):
+        if self._saved_at == here and not again:
+            return
+        if self._takes_part:
+            self._saved_at = here
+            self.trainer.session.get_state()
+        if self._checkpoints is None:
             return
         path = self.trainer.write_checkpoint(self._checkpoints, self)
         self._saved_at = here

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from onward.backends.base import Outputs, Session
-from onward.errors import Diagnostic, NumericError, define, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic, NumericError, define, unknown_name
 from onward.train.first_bad import FirstBad, find_first_bad, is_finite
 
 N100 = define(
@@ -73,6 +73,14 @@ class NumericGuard:
         """Choose what happens when something is not finite: "stop", "skip" or "off"."""
         if mode not in MODES:
             raise unknown_name("on_nan mode", mode, MODES)
+        if mode == "skip" and getattr(self._session, "sharded", False):
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "on_nan='skip' needs a copy of the state, and sharded processes do not keep one",
+                    needed="on_nan='stop', and checkpoints",
+                )
+            )
         if "off" in (mode, self.mode) and mode != self.mode:
             self.reset()
         self.mode = mode
@@ -90,6 +98,8 @@ class NumericGuard:
         """
         if self.mode == "off":
             return self._session.step(feeds, entry=entry)
+        if getattr(self._session, "sharded", False):
+            return self._step_without_copy(feeds, number, entry)
         if self._snapshot is None:
             self._start()
         self._hold(number, feeds, entry)
@@ -118,6 +128,9 @@ class NumericGuard:
         state = self._session.get_state()
         if self.mode == "off":
             return state
+        if getattr(self._session, "sharded", False):
+            self._check_start(state)
+            return state
         if self._snapshot is None:
             self._exempt = self._check_start(state)
         elif self._bad_state(state):
@@ -127,10 +140,25 @@ class NumericGuard:
             self.skipped_in_a_row = 0
         self._keep(state)
         seconds = time.perf_counter() - began
-        if self._step_seconds > 0.0:
+        # Several processes take their copies at the same steps, whatever their clocks say.
+        if self._step_seconds > 0.0 and getattr(self._session, "processes", 1) == 1:
             wanted = seconds / (_MAX_SHARE * self._step_seconds)
             self._every = int(min(max(wanted, _MIN_STEPS), _MAX_STEPS))
         return dict(state)
+
+    def _step_without_copy(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None) -> Outputs:
+        """Run one step of a session whose state is too large for one process: a copy of it would be, too."""
+        outputs = self._session.step(feeds, entry=entry)
+        if not self._loss_is_finite(outputs):
+            raise NumericError(
+                Diagnostic(
+                    N100,
+                    f"the loss is not finite at step {number}",
+                    hint="go on from the last checkpoint with a lower learning rate; sharded processes keep no copy of "
+                    "the state to go back to",
+                )
+            )
+        return outputs
 
     def _start(self) -> None:
         state = self._session.get_state()

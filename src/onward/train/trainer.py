@@ -256,6 +256,7 @@ class Trainer:
             checkpoints=self._checkpoints_for(checkpoint, keep),
             checkpoint_every=checkpoint_every,
             prefetch=default_prefetch(source, settings.batch_size) if prefetch is None else prefetch,
+            takes_part=self._takes_part(checkpoint),
         )
         if settings.learning_rate is not None:
             run.require_learning_rate("learning_rate=")
@@ -430,6 +431,11 @@ class Trainer:
     def is_writer(self) -> bool:
         """Whether this process writes files: always, but for the other processes of a run across several."""
         return bool(getattr(self.session, "writer", True))
+
+    def _takes_part(self, directory: str | Path | None) -> bool:
+        """Return whether another process writes checkpoints for which it needs this one's part of the state."""
+        asked = directory is not None or (self._resumed is not None and self._directory is not None)
+        return asked and not self.is_writer and bool(getattr(self.session, "sharded", False))
 
     def _checkpoints_for(self, directory: str | Path | None, keep: int) -> CheckpointDirectory | None:
         if not self.is_writer:

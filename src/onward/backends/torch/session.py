@@ -66,6 +66,10 @@ class TorchSession:
         self.compile = compile
         self._graphs: dict[str, tuple[Any, frozenset[str]]] = {}
         self._group: Any = None
+        if shard and world_size() == 1:
+            raise ArgumentError(
+                Diagnostic(A101, "`shard` is for several processes", found="one", hint="start them with torchrun")
+            )
         if world_size() > 1:
             from onward.backends.torch.distributed import Group
 
@@ -76,6 +80,16 @@ class TorchSession:
     def writer(self) -> bool:
         """Whether this process writes files and prints: all alone, or the first of several."""
         return self._group is None or self._group.rank == 0
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together; what is decided by the clock must then be the same in all."""
+        return 1 if self._group is None else int(self._group.size)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this process holds only a part of the state: `get_state` is then for all processes together."""
+        return self._group is not None and bool(self._group.shard)
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
