@@ -11,8 +11,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from onward import versions
 from onward.backends import state as states
 from onward.backends.onnxruntime import fused_update
+from onward.backends.onnxruntime.batch_statistics import share_statistics
 from onward.backends.onnxruntime.recurrence import keep_gates
 from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define, require_extra, unknown_name
@@ -40,6 +42,9 @@ _RUNTIME_ERRORS = (
     RuntimeError,
 )
 
+
+_INSTALLED = {"onnxruntime": onnxruntime.__version__}
+versions.check(_INSTALLED)
 
 Sizes = tuple[tuple[str, int], ...]  # free dimensions by name
 
@@ -190,7 +195,7 @@ class OnnxRuntimeSession:
 
     def _prepare_step(self, name: str, graph: StepGraph) -> _Step:
         plan = None
-        model = keep_gates(graph.model)
+        model = share_statistics(keep_gates(graph.model))
         if self._fused:
             plan = fused_update.plan_update(model, graph.replaces)
             claimed = {s for step in self._steps.values() for s in step.in_place}
@@ -317,18 +322,35 @@ class OnnxRuntimeSession:
                 # counted for much with numba's own threads; with ours, no difference was measured on two cores.
                 options.add_session_config_entry("session.force_spinning_stop", "1")
             try:
-                self._sessions[key, fixed] = onnxruntime.InferenceSession(
-                    model.SerializeToString(), options, providers=self.providers
-                )
+                self._sessions[key, fixed] = _load(model.SerializeToString(), options, self.providers)
             except _RUNTIME_ERRORS as error:
                 raise BackendError(
                     Diagnostic(
                         B200,
                         f"ONNX Runtime {onnxruntime.__version__} cannot load the {key} graph: {error}",
-                        hint="try backend='torch' or backend='reference'",
+                        needed=versions.runtime_needed(
+                            onnxruntime.__version__, model.opset_import[0].version, model.ir_version
+                        ),
+                        hint="try backend='torch' or backend='reference'"
+                        + ("; " + newer if (newer := versions.beyond_tested(_INSTALLED)) else ""),
                     )
                 ) from error
         return self._sessions[key, fixed]
+
+
+def _load(data: bytes, options: Any, providers: Sequence[str]) -> onnxruntime.InferenceSession:
+    """Return a session; without the fusions that ONNX Runtime makes and has no kernel for, if it made some.
+
+    Up to 1.24 at least it fuses a Transpose into a float64 MatMul and then finds no kernel for the result.
+    """
+    try:
+        return onnxruntime.InferenceSession(data, options, providers=providers)
+    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
+        if "com.microsoft.FusedMatMul" not in str(error):
+            raise
+        return onnxruntime.InferenceSession(
+            data, options, providers=providers, disabled_optimizers=["MatmulTransposeFusion"]
+        )
 
 
 def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
