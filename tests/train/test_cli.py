@@ -18,6 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import onward
+import onward.samples
 from onward.cli.evaluate import evaluate
 from onward.cli.train import train
 from onward.errors import OnwardError
@@ -147,6 +148,16 @@ def test_train_on_an_idx_folder_and_evaluate_on_its_test_part(tmp_path):
     result = ok("evaluate", tmp_path / "run", "--data", tmp_path, "--json")
 
     assert json.loads(result.stdout)["samples"] == 20
+
+
+@pytest.mark.parametrize(("options", "noted"), [((), True), (("--scale", "1/16"), False), (("-q",), False)])
+def test_bytes_that_are_not_scaled_are_noted(tmp_path, options, noted):
+    np.savez(tmp_path / "d.npz", images=np.zeros((8, 1, 8, 8), np.uint8), labels=np.arange(8))
+    onward.save(onward.samples.digits(), tmp_path / "m.onnx")
+
+    result = ok("train", tmp_path / "m.onnx", "-d", tmp_path / "d.npz", *options)
+
+    assert ("note: `images` gets bytes, 0 to 255, as they are" in result.stderr) is noted
 
 
 def test_train_on_a_csv_with_text_labels(tmp_path):

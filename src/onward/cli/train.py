@@ -157,6 +157,8 @@ def train(
         callbacks.append(Report(report, file.name))
     entry = entry or trainer.entry
     source = open_source(data, trainer, preparation, "train", entry)
+    if not (quiet or resumed):
+        note_scale(source, trainer, preparation)
     try:
         trainer.fit(
             source,
@@ -351,6 +353,19 @@ def open_source(
     check_entry(entry, trainer.program)
     program = trainer.program.for_entry(entry)
     return open_data(data[0], program.inputs, program.targets, part=part, preparation=preparation)
+
+
+def note_scale(source: DataSource, trainer: Trainer, preparation: Preparation) -> None:
+    """Say so when bytes (the pixels of images, as a rule) go into a float input as they are."""
+    columns = source.specs()
+    by_name = {c.name: c for c in columns}
+    for i, spec in enumerate(trainer.program.inputs):
+        column = by_name.get(spec.name, columns[i] if source.positional and i < len(columns) else None)
+        if column is not None and column.dtype == "uint8" and "float" in spec.dtype and not preparation.normalises:
+            typer.echo(
+                f"note: `{spec.name}` gets bytes, 0 to 255, as they are; most models learn better with --scale 1/255",
+                err=True,
+            )
 
 
 def _validation(
