@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from report import write_section
-from run import HERE, Worker, ask
+from run import HERE, ask, take_turns
 
 CENTRE = {"batch": 64, "width": 512, "depth": 2}
 SIZES = {
@@ -41,16 +41,7 @@ def name(axis: str, size: int) -> str:
 
 def measure(workload: str, folder: Path, rounds: int) -> dict[str, float]:
     """Return the median milliseconds per step of each peer."""
-    workers = [Worker(peer, workload, folder) for peer in PEERS]
-    try:
-        for worker in workers:
-            worker.run(2, timed=False)
-        for _ in range(rounds):
-            for worker in workers:
-                worker.turn(TURN)
-    finally:
-        for worker in workers:
-            worker.close()
+    workers = take_turns(workload, PEERS, folder, rounds, TURN)
     if errors := [f"{w.peer}: {w.error}" for w in workers if w.error]:
         raise SystemExit(f"{workload}: {'; '.join(errors)}")
     return {worker.peer: statistics.median(worker.times) * 1e3 for worker in workers}

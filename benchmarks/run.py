@@ -20,11 +20,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import report
-from peers import PEERS, THREADS
+from peers import MEMORY_LIMIT, PEERS, THREADS
 from rich.console import Console
 from workloads import WORKLOADS
 
@@ -116,7 +117,8 @@ class Worker:
         finally:
             timer.cancel()
         self._process.wait()
-        ending = f"ended with status {self._process.returncode}"
+        status = self._process.returncode
+        ending = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
         self.error = f"no answer in {limit:.0f} s" if late.is_set() else reason(self._errors.read_text()) or ending
         return {}
 
@@ -127,6 +129,8 @@ def reason(errors: str) -> str:
     >>> reason("Traceback ...\\n  File ...\\nops.NoRuleError: no rule for 'LSTM' (node '/a/b'); there are ['Add']\\n")
     "NoRuleError: no rule for 'LSTM' (node 'b')"
     """
+    if re.search("bad_alloc|MemoryError|[Ff]ailed to allocate memory|Cannot allocate memory", errors):
+        return f"needs more than {MEMORY_LIMIT // 2**30} GiB of memory"
     lines = [line for line in errors.splitlines() if line and not re.match(r"\s|\d{4}-\d\d-\d\d|\[", line)]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Fail|Exit)\w*:", line)]
     line = (named or lines or [""])[-1].split("; ")[0]
@@ -151,10 +155,8 @@ def ask(*command: str) -> dict[str, Any]:
     return found
 
 
-def measure(workload: str, peers: list[str], folder: Path, rounds: int, turn: float) -> dict[str, Any]:
-    """Return the results of every peer on one workload, timed in turn."""
-    operations = ask("prepare.py", str(folder), workload)[workload]
-    gemm = ask("worker.py", "--gemm")["gflops"]
+def take_turns(workload: str, peers: Iterable[str], folder: Path, rounds: int, turn: float) -> list[Worker]:
+    """Return one worker for each peer, with its times; two steps to warm up are not among them."""
     workers = [Worker(peer, workload, folder) for peer in peers]
     try:
         for worker in workers:
@@ -166,6 +168,14 @@ def measure(workload: str, peers: list[str], folder: Path, rounds: int, turn: fl
     finally:
         for worker in workers:
             worker.close()
+    return workers
+
+
+def measure(workload: str, peers: list[str], folder: Path, rounds: int, turn: float) -> dict[str, Any]:
+    """Return the results of every peer on one workload, timed in turn."""
+    operations = ask("prepare.py", str(folder), workload)[workload]
+    gemm = ask("worker.py", "--gemm")["gflops"]
+    workers = take_turns(workload, peers, folder, rounds, turn)
     reference = next((w.losses for w in workers if w.peer == "torch eager"), [])
     return {
         "flops": operations,

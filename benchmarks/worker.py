@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import PEERS, THREADS, Files
+from peers import MEMORY_LIMIT, PEERS, THREADS, Files
 from workloads import find
 
 
@@ -62,6 +62,7 @@ def main() -> None:
     if sys.argv[1] == "--gemm":
         answer(gflops=gemm_peak())
         return
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
     peer, workload = PEERS[sys.argv[1]], find(sys.argv[2])
     batches = workload.batches()
     bare = memory("VmRSS")

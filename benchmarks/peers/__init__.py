@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 THREADS = 2
+MEMORY_LIMIT = 8 * 2**30  # bytes: a peer that makes a dense matrix of an embedding fails alone, not the machine
 Step = Callable[[int], float]
 Batches = list[tuple[np.ndarray, np.ndarray]]
 
