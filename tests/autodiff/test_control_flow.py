@@ -4,23 +4,68 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
-import onward.testing.gradcheck as gradcheck
-from autodiff.text_models import model, run
+from autodiff.text_models import model, parse, run
 from cases.control_flow import CASES as ALL
 from onward.autodiff.api import gradient
 from onward.errors import NotDifferentiable
+from onward.testing import assert_gradients
 
 CASES = {str(case): case.model() for case in ALL}
 
 
-def test_second_order_through_nested_loops_is_refused_clearly() -> None:
-    case = CASES["Loop-in a loop"]
-    once = gradient(gradcheck._with_loss(case, {}), of="testing/loss", wrt=["x"])
+GROWING = """net (double[N] x, int64 n, int64 m) => (double[M] y) {
+    y = Loop(n, "", x) <body = outer (int64 i, bool c, double[A] v) => (bool k, double[B] r) {
+        k = Identity(c)
+        g = Loop(m, "", v) <body = inner (int64 j, bool d, double[C] u) => (bool l, double[D] s) {
+            l = Identity(d)
+            t = Tanh(u)
+            s = Concat<axis=0>(t, u)
+        }>
+        one = Constant<value_ints=[1]>()
+        end = Constant<value_ints=[4]>()
+        zero = Constant<value_ints=[0]>()
+        r = Slice(g, one, end, zero)
+    }>
+}"""
 
-    with pytest.raises(NotDifferentiable, match=r"ONNX has no\s+sequences of sequences"):
-        gradient(once, of="grad/x", wrt=["x"])
+
+@pytest.mark.parametrize(("outer", "inner"), [(2, 2), (1, 0), (0, 1)])
+def test_sequences_that_an_inner_loop_keeps_are_packed_for_the_outer_one(outer: int, inner: int) -> None:
+    """An inner loop whose state grows keeps a sequence, in every iteration of the outer one."""
+    feeds = {"x": np.array([0.3, -0.4, 0.8, 0.1, 0.6]), "n": np.array(outer), "m": np.array(inner)}
+
+    assert_gradients(model(GROWING, **feeds), ["x"])
+
+
+def test_packed_sequences_give_the_same_on_onnxruntime() -> None:
+    feeds = {"x": np.array([0.3, -0.4, 0.8], np.float32), "n": np.array(2), "m": np.array(2)}
+    lowered = gradient(parse(GROWING.replace("double", "float")), of="y", wrt=["x"])
+    session = onnxruntime.InferenceSession(lowered.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    (actual,) = session.run(["grad/x"], feeds)
+
+    np.testing.assert_allclose(actual, run(lowered, **feeds)["grad/x"], rtol=1e-5)
+
+
+def test_sequences_that_a_loop_keeps_inside_a_scan_are_refused() -> None:
+    text = """net (double[2] h, double[3,2] x, int64 m) => (double[2] y, double[3] z) {
+        y, z = Scan <num_scan_inputs=1, body = step (double[2] s, double[2] e) => (double[2] r, double q) {
+            v = Add(s, e)
+            g = Loop(m, "", v) <body = inner (int64 j, bool d, double[C] u) => (bool l, double[D] w) {
+                l = Identity(d)
+                t = Tanh(u)
+                w = Concat<axis=0>(t, u)
+            }>
+            q = ReduceSumSquare<keepdims=0>(g)
+            r = Tanh(v)
+        }> (h, x)
+    }"""
+
+    with pytest.raises(NotDifferentiable, match="a Scan hands out only tensors; use a Loop"):
+        gradient(parse(text), of="z", wrt=["x"])
 
 
 def test_loop_without_iterations_hands_the_gradient_through() -> None:

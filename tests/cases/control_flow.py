@@ -180,16 +180,7 @@ CASES = [
     text_case("Loop", "whose state grows", LOOP_GROWS, kind="edge", x=X3, w=W2, n=np.array(3)),
     text_case("Loop", "with two states", LOOP_TWO_STATES, x=X2, w=W2, n=np.array(4)),
     # Second order needs sequences of sequences: test_second_order_through_nested_loops_is_refused_clearly.
-    text_case(
-        "Loop",
-        "in a loop",
-        LOOP_IN_LOOP,
-        x=X2,
-        w=W2,
-        n=np.array(2),
-        smooth=False,
-        symbolic="the inner state may broadcast to another shape: refused, as it needs sequences of sequences",
-    ),
+    text_case("Loop", "in a loop", LOOP_IN_LOOP, x=X2, w=W2, n=np.array(2)),
     text_case("Loop", "with If inside", IF_IN_LOOP, x=X2, w=W2, n=np.array(3)),
     text_case(
         "Loop", "saturated", LOOP, kind="special", x=np.full(3, 800.0), w=W3, n=np.array(2), expected={"x": [0.0] * 3}

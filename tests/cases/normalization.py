@@ -81,6 +81,7 @@ CASES = [
          axis=0, torch=lambda X, Scale, B: functional("layer_norm", X, (2, 3), Scale, B, eps=f32(1e-5))),
     case("LayerNormalization", "scalar scale", kind="edge", X=array(3, 4), Scale=np.array([1.5]), B=np.array([0.5])),
     case("LayerNormalization", "axis -2", kind="edge", X=array(2, 3, 2), Scale=array(3, 2, seed=1), axis=-2),
+    case("LayerNormalization", "statistics in double", kind="edge", X=array(3, 4), Scale=vector(4), stash_type=11),
     case("LayerNormalization", "empty", kind="edge", X=array(0, 4), Scale=vector(4), B=array(4, seed=1)),
     case("LayerNormalization", "equal elements", kind="special", X=np.ones((2, 3)), Scale=vector(3),
          B=array(3, seed=1), epsilon=0.1),

@@ -175,8 +175,8 @@ def prepare_slice(y: Value, xs: Sequence[Value], zs: Sequence[Value], scope: Sco
         part = find_slice(y, xs, zs, scope.order())
         return part.nodes
 
-    scope.expand_calls(wanted)
-    if any(v.name and (v.type is None or v.shape is None) for n in part.nodes for v in n.outputs):
+    expanded = scope.expand_calls(wanted)  # maybe inside a subgraph, where the nodes of the slice do not show it
+    if expanded or any(v.name and (v.type is None or v.shape is None) for n in part.nodes for v in n.outputs):
         scope.infer()
     infer_bodies(part.nodes, scope.opset)
     return y, list(xs), part

@@ -71,3 +71,50 @@ def full_like(op: Builder, sequence: Value, fill: float) -> Value:
     return map_elements(
         op, [sequence], lambda inside, e: [inside.ConstantOfShape(inside.Shape(e[0]), value=array)], "full_like"
     )[0]
+
+
+def pack(op: Builder, sequence: Value) -> list[Value]:
+    """Return a sequence as four vectors: its elements one after another, and their sizes, shapes and ranks.
+
+    ONNX has no sequences of sequences, but vectors can be elements of one. `unpack` is the way back.
+    """
+
+    def describe(inside: Builder, elements: list[Value]) -> list[Value]:
+        shape = inside.Shape(elements[0])
+        return [
+            inside.Reshape(elements[0], [-1]),
+            inside.Reshape(inside.Size(elements[0]), [1]),
+            shape,
+            inside.Reshape(inside.Size(shape), [1]),
+        ]
+
+    dtype = sequence.dtype or ir.DataType.FLOAT
+    vectors = []
+    for part, kind in zip(map_elements(op, [sequence], describe, "pack", count=4), [dtype, *_INDICES], strict=True):
+        part.type, part.shape = ir.SequenceType(ir.TensorType(kind)), None
+        nothing = op.constant(np.zeros(0), kind)  # there must be something to concatenate
+        vector = op.ConcatFromSequence(op.SequenceInsert(part, nothing, 0), axis=0)
+        vector.type, vector.shape = ir.TensorType(kind), ir.Shape([None])
+        vectors.append(vector)
+    return vectors
+
+
+def unpack(op: Builder, elements: Value, sizes: Value, shapes: Value, ranks: Value) -> Value:
+    """Return the sequence that `pack` made these of."""
+
+    def split(vector: Value, counts: Value, last: int) -> Value:
+        # One element more, which is taken away again: an empty sequence cannot be split off.
+        return op.SplitToSequence(vector, op.Concat(counts, [last], axis=0), axis=0)
+
+    pieces = split(elements, sizes, 0)
+    outlines = split(op.Concat(shapes, [0], axis=0), ranks, 1)
+    for value, kind in ((pieces, elements.dtype or ir.DataType.FLOAT), (outlines, ir.DataType.INT64)):
+        value.type, value.shape = ir.SequenceType(ir.TensorType(kind)), ir.Shape([None])
+    (whole,) = map_elements(op, [pieces, outlines], lambda inside, e: [inside.Reshape(*e, allowzero=1)], "unpack")
+    whole.type, whole.shape = pieces.type, None
+    result = op.SequenceErase(whole)
+    result.type = pieces.type
+    return result
+
+
+_INDICES = (ir.DataType.INT64,) * 3

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff import control_flow as flow
+from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
@@ -133,6 +134,7 @@ def scan(rule: Rule, *dfinal_state_and_scan_outputs: Value | None) -> Grads:
     for grad, formal in zip(found.grads, [*state_inputs, *totals, *(v for v, _ in written)], strict=True):
         if grad is not None and grad.shape is None:
             grad.shape = formal.shape  # ONNX Runtime wants the rank of everything that a Scan's body returns
+    _refuse_sequences(found.residuals)
     residuals: list[Value | None] = [
         flow.stack_residual(rule, body, r, states, out_axes, out_directions) for r in found.residuals
     ]
@@ -176,6 +178,15 @@ def scan(rule: Rule, *dfinal_state_and_scan_outputs: Value | None) -> Grads:
         "initial_state_and_scan_inputs": by_input,
         "captured": [(c, v) for (c, _), v in zip(reached, sums, strict=True)],
     }
+
+
+def _refuse_sequences(residuals: list[Value]) -> None:
+    for residual in residuals:
+        if not isinstance(residual.type, ir.TensorType | type(None)):
+            raise Unsupported(
+                f"the backward needs `{residual.name}`, a sequence, of every step, and a Scan hands out only tensors; "
+                "use a Loop, or give what the body keeps in a sequence a fixed shape"
+            )
 
 
 def _is_active(rule: Rule, value: Value | None) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff import control_flow as flow
+from onward.autodiff import sequences
 from onward.autodiff.emit import Emitter
 from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
@@ -149,12 +150,23 @@ def _residuals(
             scans = len(rule.node.outputs) - states + len(residuals)
             stacked = flow.stack_residual(rule, body, residual, states, [0] * scans, [0] * scans)
             fetched = op.Gather(stacked, iteration, axis=0, name=f"residual/{residual.name}")
+        elif isinstance(residual.type, ir.SequenceType):
+            packer = Emitter(inside.opset, inside.names, prefix=f"{rule.node.name or 'Loop'}/residual/{residual.name}/")
+            vectors = sequences.pack(packer, residual)
+            body.extend(packer.nodes)
+            fetched = sequences.unpack(op, *(_at(op, _keep_in_sequence(rule, body, v), v, iteration) for v in vectors))
         else:
-            kept = _keep_in_sequence(rule, body, residual)
-            fetched = op.SequenceAt(kept, iteration, name=f"residual/{residual.name}")
+            fetched = _at(op, _keep_in_sequence(rule, body, residual), residual, iteration)
         fetched.type, fetched.shape = residual.type, residual.shape
         accessors[residual] = fetched
     return accessors, op.nodes
+
+
+def _at(op: Emitter, kept: Value, residual: Value, iteration: Value) -> Value:
+    """Return the element of the sequence `kept` that holds `residual` of one iteration."""
+    fetched = op.SequenceAt(kept, iteration, name=f"residual/{residual.name}")
+    fetched.type, fetched.shape = residual.type, residual.shape
+    return fetched
 
 
 def _keep_in_sequence(rule: Rule, body: ir.Graph, residual: Value) -> Value:
@@ -162,8 +174,8 @@ def _keep_in_sequence(rule: Rule, body: ir.Graph, residual: Value) -> Value:
     node, names = rule.node, rule.op.names
     if not isinstance(residual.type, ir.TensorType):
         raise Unsupported(
-            f"the backward needs `{residual.name}`, a sequence, of every iteration of the Loop, and ONNX has no "
-            "sequences of sequences; give the inner values a fixed shape, or stack them to a tensor"
+            f"the backward needs `{residual.name}`, which is optional, of every iteration of the Loop, and ONNX has no "
+            "sequences of optionals; carry a tensor or a sequence instead"
         )
     graph = node.graph
     assert graph is not None

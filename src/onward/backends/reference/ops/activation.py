@@ -38,6 +38,13 @@ class SwiGLU(OpRun):
         return ((a * sigmoid(alpha * a) * b).astype(a.dtype),)
 
 
+class Softsign(OpRun):
+    """Upstream fails on a scalar: it divides in place."""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (np.asarray(x / (1 + np.abs(x)), x.dtype),)
+
+
 class Gelu(OpRun):
     """Upstream runs the function body, whose Erf rounds to float32."""
 
@@ -78,4 +85,4 @@ class LeakyRelu(OpRun):
         return (np.where(x > 0, x, alpha * x).astype(x.dtype),)
 
 
-OPERATORS: list[type[OpRun]] = [Sigmoid, Swish, SwiGLU, Gelu, Elu, Selu, Celu, LeakyRelu]
+OPERATORS: list[type[OpRun]] = [Sigmoid, Softsign, Swish, SwiGLU, Gelu, Elu, Selu, Celu, LeakyRelu]
