@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from onward import versions
 from onward.backends.base import Session as Session
 from onward.backends.base import make_session
 from onward.backends.base import open_session as open_session
 from onward.backends.base import register_backend as register_backend
-from onward.errors import require_extra
 from onward.program import Program
 
 
@@ -25,12 +25,11 @@ def _onnxruntime(program: Program, **options: Any) -> Session:
 
 
 def _torch(program: Program, **options: Any) -> Session:
-    try:
-        from onward.backends.torch.session import TorchSession
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise require_extra("torch", "torch", "the torch backend") from error
+    from onward.backends.torch import installed_torch
+
+    versions.check(installed_torch("the torch backend"))
+    from onward.backends.torch.session import TorchSession
+
     return make_session(TorchSession, "torch", program, options)
 
 

@@ -1,1 +1,11 @@
+"""The model in memory and in files. Everything else imports this first, so the packages it needs are checked here."""
 
+from __future__ import annotations
+
+import numpy
+import onnx
+import onnx_ir
+
+from onward import versions
+
+versions.check({"numpy": numpy.__version__, "onnx": onnx.__version__, "onnx-ir": onnx_ir.__version__})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from onward import versions
 from onward.errors import require_extra
 
 
@@ -25,10 +26,18 @@ def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
         ArgumentError: an unknown mode, or a model without training information where mode needs it.
         BackendError: operators that the torch backend does not have; all of them.
     """
+    versions.check(installed_torch("onward.to_torch"))
+    from onward.backends.torch.convert import convert
+
+    return convert(model, mode, **options)
+
+
+def installed_torch(purpose: str) -> dict[str, str]:
+    """Return the version of torch, as `onward.versions.check` takes it; an error that names `purpose` without torch."""
     try:
-        from onward.backends.torch.convert import convert
+        import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise require_extra("torch", "torch", "onward.to_torch") from error
-    return convert(model, mode, **options)
+        raise require_extra("torch", "torch", purpose) from error
+    return {"torch": torch.__version__}

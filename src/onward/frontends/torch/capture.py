@@ -21,7 +21,9 @@ import onnx
 import torch
 
 from onward.errors import ArgumentError, Diagnostic, define
+from onward.frontends.torch.versions import installed
 from onward.model.schema import WORKING_OPSET
+from onward.versions import beyond_tested
 
 A200 = define(
     "A200",
@@ -71,7 +73,7 @@ def export(
                 f"PyTorch cannot capture {what}: {_reason(error)}",
                 place=_place(error, module),
                 hint="data-dependent Python control flow must be written with torch operators; "
-                "dynamic=False captures fixed shapes",
+                "dynamic=False captures fixed shapes" + ("; " + newer if (newer := beyond_tested(installed())) else ""),
             )
         ) from error
     assert program is not None

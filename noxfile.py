@@ -1,0 +1,39 @@
+"""The tests with other versions of the packages Onward builds on, each in an environment of its own.
+
+    nox -s "tests(versions='oldest')"   # the lower bounds of pyproject.toml (constraints-oldest.txt)
+    nox -s "tests(versions='newest')"   # whatever is newest on PyPI
+    nox -s "tests(versions='tested')"   # the pinned ones of `make test` (constraints.txt)
+    nox -s old_runtimes                 # compiled programs on ONNX Runtime 1.17 and up, without Onward
+
+Arguments after `--` go to pytest. `make test` runs the short form: tests/versions.
+"""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.sessions = ["tests", "old_runtimes"]
+CONSTRAINTS = {
+    "oldest": ["-c", "constraints-oldest.txt"],
+    "newest": ["--upgrade", "--upgrade-strategy", "eager"],
+    "tested": ["-c", "constraints.txt"],
+}
+TORCH = "torch==2.13.0"
+RUNTIMES = ["1.17.0", "1.17.3", "1.18.1", "1.19.2", "1.20.1", "1.22.0", "1.24.1", "1.31.1"]
+
+
+@nox.session
+@nox.parametrize("versions", list(CONSTRAINTS))
+def tests(session: nox.Session, versions: str) -> None:
+    """All tests with one set of versions."""
+    session.install(TORCH, *(CONSTRAINTS[versions] if versions != "newest" else []))
+    session.install("-e", ".[dev,demo]", *CONSTRAINTS[versions])
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", *session.posargs)
+
+
+@nox.session
+def old_runtimes(session: nox.Session) -> None:
+    """Programs compiled here, trained in environments that have only onnxruntime and numpy; prints the table."""
+    session.install(TORCH, "-c", "constraints.txt")
+    session.install("-e", ".[dev,demo]", "-c", "constraints.txt")
+    session.run("python", "tests/versions/old_runtimes.py", session.create_tmp(), *RUNTIMES)

@@ -1,0 +1,130 @@
+"""Which versions of other packages Onward works with: the only place that says so.
+
+`SUPPORTED` is what pyproject.toml asks for (a test compares them) and what docs/versions.md shows. Older ones are
+refused with a clear message; newer ones than the newest tested are not, but if something fails, the message says it.
+
+>>> check({"torch": "2.13.0+cpu"})
+>>> beyond_tested({"torch": "9.1.0"})
+'torch 9.1.0 is newer than the newest tested, 2.13'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from onward.errors import BackendError, Diagnostic, define
+
+B310 = define(
+    "B310",
+    "an unsupported version of a package",
+    why="Onward is tested with a range of versions of the packages it builds on (docs/versions.md); below it, names, "
+    "operators or whole interfaces are missing.",
+    fix="Upgrade the package with the command in the message.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The versions of one package: `oldest` is refused below; `untested` says which part of the range nobody ran."""
+
+    oldest: str
+    newest_tested: str
+    extra: str = ""  # the extra of Onward that brings the package
+    untested: str = ""
+
+
+SUPPORTED: Mapping[str, Range] = {
+    "numpy": Range("2.0", "2.4"),
+    "onnx": Range("1.22", "1.23"),
+    "onnx-ir": Range("1.1", "1.1"),
+    "onnxruntime": Range("1.22", "1.31"),
+    "safetensors": Range("0.5", "0.8"),
+    "rich": Range("13.0", "15.0"),
+    "typer": Range("0.16", "0.29"),
+    "torch": Range("2.6", "2.13", "torch", untested="2.6 to 2.12"),
+    "onnxscript": Range("0.5", "0.7", "torch"),
+    "numba": Range("0.60", "0.68", "fast"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """What one version of ONNX Runtime reads: the newest operator set and IR version."""
+
+    opset: int
+    ir_version: int
+
+
+# Measured: each version was asked to load a graph of every operator set and IR version (nox -s old_runtimes).
+RUNTIMES: Mapping[str, Runtime] = {
+    "1.17": Runtime(20, 9),
+    "1.18": Runtime(21, 10),
+    "1.19": Runtime(21, 10),
+    "1.20": Runtime(21, 10),
+    "1.21": Runtime(22, 10),
+    "1.22": Runtime(22, 10),
+    "1.24": Runtime(25, 13),
+    "1.31": Runtime(26, 13),
+}
+
+
+def check(found: Mapping[str, str]) -> None:
+    """Raise unless each package, given with its version, is new enough; all that are not are named at once.
+
+    Raises:
+        BackendError: with what was found, what is needed and how to get it.
+    """
+    problems = []
+    for name, version in found.items():
+        supported = SUPPORTED[name]
+        if parse(version) < parse(supported.oldest):
+            what = f"'onward[{supported.extra}]'" if supported.extra else f"'{name}>={supported.oldest}'"
+            problems.append(
+                Diagnostic(
+                    B310,
+                    f"{name} {version} is too old",
+                    needed=f"{supported.oldest} or newer (tested up to {supported.newest_tested})",
+                    hint=f"pip install --upgrade {what}",
+                )
+            )
+    if problems:
+        raise BackendError(problems)
+
+
+def beyond_tested(found: Mapping[str, str]) -> str:
+    """Return a sentence about the packages that are newer than any that Onward was tested with, or ""."""
+    newer = [
+        f"{name} {version} is newer than the newest tested, {SUPPORTED[name].newest_tested}"
+        for name, version in found.items()
+        if parse(version) > parse(SUPPORTED[name].newest_tested)
+    ]
+    return "; ".join(newer)
+
+
+def runtime_needed(version: str, opset: int, ir_version: int) -> str:
+    """Return which ONNX Runtime reads a graph that `version` does not read, or "" if its labels are not the reason.
+
+    >>> runtime_needed("1.22.0", opset=24, ir_version=10)
+    'ONNX Runtime 1.24 or newer for operator set 24 and IR version 10'
+    >>> runtime_needed("1.24.0", opset=24, ir_version=10)
+    ''
+    """
+    reads = [v for v, r in RUNTIMES.items() if r.opset >= opset and r.ir_version >= ir_version]
+    if any(parse(v) <= parse(version) for v in reads):
+        return ""
+    newer = f"{reads[0]} or newer" if reads else f"newer than {list(RUNTIMES)[-1]}"
+    return f"ONNX Runtime {newer} for operator set {opset} and IR version {ir_version}"
+
+
+def parse(version: str) -> tuple[int, int]:
+    """Return major and minor version.
+
+    >>> parse("2.13.0a0+cpu"), parse("3"), parse("1.2rc1")
+    ((2, 13), (3, 0), (1, 2))
+    """
+    parts = []
+    for part in version.split("+")[0].split(".")[:2]:
+        digits = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]
+        parts.append(int(digits or 0))
+    return parts[0], parts[1] if len(parts) > 1 else 0
