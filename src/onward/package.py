@@ -58,6 +58,10 @@ def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
         manifest = build_manifest(program, hashes)
         write_atomically(str(folder / "README.md"), readme(manifest).encode())
         write_atomically(str(folder / "manifest.json"), (json.dumps(manifest, indent=2) + "\n").encode())
+    except FileExistsError as error:
+        raise ModelError(
+            Diagnostic(M400, f"`{folder}` is a file", needed="a directory to write the program to")
+        ) from error
     except OSError as error:
         raise ModelError(
             Diagnostic(M400, f"cannot write the program to `{folder}`: {error.strerror or error}")

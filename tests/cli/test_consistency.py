@@ -86,16 +86,6 @@ def test_a_program_without_training_says_what_it_is(run) -> None:
     assert "step.onnx" not in readme
 
 
-def test_the_readme_of_a_program_with_two_entries_names_both_steps(run, tmp_path: Path) -> None:
-    run("make-trainable", "digits.onnx", "--loss", "cross_entropy", "--entry", "second", "--label", "other",
-        "--loss-name", "second_loss", "-o", "two.onnx")  # fmt: skip
-    run("compile", "two.onnx", "-o", "program")
-
-    readme = Path("program/README.md").read_text(encoding="utf-8")
-    assert "One iteration runs `step-0.onnx`, `step-1.onnx` in turn." in readme
-    assert 'manifest["graphs"]["step:train"]' in readme
-
-
 def test_explain_of_a_word_names_the_codes_about_it(run) -> None:
     result = run("check", "--explain", "recursive")
 

@@ -214,7 +214,8 @@ def _copy(source: serde.Source, entry: str) -> TrainingModel:
                 f"the model already has a training entry `{entry}`",
                 place="entry=",
                 found=f"training entries: {', '.join(known)}",
-                hint='add another one with entry="another name", or remove them with onward.to_inference(model)',
+                hint='add another one with entry="another name" (`--entry`), or remove them with '
+                "onward.to_inference(model) (`onward strip`)",
             )
         )
     decompose_microsoft(model.ir)

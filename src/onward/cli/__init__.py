@@ -1,16 +1,21 @@
-"""The command line: one file per command, each thin. This one puts them together and renders errors for a human."""
+"""The command line: one file per command, each thin. This one puts them together and renders errors for a human.
+
+Nothing heavy is imported here: Ctrl-C while Python loads its packages must find `main` already there.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import re
 import sys
 import warnings
+from typing import TYPE_CHECKING
 
-import typer
-from rich.text import Text
+from onward.errors import Diagnostic, ModelError, OnwardError
 
-from onward.cli.console import print_diagnostics, stderr_console
-from onward.errors import ModelError, OnwardError
+if TYPE_CHECKING:
+    import typer
 
 # command -> (module, function). Imported when the program starts: each is thin and imports its work lazily.
 COMMANDS = {
@@ -27,9 +32,14 @@ COMMANDS = {
     "ops": "onward.cli.ops:ops",
 }
 
+# An argument whose option is not called like it.
+_OPTIONS = {"output": "--on"}
+
 
 def build_app() -> typer.Typer:
     """Return the command-line application."""
+    import typer
+
     app = typer.Typer(
         name="onward",
         help="Forward, backward, onward: any ONNX model, trainable anywhere ONNX runs.",
@@ -55,28 +65,51 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Run the command line; a user's mistake ends with a message and exit code 1 or 2, never with a traceback."""
-    warnings.showwarning = show_warning
     try:
-        build_app()()
-    except OnwardError as error:
-        render(error)
-        sys.exit(2 if isinstance(error, ModelError) else 1)
+        from onward.cli.console import LostOutput, forgive_stdout
+
+        warnings.showwarning = show_warning
+        forgive_stdout()
+        try:
+            build_app()()
+        except OnwardError as error:
+            render(error)
+            sys.exit(2 if isinstance(error, ModelError) else 1)
+        except LostOutput as error:
+            _stop(f"error: cannot print the result: {error.strerror}", 1)
     except KeyboardInterrupt:
-        stderr_console().print("interrupted", style="bold red")
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output has gone (`onward show m.onnx | head`): nothing is wrong.
-        sys.stderr.close()
-        sys.exit(0)
+        _stop("interrupted", 130)
+
+
+def _stop(message: str, code: int) -> None:
+    from onward.cli.console import stderr_console
+
+    stderr_console().print(message, style="bold red")
+    sys.exit(code)
 
 
 def render(error: OnwardError) -> None:
     """Print every problem to stderr, in colour where the terminal has it."""
-    print_diagnostics(error.diagnostics, stderr_console())
+    from onward.cli.console import print_diagnostics, stderr_console
+
+    print_diagnostics(map(_with_option, error.diagnostics), stderr_console())
+
+
+def _with_option(diagnostic: Diagnostic) -> Diagnostic:
+    """Return the diagnostic with the option in the place of the argument that it stands for."""
+    argument = re.fullmatch(r"(\w+)=", diagnostic.place)
+    if argument is None:
+        return diagnostic
+    name = argument.group(1)
+    return dataclasses.replace(diagnostic, place=_OPTIONS.get(name, f"--{name.replace('_', '-')}"))
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning to stderr as a person reads it: without the line of our code that gave it."""
+    from rich.text import Text
+
+    from onward.cli.console import print_diagnostics, stderr_console
+
     diagnostic = getattr(message, "diagnostic", None)
     if diagnostic is not None:
         print_diagnostics([diagnostic], stderr_console())

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import io
 import json
 import pkgutil
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,9 +33,6 @@ def check(
 
     Exit code 0: no errors (warnings alone are no errors, except with --pedantic). 1: errors. 2: not a model.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
     console = stdout_console(soft_wrap=True)
     if explain is not None:
         _explain(explain, console)

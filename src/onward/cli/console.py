@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -14,6 +15,44 @@ from onward.errors import Diagnostic, Severity
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 
 _NEVER_REACHED = 10_000
+
+
+class LostOutput(OSError):
+    """What was to be printed could not be: the disk behind stdout is full, say."""
+
+
+class _Forgiving(io.FileIO):
+    """Standard output whose reader may leave: what comes after is dropped, and the command goes on to its end.
+
+    So `onward show m.onnx | head -1` ends well, `onward check` keeps its exit code, and a training does not die because
+    nobody watches it any more.
+    """
+
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]  # the buffer types of typeshed and ours are the same
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            if isinstance(error, BrokenPipeError):
+                return super().write(data)  # type: ignore[arg-type]  # as above
+            raise LostOutput(error.errno, error.strerror) from error
+
+
+def forgive_stdout() -> None:
+    """Let stdout take the leave of its reader, and characters that its encoding does not have."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return  # closed, or replaced by something that is no file
+    sys.stdout.flush()
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_Forgiving(descriptor, "w", closefd=False)),
+        encoding=sys.stdout.encoding,
+        errors="backslashreplace",
+        line_buffering=bool(sys.stdout.line_buffering),
+    )
 
 
 def stdout_console(*, soft_wrap: bool = False, markup: bool = False) -> Console:

@@ -63,7 +63,7 @@ def _averages(source: TrainingModel, state: Mapping[str, np.ndarray]) -> dict[st
                 A101,
                 "the model keeps no moving average of its weights",
                 place="average=",
-                hint="ask for one when it is made trainable: Adam(1e-3, ema=0.999)",
+                hint="ask for one when it is made trainable: Adam(1e-3, ema=0.999), or `--set ema=0.999`",
             )
         )
     return found

@@ -70,7 +70,8 @@ def save(model: TrainingModel | onnx.ModelProto, path: str, external_data: bool 
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(
-            Diagnostic(M111, f"cannot write `{path}`: {reason}", hint="nothing was changed; the old file is whole")
+            why_not_writable(path)
+            or Diagnostic(M111, f"cannot write `{path}`: {reason}", hint="nothing was changed; the old file is whole")
         ) from error
 
 
@@ -82,7 +83,7 @@ def why_not_writable(path: str | os.PathLike[str]) -> Diagnostic | None:
         return error.diagnostics[0]
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):
-        return Diagnostic(M111, f"cannot write `{path}`: there is no directory `{folder}`")
+        return Diagnostic(M111, f"cannot write `{path}`: there is no directory `{os.path.dirname(path) or folder}`")
     if not os.access(folder, os.W_OK | os.X_OK):
         return Diagnostic(M111, f"cannot write `{path}`: no permission to write to `{folder}`")
     return None

@@ -6,11 +6,12 @@ operators are emitted where they are exact, model-local functions of primitive o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from onward import schedules
-from onward.errors import unknown_name
+from onward.errors import ArgumentError, unknown_name
 from onward.optimizers.adadelta import Adadelta
 from onward.optimizers.adagrad import Adagrad
 from onward.optimizers.adam import Adam, AdamW
@@ -61,11 +62,11 @@ def by_name(name: str, **settings: Any) -> Optimizer:
     """
     if name not in NAMES:
         raise unknown_name("optimizer", name, NAMES)
-    common = {k: v for k, v in settings.items() if k in Optimizer.COMMON}
-    own = {k: v for k, v in settings.items() if k not in Optimizer.COMMON and k != "learning_rate"}
-    NAMES[name]().with_settings(own)  # names an unknown setting
-    rate = {"learning_rate": settings["learning_rate"]} if "learning_rate" in settings else {}
-    return NAMES[name](**rate, **own, **common)
+    known = {f.name for f in dataclasses.fields(NAMES[name]) if f.init}
+    unknown = [unknown_name("setting", s, known, place=f"optimizer `{name}`") for s in sorted(set(settings) - known)]
+    if unknown:
+        raise ArgumentError([error.diagnostics[0] for error in unknown])
+    return NAMES[name](**settings)
 
 
 def from_description(description: Mapping[str, Any]) -> Optimizer:
