@@ -302,3 +302,17 @@ def test_train_and_test_subfolders_are_the_parts(tmp_path):
     (feeds,) = feeds_of(open_data(tmp_path, IMAGES, LABELS, part="evaluate"), IMAGES, LABELS)
 
     assert feeds["images"][0, 0, 0, 0] < 100  # red, made grey
+
+
+def test_images_without_labels_name_the_missing_file(tmp_path):
+    write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros((3, 2, 2), np.uint8))
+
+    with pytest.raises(DataError, match=r"has no counterpart[\s\S]*train-labels-idx1-ubyte \(or \.gz\) beside it"):
+        open_data(tmp_path)
+
+
+def test_a_table_that_is_not_utf8_says_how_to_save_it(tmp_path):
+    (tmp_path / "t.csv").write_bytes("a,b\n1,caf\xe9\n".encode("latin1"))
+
+    with pytest.raises(DataError, match="save it as UTF-8"):
+        open_data(tmp_path / "t.csv")

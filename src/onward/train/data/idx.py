@@ -71,14 +71,26 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def find_pair(folder: Path, part: str) -> tuple[Path, Path] | None:
-    """Return (images, labels) of the classic MNIST names for "train" or "evaluate"; None when they are not there."""
-    found = []
+    """Return (images, labels) of the classic MNIST names for "train" or "evaluate"; None when neither is there.
+
+    Raises:
+        DataError: one of the two is missing.
+    """
+    found, missing = [], []
     for stem, kind in zip(_NAMES[part], ("images", "labels"), strict=True):
         names = [f"{stem}{suffix}{packed}" for suffix in _SUFFIXES[kind] for packed in ("", ".gz")]
         path = next((folder / n for n in names if (folder / n).is_file()), None)
         if path is not None:
             found.append(path)
-    return (found[0], found[1]) if len(found) == 2 else None
+        else:
+            missing.append(f"{names[0]} (or .gz)")
+    if len(found) == 1:
+        raise DataError(
+            Diagnostic(
+                T132, f"`{found[0].name}` has no counterpart", place=str(folder), needed=f"{missing[0]} beside it"
+            )
+        )
+    return (found[0], found[1]) if found else None
 
 
 def _damaged(path: Path, problem: str) -> DataError:

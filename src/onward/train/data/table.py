@@ -113,7 +113,8 @@ def _read(path: Path) -> Any:
     except (ValueError, OSError, EOFError) as error:  # pandas' and pyarrow's parse errors are ValueErrors
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise DataError(Diagnostic(T140, f"`{path}` cannot be read as a table: {error}")) from error
+        hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise DataError(Diagnostic(T140, f"`{path}` cannot be read as a table: {error}", hint=hint)) from error
 
 
 def _choose(
