@@ -121,7 +121,7 @@ def check_readable(proto: onnx.ModelProto, findings: Findings) -> bool:
 
 
 def _repeated(field: Any) -> bool:
-    return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == 3
+    return bool(field.is_repeated)
 
 
 def _fields(message: Any) -> list[tuple[Any, Any]]:

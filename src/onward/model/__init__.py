@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy
 import onnx
 import onnx_ir
+from google.protobuf import __version__ as protobuf  # type: ignore[import-untyped]  # has no stubs
 
 from onward import versions
 
-versions.check({"numpy": numpy.__version__, "onnx": onnx.__version__, "onnx-ir": onnx_ir.__version__})
+versions.check(
+    {
+        "numpy": numpy.__version__,
+        "onnx": onnx.__version__,
+        "onnx-ir": onnx_ir.__version__,
+        "protobuf": protobuf,
+    }
+)
