@@ -21,10 +21,11 @@ def body_of(node: ir.Node, functions: Functions, opset: int) -> ir.Function | No
     if local is not None:
         return local
     own = BODIES.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
-    return _standard_body(node, opset) if own is None else own(node, opset)
+    return standard_body(node, opset) if own is None else own(node, opset)
 
 
-def _standard_body(node: ir.Node, opset: int) -> ir.Function | None:
+def standard_body(node: ir.Node, opset: int) -> ir.Function | None:
+    """Return the function that defines `node` in the standard at `opset`; None if there is none."""
     raw = raw_schema(node.op_type, node.domain, opset if node.domain in ("", "ai.onnx") else None)
     if raw is None:
         return None
