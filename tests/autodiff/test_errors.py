@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
 
 from autodiff.text_models import parse
+from onward.autodiff import registry
 from onward.autodiff.api import gradient, jvp, lower_gradients, vjp
+from onward.autodiff.registry import find_rule
 from onward.errors import ArgumentError, NotDifferentiable
 
 G = "ai.onnx.preview.training.Gradient"
@@ -219,3 +223,23 @@ def test_an_output_without_gradient_says_so() -> None:
     from autodiff.text_models import run
 
     np.testing.assert_array_equal(run(proto, x=[1.0, 3.0, 2.0, 0.0])["grad/x"], np.zeros(4))
+
+
+def test_a_gradient_through_an_output_that_a_rule_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rule of ours leaves out a floating-point output; one that a user registers may."""
+    rule = find_rule("LayerNormalization", "", 18)
+    assert rule is not None
+    only_y = dataclasses.replace(rule, function=lambda it, dY: rule.function(it, dY, None, None), outputs=("Y",))
+    monkeypatch.setitem(registry._RULES, ("", "LayerNormalization"), [only_y])
+    text = (
+        "g (float[2,3] x, float[3] s) => (float[2,3] n, float[2,1] y) { n, m = LayerNormalization(x, s) y = Tanh(m) }"
+    )
+
+    with pytest.raises(NotDifferentiable) as caught:
+        gradient(parse(text), of="y", wrt="x")
+
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "D203"
+    assert problem.message == "no gradient through output `Mean` of `LayerNormalization`"
+    assert problem.place == "node `LayerNormalization_0`, between input `x` and output `y`"
+    assert "LayerNormalization" in {n.op_type for n in gradient(parse(text), of="n", wrt="x").graph.node}
