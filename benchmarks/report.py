@@ -60,7 +60,7 @@ def rows(workload: str, run: dict[str, Any]) -> list[list[str]]:
                 peer, f"{r['median_ms']:.2f}", f"{r['best_ms']:.2f}", ratio(r["median_ms"], fastest(result)),
                 ratio(r["median_ms"], of(result, "torch eager", "median_ms")), f"{share:.0%}",
                 f"{r['first_step_s']:.1f}", f"{r['peak_mib']:.0f}",
-                "" if math.isnan(r["loss_off"]) else f"{r['loss_off']:.0e}",
+                "" if r["loss_off"] is None else f"{r['loss_off']:.0e}",
             ]
         )  # fmt: skip
     return found

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import re
 import statistics
@@ -93,7 +92,7 @@ class Worker:
             "steps": len(self.times),
             "first_step_s": self.first["first"],
             "peak_mib": self.last["peak"] / 2**20,
-            "loss_off": max(off, default=math.nan),
+            "loss_off": max(off, default=None),
         }
 
     def close(self) -> None:
@@ -198,6 +197,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="turns of each peer (6; 2 with --quick)")
     parser.add_argument("--turn", type=float, default=TURN, help="seconds of a turn")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="keep the last results of workloads that are not named")
+    parser.add_argument("--render", action="store_true", help="measure nothing: show and write the last results again")
     parser.add_argument("--docs", action="store_true", help="write the results into docs/")
     parser.add_argument("--output", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
@@ -208,12 +209,16 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
     console = Console()
     console.width = max(console.width, 120)  # a file is no reason for narrow columns
+    stored = output / "bench.json"
     run: dict[str, Any] = {"machine": report.machine(), "rounds": rounds, "turn_s": arguments.turn, "workloads": {}}
-    for workload in workloads:
-        with tempfile.TemporaryDirectory() as folder:
-            run["workloads"][workload] = measure(workload, peers, Path(folder), rounds, arguments.turn)
+    if arguments.render or (arguments.keep and stored.exists()):
+        run = json.loads(stored.read_text())
+    for workload in run["workloads"] if arguments.render else workloads:
+        if not arguments.render:
+            with tempfile.TemporaryDirectory() as folder:
+                run["workloads"][workload] = measure(workload, peers, Path(folder), rounds, arguments.turn)
+            stored.write_text(json.dumps(run, indent=2) + "\n")
         console.print(report.table(workload, run))
-        (output / "bench.json").write_text(json.dumps(run, indent=2) + "\n")
     report.plot(run, output / "bench.svg")
     report.plot(run, output / "bench.png")
     if arguments.docs:
