@@ -85,7 +85,7 @@ def inline_call(node: ir.Node, function: ir.Function, names: Names) -> list[ir.N
             graph.insert_before(node, identity)
             copies.append(identity)
             new = identity.outputs[0]
-        _take_place(old, new)
+        graphs.take_place(old, new)
     graph.remove(node, safe=True)
     _rename_in_gradients(copies, {old.name or "": new.name or "" for old, new in values.items()})
     return copies
@@ -104,16 +104,6 @@ def _rename_in_gradients(nodes: Iterable[ir.Node], names: Mapping[str, str]) -> 
             if "y" in node.attributes:
                 y = node.attributes["y"].as_string()
                 node.attributes["y"] = ir.AttrString("y", names.get(y, y))
-
-
-def _take_place(old: ir.Value, new: ir.Value) -> None:
-    """Let `new` have the name, type and every use of `old`."""
-    name = old.name
-    if old.type is not None:
-        new.type, new.shape = old.type, old.shape
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    old.name = None
-    new.name = name
 
 
 def _attributes(node: ir.Node, function: ir.Function) -> dict[str, ir.Attr]:

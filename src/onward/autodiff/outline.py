@@ -122,10 +122,7 @@ class _Part:
         )
         graph.insert_before(self.nodes[0], call)
         for old, new in zip(self.outputs, call.outputs, strict=True):
-            name, new.type, new.shape = old.name, old.type, old.shape
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
-            old.name = None
-            new.name = name
+            graphs.take_place(old, new)
             self.before[new] = old
         graph.remove(self.nodes, safe=True)
 

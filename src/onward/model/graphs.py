@@ -232,6 +232,16 @@ def remove_dead_nodes(graph: GraphLike, candidates: Iterable[ir.Node] | None = N
     return removed
 
 
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Let `new` have the name and every use of `old`, and its type and shape where it has a type."""
+    name = old.name
+    if old.type is not None:
+        new.type, new.shape = old.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = None
+    new.name = name
+
+
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
     """Return the array of a value that is a Constant's output, else None.
 

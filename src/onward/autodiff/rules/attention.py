@@ -65,17 +65,6 @@ class _Heads:
 
 
 @gradient("Attention", opset=23)
-def attention_23(
-    rule: Rule,
-    dY: Value | None,
-    dpresent_key: Value | None,
-    dpresent_value: Value | None,
-    dqk_matmul_output: Value | None,
-) -> Grads:
-    """As `attention`, without nonpad_kv_seqlen."""
-    return attention(rule, dY, dpresent_key, dpresent_value, dqk_matmul_output)
-
-
 @gradient("Attention", opset=24, nonpad_kv_seqlen=NON_DIFFERENTIABLE)
 def attention(
     rule: Rule,

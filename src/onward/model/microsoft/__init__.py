@@ -80,12 +80,7 @@ def _replace(graph: graphs.GraphLike, node: ir.Node, opset: int, names: Names) -
             identity = ir.Node("", "Identity", [result], num_outputs=1, name=names.unique(f"{op.prefix}Identity"))
             graph.insert_before(node, identity)
             result = identity.outputs[0]
-        name = output.name
-        if output.type is not None:
-            result.type, result.shape = output.type, output.shape
-        output.replace_all_uses_with(result, replace_graph_outputs=True)
-        output.name = None
-        result.name = name
+        graphs.take_place(output, result)
     graph.remove(node, safe=True)
     graphs.remove_dead_nodes(graph, op.nodes)
     return True

@@ -37,6 +37,13 @@ def taps(
     return found
 
 
+def _with_bias(result: np.ndarray, B: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+    """Return [N, C, ...] with a bias for each channel, in `dtype`."""
+    if B is not None:
+        result = result + B.reshape(-1, *[1] * (result.ndim - 2))
+    return np.ascontiguousarray(result).astype(dtype)
+
+
 class Conv(OpRun):
     """Upstream builds index arrays of the size of the columns; this is the same sum without them, for any rank."""
 
@@ -68,9 +75,7 @@ class Conv(OpRun):
             piece = padded[where].reshape(N, group, W.shape[1], *counts)
             out += np.einsum("goi,ngi...->gon...", kernels[(slice(None),) * 3 + tap], piece)
         result = np.moveaxis(out.reshape(O, N, *counts), 0, 1)
-        if B is not None:
-            result = result + B.reshape(-1, *[1] * rank)
-        return (np.ascontiguousarray(result).astype(X.dtype),)
+        return (_with_bias(result, B, X.dtype),)
 
 
 class ConvTranspose(OpRun):
@@ -114,9 +119,7 @@ class ConvTranspose(OpRun):
             out[where] += piece.reshape(N, group * W.shape[1], *X.shape[2:])
         cut = tuple(slice(b, b + n) for b, n in zip(begins, sizes, strict=True))
         result = out[(slice(None), slice(None), *cut)]
-        if B is not None:
-            result = result + B.reshape(-1, *[1] * rank)
-        return (np.ascontiguousarray(result).astype(X.dtype),)
+        return (_with_bias(result, B, X.dtype),)
 
 
 class DeformConv(OpRun):
