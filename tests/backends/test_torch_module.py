@@ -349,3 +349,104 @@ def test_the_constants_of_the_graph_move_with_the_module(make_model: Any) -> Non
 
     assert module.eval()(x.to("meta")).device.type == "meta"
     assert module.train().loss(x.to("meta"), t.to("meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=["double", "half", "bfloat16"])
+@pytest.mark.parametrize("make_model", [make, convolutional], ids=["perceptron", "convolutions"])
+def test_it_computes_in_the_type_it_is_moved_to(make_model: Any, dtype: torch.dtype) -> None:
+    module, _ = onward.to_torch(make_model())
+    x, t = pair() if make_model is make else images()
+    expected = module.eval()(x)
+
+    module.to(dtype)
+    actual = module(x.to(dtype))
+    loss = module.train().loss(x.to(dtype), t)
+    loss.backward()
+
+    assert actual.dtype == loss.dtype == dtype
+    assert all(p.grad.dtype == dtype for p in module.parameters())
+    tolerance = 1e-5 if dtype == torch.float64 else 5e-2
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_gradient_checkpointing_repeats_the_masks_and_counts_a_batch_once() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    plain, repeated = (onward.to_torch(convolutional())[0].train() for _ in range(2))
+    batches = [images(0), images(1)]
+
+    for x, t in batches:
+        F.cross_entropy(plain(x), t).backward()
+    outputs = [checkpoint(repeated, x, use_reentrant=False) for x, _ in batches]  # both, before any is repeated
+    for y, (_, t) in zip(outputs, batches, strict=True):
+        F.cross_entropy(y, t).backward()
+
+    for name, tensor in plain.named_tensors().items():
+        torch.testing.assert_close(repeated.tensor(name), tensor, msg=name)
+    for ours, theirs in zip(repeated.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_functional_call_and_gradients_of_single_samples() -> None:
+    module, _ = onward.to_torch(convolutional())
+    module.eval()
+    x, t = images()
+    weights = {n: p.detach() for n, p in module.named_parameters()}
+
+    def loss(p: dict[str, Tensor], x: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(module, p, (x.unsqueeze(0),)), t.unsqueeze(0))
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x, t)
+
+    F.cross_entropy(module(x), t).backward()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(each[name].mean(0), parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_training_compiles_and_exports_as_one_graph() -> None:
+    module, _ = onward.to_torch(convolutional())
+    twin = copy.deepcopy(module)
+    x, t = images()
+    torch._dynamo.reset()
+
+    compiled = torch.compile(module.loss, fullgraph=True, backend="aot_eager")(x, t)
+    exported = torch.export.export(twin.train(), (x,))
+
+    torch.testing.assert_close(compiled, copy.deepcopy(twin).loss(x, t))
+    assert exported.module()(x).shape == (8, 3)
+
+
+def test_a_graph_optimizer_is_copied_with_its_module() -> None:
+    module, optimizer = onward.to_torch(make(optimizer=onward.optimizers.Lion(0.01)))
+    before = copy.deepcopy(module.state_dict())
+
+    twin, its_optimizer = copy.deepcopy((module, optimizer))
+    x, t = pair()
+    F.cross_entropy(twin(x), t).backward()
+    its_optimizer.step()
+
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    assert not torch.equal(twin.tensor("W0"), module.tensor("W0"))
+
+
+def test_a_scheduler_of_torch_changes_the_rate_of_a_graph_optimizer() -> None:
+    module, optimizer = onward.to_torch(make(optimizer=onward.SGD(0.1)), prefer_graph=True)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    moves = []
+
+    for _ in range(2):
+        before = module.tensor("b1").detach().clone()
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        scheduler.step()
+        moves.append(float((before - module.tensor("b1").detach())[0]))
+
+    np.testing.assert_allclose(moves, [0.1, 0.05], rtol=1e-5)
+
+
+def test_inputs_that_are_no_tensors_are_named() -> None:
+    module, _ = onward.to_torch(make())
+
+    with pytest.raises(ArgumentError, match="`x`: ndarray"):
+        module(pair()[0].numpy())

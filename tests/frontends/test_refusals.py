@@ -199,3 +199,135 @@ def test_a_capture_with_other_gradients_is_noticed() -> None:
 
     assert "error[A206]: the captured training step differs from the module's on the example" in str(caught.value)
     assert "net.0.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, t: t.float().mean(),
+        lambda y, t: nn.functional.cross_entropy(y.detach(), t),
+        lambda y, t: torch.ones(()).requires_grad_(),
+    ],
+    ids=["targets only", "detached", "a constant"],
+)
+def test_a_loss_that_ignores_the_module(loss: Any) -> None:
+    text = refusal(Mlp(), loss=loss)
+
+    assert "error[A208]: the loss does not depend on the outputs of the module" in text
+    assert "at loss=" in text
+
+
+def failing(y: Tensor, t: Tensor) -> Tensor:
+    raise KeyError("who knows")
+
+
+def test_a_loss_that_fails_is_shown_with_its_line() -> None:
+    text = refusal(Mlp(), loss=failing)
+
+    assert "error[A207]: the loss `failing` fails on the example: KeyError: 'who knows'" in text
+    assert 'raise KeyError("who knows")' in text
+
+
+def test_a_loss_without_its_targets() -> None:
+    text = refusal(Mlp(), example_targets=None)
+
+    assert "the loss `CrossEntropyLoss` fails on the example" in text
+    assert "example_targets= was not given" in text
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (X.numpy(), "takes a tensor, a tuple of them or a dict by name; found a ndarray"),
+        ([X], "takes a tensor, a tuple of them or a dict by name; found a list"),
+        (X.double(), "RuntimeError: mat1 and mat2 must have the same dtype"),
+    ],
+    ids=["an array", "a list", "other numbers"],
+)
+def test_inputs_on_which_the_module_fails(inputs: Any, expected: str) -> None:
+    text = refusal(Mlp(), example_inputs=inputs)
+
+    assert "error[A207]: the module fails on the example" in text
+    assert expected in text
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(6, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex64) @ self.weight).real
+
+
+def test_complex_parameters() -> None:
+    text = refusal(Complex())
+
+    assert "error[A209]: `weight` is complex" in text
+
+
+def test_a_lazy_module_is_left_lazy() -> None:
+    module = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3))
+
+    text = refusal(module, optimizer="sgd")
+
+    assert "error[A209]: `0.weight` has no value yet" in text
+    assert "run it once on an example first" in text
+    assert isinstance(module[0], nn.LazyLinear)
+
+
+def test_a_module_without_parameters() -> None:
+    assert "error[A208]: the module has no parameters to train" in refusal(nn.ReLU(), optimizer="sgd")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"loss": nn.CrossEntropyLoss}, "needed: CrossEntropyLoss()"),
+        ({"optimizer": torch.optim.Adam}, "needed: Adam(module.parameters(), ...)"),
+        ({"input_names": ["a", "b"]}, "found: 2: a, b"),
+    ],
+    ids=["loss", "optimizer", "names"],
+)
+def test_a_class_in_the_place_of_an_object_and_names_that_do_not_fit(changes: Any, expected: str) -> None:
+    assert expected in refusal(Mlp(), **changes)
+
+
+def test_what_is_no_module() -> None:
+    with pytest.raises(ArgumentError, match="this is not a module"):
+        onward.from_torch(lambda x: x, loss="mse", optimizer="sgd", example_inputs=X)
+
+
+class Cut(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net[2](torch.relu(self.net[0](x)).detach())
+
+
+def test_a_gradient_that_the_forward_cuts() -> None:
+    text = refusal(Cut(), example_inputs=torch.randn(4, 6, generator=torch.Generator().manual_seed(0)))
+
+    assert "error[A206]: the captured training step differs" in text
+    assert "in PyTorch no gradient reaches `net.0.weight`, `net.0.bias`" in text
+    assert "requires_grad_(False)" in text
+
+
+class Triple(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 3 * g
+
+
+class WithOwnBackward(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return Triple.apply(self.net(x))
+
+
+def test_a_backward_of_ones_own() -> None:
+    text = refusal(WithOwnBackward(), example_inputs=torch.randn(4, 6, generator=torch.Generator().manual_seed(0)))
+
+    assert "error[A206]: the captured training step differs" in text
+    assert "a torch.autograd.Function with a backward of its own cannot be captured" in text

@@ -91,7 +91,7 @@ class Group(Team):
         if not self._checked:
             self._check_same(feeds)
             if not self.shard:
-                session._state = self._from_first(session._state)
+                self._take_from_first(session._state)
             self._checked = True
         try:
             own = self.shares(feeds, program.input_names)
@@ -102,9 +102,11 @@ class Group(Team):
         outputs = {n: to_numpy(self.whole(results[n])) for n in gradients.outputs if n not in handed_on}
         given = {n: results[n] if self.shard else self.whole(results[n]) for n in handed_on}
         early = {s: self.whole(results[o]) for o, s in gradients.replaces.items()}
+        del results, own
         following = session._run(f"update {name}", updates.model, {**feeds, **given})
         session._state.update(early)
-        session._state.update({s: self._as_kept(following[o], session._state[s]) for o, s in updates.replaces.items()})
+        for output, state in updates.replaces.items():
+            session._state[state] = self._as_kept(following.pop(output), session._state[state])
         return outputs
 
     def _as_kept(self, value: Any, before: Any) -> Any:
@@ -116,12 +118,11 @@ class Group(Team):
             return Share(self.cut(whole, before.axis, before.cut).clone(), before.axis, before.cut)
         return self.whole(value)
 
-    def _from_first(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return process 0's values everywhere."""
-        sent = {n: v.contiguous().clone() for n, v in values.items()}
-        for value in sent.values():
-            self.send(dist.broadcast, value, 0)
-        return sent
+    def _take_from_first(self, values: dict[str, torch.Tensor]) -> None:
+        """Replace the values by process 0's."""
+        for name in values:
+            values[name] = values[name].contiguous()
+            self.send(dist.broadcast, values[name], 0)
 
     def _check_same(self, feeds: Mapping[str, np.ndarray]) -> None:
         """Raise in every process unless all were given the same batch."""

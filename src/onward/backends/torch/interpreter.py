@@ -49,6 +49,7 @@ class Interpreter:
 
     def __init__(self, graph: ir.Graph, opset: int, *, outputs: Sequence[ir.Value] | None = None) -> None:
         self.opset = opset
+        self._narrow: torch.dtype | None = None
         wanted = list(graph.outputs if outputs is None else outputs)
         wanted = _expand_functions(graph, opset, wanted)
         needed = graphs.ancestors(wanted)
@@ -131,6 +132,13 @@ class Interpreter:
             if isinstance(value, torch.Tensor):
                 self.constants[slot] = value.to(device)
 
+    def narrow(self, dtype: torch.dtype | None) -> None:
+        """Compute in a 16-bit type wherever an input has it, although the graph was written for float32."""
+        self._narrow = dtype
+        for instruction in self.instructions:
+            for body in instruction.bodies:
+                body.interpreter.narrow(dtype)
+
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs for `feeds`: tensors (or lists for sequences) by name."""
         values: list[Any] = [None] * self._size
@@ -161,6 +169,10 @@ class Interpreter:
         result = run_on_host(instruction.op_type, instruction.attributes, arguments)
         if result is not None:
             return result
+        if self._narrow is not None and any(isinstance(a, torch.Tensor) and a.dtype == self._narrow for a in arguments):
+            arguments = [
+                a.to(self._narrow) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a for a in arguments
+            ]
         return instruction.handler(instruction.attributes, *on_device(instruction, arguments))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         if self._train is not None and KEY in self._train.interpreter.input_slots:
             self._hold(KEY, torch.zeros((), dtype=torch.int64))
             self._hold(STEP, torch.zeros((), dtype=torch.int64))
+        self._written_for = next((p.dtype for p in self.parameters()), torch.float32)
+        self._drawn: list[tuple[Any, Tensor]] = []  # the inputs of the last forwards that drew masks, and their steps
         if mode == "inference":
             self.eval()
 
@@ -117,12 +120,14 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         return {name: self.tensor(name) for name in self._paths}
 
     def _apply(self, fn: Any, recurse: bool = True) -> OnnxModule:
-        """Move the constants of the graphs along, where the module is moved to another device."""
+        """Take the constants of the graphs along to another device, and `.half()` and `.bfloat16()` into the graphs."""
         super()._apply(fn, recurse)
         device = next((t.device for t in self.named_tensors().values()), None)
+        narrow = next((p.dtype for p in self.parameters() if p.dtype in (torch.float16, torch.bfloat16)), None)
         for forward in (self._eval, self._train, self._loss):
             if forward is not None and device is not None:
                 forward.interpreter.to(device)
+                forward.interpreter.narrow(narrow if self._written_for == torch.float32 else None)
         return self
 
     # -- running -------------------------------------------------------------------------------------------------
@@ -148,6 +153,16 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def _feeds(self, values: Sequence[Tensor], named: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
         given = {**dict(zip(names, values, strict=False)), **named}
+        strange = [n for n, v in given.items() if not isinstance(v, (Tensor, list))]
+        if strange:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "the inputs are not tensors",
+                    found=", ".join(f"`{n}`: {type(given[n]).__name__}" for n in strange),
+                    hint="use torch.as_tensor(value)",
+                )
+            )
         missing = [n for n in names if n not in given]
         unknown = [n for n in given if n not in names]
         if missing or unknown or len(values) > len(names):
@@ -163,11 +178,39 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def _run(self, forward: _Forward, feeds: Mapping[str, Tensor]) -> dict[str, Any]:
         tensors = {n: self.tensor(n) for n in forward.interpreter.input_slots if n in self._paths}
+        again = (
+            STEP in forward.updates.values() and not torch.compiler.is_compiling() and self._is_repeated(feeds, tensors)
+        )
         results = forward.interpreter.run({**tensors, **feeds})
-        with torch.no_grad():
-            for output, name in forward.updates.items():
-                self.tensor(name).copy_(results[output])
+        if not again:
+            with torch.no_grad():
+                for output, name in forward.updates.items():
+                    self.tensor(name).copy_(results[output])
         return results
+
+    def _is_repeated(self, feeds: Mapping[str, Tensor], tensors: dict[str, Tensor]) -> bool:
+        """Return whether gradient checkpointing repeats an earlier forward; the step of its masks is then in `tensors`.
+
+        Raises:
+            ArgumentError: which one it repeats cannot be told.
+        """
+        key = next((v for v in feeds.values() if isinstance(v, Tensor)), None)
+        if torch._C._current_graph_task_id() == -1:  # not inside of a backward pass
+            self._drawn = [(k, s) for k, s in self._drawn if k() is not None and k() is not key][-7:]
+            if key is not None:
+                self._drawn.append((weakref.ref(key), tensors[STEP].clone()))
+            return False
+        step = next((s for k, s in self._drawn if k() is key), None)
+        if step is None:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "a forward pass is repeated inside of a backward pass, and its dropout masks are not known",
+                    hint="use torch.utils.checkpoint.checkpoint(..., use_reentrant=False) on this module itself",
+                )
+            )
+        tensors[STEP] = step
+        return True
 
 
 def _dots_are_a_path(name: str) -> bool:

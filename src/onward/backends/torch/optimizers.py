@@ -159,8 +159,8 @@ def _load_state(
 class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed here
     """Runs a model's own update graph: gradients in, new parameters and state out.
 
-    `param_groups` hold the parameters by name; `state_dict()` carries the optimizer's state. Settings such as
-    `learning_rate` are in `self.settings` and may be changed between steps.
+    `state_dict()` carries the optimizer's state. Settings such as `learning_rate` are in `self.settings` and may be
+    changed between steps; the rate is also `param_groups[0]["lr"]`, where PyTorch's schedulers change it.
     """
 
     def __init__(self, model: TrainingModel, entry: TrainingEntry, module: OnnxModule) -> None:
@@ -176,7 +176,25 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
         self.settings: dict[str, Tensor] = {n: to_tensor(v) for n, v in program.settings.items()}
         held = module.named_tensors()
         self._own: dict[str, Tensor] = {n: to_tensor(v) for n, v in program.state.items() if n not in held}
-        super().__init__([{"params": [module.tensor(n) for n in self._gradients.values()]}], {})
+        rates = [n for n in self.settings if n.rsplit("/", 1)[-1] == "learning_rate"]
+        self._rate_name = rates[0] if rates else None
+        group: dict[str, Any] = {"params": [module.tensor(n) for n in self._gradients.values()]}
+        if self._rate_name is not None:
+            group["lr"] = self._rate = float(self.settings[self._rate_name])
+        super().__init__([group], {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)  # torch's own keeps the parameters and their state only
+
+    def _take_rate(self) -> None:
+        """Use the rate that was changed since the last step: in the group, or else in the settings."""
+        if self._rate_name is None:
+            return
+        (group,) = self.param_groups
+        setting = self.settings[self._rate_name]
+        if float(group["lr"]) != self._rate:
+            self.settings[self._rate_name] = setting.new_full((), float(group["lr"]))
+        group["lr"] = self._rate = float(self.settings[self._rate_name])
 
     @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not typed here
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -185,6 +203,7 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._take_rate()
         feeds: dict[str, Any] = {**self.settings, **self._own, **self._module.named_tensors()}
         for gradient, name in self._gradients.items():
             parameter = self._module.tensor(name)

@@ -169,7 +169,7 @@ class Team:
             flat = torch.cat([v.tensor.reshape(-1) for v in members])
             self.send(dist.all_reduce, flat)
             for value, part in zip(members, flat.split([v.tensor.numel() for v in members]), strict=True):
-                value.total = part.reshape(value.shape)
+                value.total = value.tensor = part.reshape(value.shape)  # the part alone is not needed any more
 
     def can_cut(self, shape: Sequence[int]) -> bool:
         """Return whether a tensor of this shape is worth cutting along its first axis."""

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from onward.errors import ArgumentError, BackendError, Diagnostic, define
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
+from onward.frontends.torch import capture
 from onward.model.training_model import TrainingModel
 
 A202 = define(
@@ -41,8 +42,29 @@ A205 = define(
 A206 = define(
     "A206",
     "the captured training step is not the module's",
-    why="Loss and gradients of the graph are compared with PyTorch's on the example; they must be the same.",
-    fix="Please report the module: its capture is wrong in a way that was not foreseen. Nothing was written.",
+    why="Loss and gradients of the graph are compared with PyTorch's on the example; they must be the same. A file "
+    "holds no torch.autograd.Function with a backward of its own, and no gradient that detach() or no_grad() cuts.",
+    fix="Write that part with ordinary operators; freeze what is not to be trained with requires_grad_(False). If "
+    "there is no such part, please report the module. Nothing was written.",
+)
+
+A207 = define(
+    "A207",
+    "the module or the loss fails on the example",
+    why="The module and the loss are run once in PyTorch, before anything is captured.",
+    fix="Call module(*example_inputs), and the loss on its outputs, yourself: the same error appears.",
+)
+A208 = define(
+    "A208",
+    "the loss does not depend on what is trained",
+    why="Without a path from the parameters to the loss there is nothing to train.",
+    fix="Compute the loss from the module's outputs, without detach() and outside of torch.no_grad().",
+)
+A209 = define(
+    "A209",
+    "weights that cannot be trained in a file",
+    why="ONNX has gradients of real numbers that have a value.",
+    fix="Keep complex numbers as two real parts; run a lazy module once before it is converted.",
 )
 
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm
@@ -83,6 +105,7 @@ def evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
 
 def check_module(module: torch.nn.Module) -> None:
     """Raise, with every problem, unless the module can be captured: weights on the CPU, no hooks on the backward."""
+    check_weights(module)
     held = [*module.named_parameters(), *module.named_buffers()]
     elsewhere: dict[str, list[str]] = {}
     for name, tensor in held:
@@ -122,12 +145,71 @@ def check_module(module: torch.nn.Module) -> None:
         raise ArgumentError(problems)
 
 
+def check_weights(module: torch.nn.Module) -> None:
+    """Raise, with every problem, unless this is a module with weights that a file can hold and train."""
+    if not isinstance(module, torch.nn.Module):
+        hint = "make one of the class: Module(...)" if isinstance(module, type) else "wrap it in a torch.nn.Module"
+        raise ArgumentError(
+            Diagnostic(A101, "this is not a module", place="module", found=repr(module)[:200],
+                       needed="a torch.nn.Module", hint=hint)
+        )  # fmt: skip
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    problems = [
+        Diagnostic(A209, f"`{name}` has no value yet", place=type(module).__name__,
+                   hint="the module is lazy: run it once on an example first")
+        if isinstance(tensor, lazy)
+        else Diagnostic(A209, f"`{name}` is complex", place=type(module).__name__, found=str(tensor.dtype),
+                        hint="hold real and imaginary parts as two real parameters")
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+        if isinstance(tensor, lazy) or tensor.is_complex()
+    ]  # fmt: skip
+    if not problems and not list(module.parameters()):
+        problems = [Diagnostic(A208, "the module has no parameters to train", place=type(module).__name__)]
+    if problems:
+        raise ArgumentError(problems)
+
+
+@contextlib.contextmanager
+def example_fails(what: str, module: torch.nn.Module, hint: str = "") -> Iterator[None]:
+    """Turn whatever the user's own code raises on the example into an error that says where."""
+    try:
+        yield
+    except OnwardError:
+        raise
+    except Exception as error:  # a module or a loss may raise anything
+        line = str(error).strip().splitlines()
+        raise ArgumentError(
+            Diagnostic(
+                A207,
+                f"{what} fails on the example: {type(error).__name__}: {line[0] if line else ''}",
+                place=capture._place(error, module),
+                hint=hint,
+            )
+        ) from error
+
+
+def check_dependence(value: torch.Tensor, outputs: list[torch.Tensor], name: str) -> None:
+    """Raise unless the loss `value` depends on the module's outputs."""
+    gradients: tuple[torch.Tensor | None, ...] = (None,)
+    if value.requires_grad and outputs:
+        gradients = torch.autograd.grad(value.sum(), outputs, allow_unused=True)
+    if all(g is None for g in gradients):
+        raise ArgumentError(
+            Diagnostic(
+                A208,
+                "the loss does not depend on the outputs of the module",
+                place=f"loss={name}",
+                found="a value that was detached, or computed from the targets alone",
+            )
+        )
+
+
 def example_outputs(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """Return the outputs in training mode; a buffer that changes and is no running statistic is an error."""
     before = {n: b.detach().clone() for n, b in module.named_buffers()}
     with training_mode(module):
         try:
-            with torch.no_grad():
+            with torch.no_grad(), example_fails("the module", module, _input_hint(inputs)):
                 outputs = module(*inputs, **keywords)
             allowed = _statistics(module)
             changed = [n for n, b in module.named_buffers() if n not in allowed and not _same(b, before.get(n))]
@@ -149,6 +231,13 @@ def example_outputs(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: 
             ]
         )
     return outputs
+
+
+def _input_hint(inputs: tuple[Any, ...]) -> str:
+    strange = next((x for x in inputs if not isinstance(x, (torch.Tensor, int, float, bool, str, dict, tuple))), None)
+    if strange is None:
+        return ""
+    return f"example_inputs= takes a tensor, a tuple of them or a dict by name; found a {type(strange).__name__}"
 
 
 def _same(a: torch.Tensor, b: torch.Tensor | None) -> bool:
@@ -246,10 +335,8 @@ def check_training(
     with torch.enable_grad():
         ours = twin.train().loss(*[t for t in leaves if isinstance(t, torch.Tensor)])
         found = torch.autograd.grad(ours, [twin.tensor(n) for n in weights], allow_unused=True)
-    pairs = {
-        name: (torch.zeros(()) if a is None else a.double(), torch.zeros(()) if b is None else b.double())
-        for name, a, b in zip(weights, found, expected, strict=True)
-    }
+    pairs = {name: (_dense(a), _dense(b)) for name, a, b in zip(weights, found, expected, strict=True)}
+    cut = [n for n, a, b in zip(weights, found, expected, strict=True) if b is None and a is not None]
     largest = max((float(b.abs().max()) for _, b in pairs.values() if b.numel()), default=0.0)
     wrong = [
         name
@@ -265,8 +352,18 @@ def check_training(
                 "the captured training step differs from the module's on the example",
                 place=type(module).__name__,
                 found=", ".join(wrong[:5]) + (", …" if len(wrong) > 5 else ""),
+                hint=f"in PyTorch no gradient reaches {', '.join(f'`{n}`' for n in cut[:5])}: the forward cuts it with "
+                "detach() or no_grad(); freeze them with requires_grad_(False)"
+                if cut
+                else "a torch.autograd.Function with a backward of its own cannot be captured",
             )
         )
+
+
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor:
+    if gradient is None:
+        return torch.zeros((), dtype=torch.float64)
+    return (gradient.to_dense() if gradient.is_sparse else gradient).double()
 
 
 def _differs(module: torch.nn.Module, what: str, found: str) -> ArgumentError:
@@ -276,6 +373,6 @@ def _differs(module: torch.nn.Module, what: str, found: str) -> ArgumentError:
             f"{what} of the module in evaluation mode differs from its graph",
             place=type(module).__name__,
             found=found,
-            hint="the module's forward asks `self.training` itself; give it one forward for both modes",
+            hint="the module's forward asks `self.training` itself, or draws random numbers in evaluation mode as well",
         )
     )

@@ -18,9 +18,12 @@ from onward.author import make_trainable
 from onward.errors import A101, ArgumentError, Diagnostic, define
 from onward.frontends.torch import capture
 from onward.frontends.torch.checks import (
+    check_dependence,
     check_evaluation,
     check_module,
     check_training,
+    check_weights,
+    example_fails,
     example_outputs,
     training_mode,
 )
@@ -86,6 +89,7 @@ def from_torch(
     ['weight', 'bias']
     """
     check_versions()
+    check_weights(module)
     inputs, keywords = _arguments(module, example_inputs, example_keywords)
     check_module(module)
     parts = _parts(loss, optimizer, example_targets, scheduler, label)
@@ -94,7 +98,8 @@ def from_torch(
     converted = {k: _convert_optimizer(p, names, trained) for k, p in parts.items()}
     outputs = example_outputs(module, inputs, keywords)
     batch = _batch_size(inputs, keywords)
-    losses = {k: _loss(p, outputs) for k, p in parts.items()}  # a loss that cannot be: before the slow part
+    _check_names(input_names, inputs, keywords)
+    losses = {k: _loss(p, outputs, module) for k, p in parts.items()}  # a loss that cannot be: before the slow part
     with training_mode(module), stand_in_momentum(module) as replaced:
         shapes = (
             _dynamic_shapes(module, inputs, keywords) if dynamic is True else (None if dynamic is False else dynamic)
@@ -199,6 +204,17 @@ def _arguments(
 def _convert_optimizer(
     part: _Part, names: Mapping[int, str], trained: Sequence[str]
 ) -> tuple[Optimizer, Sequence[str]]:
+    kind = part.optimizer
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the optimizer is a class",
+                place="optimizer=",
+                found=kind.__name__,
+                needed=f"{kind.__name__}(module.parameters(), ...)",
+            )
+        )
     if isinstance(part.optimizer, torch.optim.Optimizer):
         return convert_optimizer(part.optimizer, names, trained, part.scheduler)
     if part.scheduler is not None:
@@ -213,16 +229,40 @@ def _convert_optimizer(
     return _own_optimizer(part.optimizer), trained
 
 
-def _loss(part: _Part, outputs: Any) -> Any:
+def _check_names(names: Sequence[str] | None, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    count = sum(isinstance(t, torch.Tensor) for t in pytree.tree_leaves((inputs, keywords)))
+    if names is not None and len(names) != count:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the number of input names does not fit the example inputs",
+                place="input_names=",
+                found=f"{len(names)}: {', '.join(names)}",
+                needed=f"{count}, one for each tensor",
+            )
+        )
+
+
+def _loss(part: _Part, outputs: Any, module: torch.nn.Module) -> Any:
     """Return the loss: as a module over flat tensors if it is a callable of torch's, else as it is."""
     loss = part.loss
+    if isinstance(loss, type) and issubclass(loss, torch.nn.Module):
+        raise ArgumentError(
+            Diagnostic(A101, "the loss is a class", place="loss=", found=loss.__name__, needed=f"{loss.__name__}()")
+        )
     if not callable(loss) or isinstance(loss, type) or _is_ours(loss):
         return loss
     wrapped = capture.LossModule(loss, outputs, part.targets)
+    count = len(wrapped.example) - wrapped.target_count
+    leaves = [
+        t.detach().requires_grad_() if i < count and isinstance(t, torch.Tensor) and t.is_floating_point() else t
+        for i, t in enumerate(wrapped.example)
+    ]
+    hint = "" if part.targets is not None else "example_targets= was not given, so the loss got the outputs only"
     random = torch.get_rng_state()
     try:
-        with torch.no_grad():
-            value = wrapped(*wrapped.example)
+        with torch.enable_grad(), example_fails(f"the loss `{_callable_name(loss)}`", module, hint):
+            value = wrapped(*leaves)
     finally:
         torch.set_rng_state(random)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
@@ -239,6 +279,7 @@ def _loss(part: _Part, outputs: Any) -> Any:
                 hint="reduce it with .mean() or .sum()",
             )
         )
+    check_dependence(value, [t for t in leaves[:count] if getattr(t, "requires_grad", False)], _callable_name(loss))
     return wrapped
 
 
