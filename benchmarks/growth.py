@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peers import Files
 from report import write_section
 from run import HERE, ask, take_turns
 
@@ -117,7 +119,11 @@ def main() -> None:
     workloads = dict.fromkeys(name(axis, size) for axis, sizes in SIZES.items() for size in sizes)
     measured = {}
     with tempfile.TemporaryDirectory() as folder:
-        ask("prepare.py", folder, *workloads, "--training-only")
+        centre = name("batch", CENTRE["batch"])
+        others = [name("batch", size) for size in SIZES["batch"] if size != CENTRE["batch"]]
+        ask("prepare.py", folder, *(w for w in workloads if w not in others), "--training-only")
+        for other in others:  # the batch axis of the file is unknown: one file serves all sizes
+            shutil.copy(Files(Path(folder), centre).training, Files(Path(folder), other).training)
         for workload in workloads:
             measured[workload] = measure(workload, Path(folder), arguments.rounds)
             print(f"{workload:18}", *(f"{peer} {ms:8.2f} ms  " for peer, ms in measured[workload].items()), flush=True)
