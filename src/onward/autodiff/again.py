@@ -28,7 +28,8 @@ def evaluate_again(y: Value, points: Mapping[Value, Value], stop: list[Value], s
     Only what depends on a replaced value is computed again. Random numbers are the same as in the first evaluation:
     random operators are not copied, Dropout keeps its mask.
     """
-    scope.expand_calls(lambda: graphs.ancestors([y], stop=[*points, *stop]))
+    if scope.expand_calls(lambda: graphs.ancestors([y], stop=[*points, *stop])):
+        scope.infer()  # before the copies are made: in subgraphs nobody looks for missing types afterwards
     needed = graphs.ancestors([y], stop=[*points, *stop])
     values = dict(points)
     made: list[ir.Node] = []

@@ -161,10 +161,7 @@ class DeformConv(OpRun):
             columns[(n, c, *tap, *place)] = total * factors[(n, shift, *tap, *place)]
         rows = columns.reshape(N, group, -1, int(np.prod(image)))
         result = np.einsum("gor,ngrl->ngol", W.reshape(group, W.shape[0] // group, -1), rows)
-        result = result.reshape(N, W.shape[0], *image)
-        if B is not None:
-            result = result + B.reshape(-1, *[1] * rank)
-        return (result.astype(X.dtype),)
+        return (_with_bias(result.reshape(N, W.shape[0], *image), B, X.dtype),)
 
 
 OPERATORS = [Conv, ConvTranspose, DeformConv]
