@@ -63,6 +63,43 @@ np.savez(f"{folder}/rank{trainer.session._group.rank if trainer.session._group e
 """
 
 
+WORKER_WITH_FULLY_SHARD = """
+import sys
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+import onward
+
+folder, world = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+module, _ = onward.to_torch(folder + "/model.onnx")
+rank = 0
+if world > 1:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    fully_shard(module, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (world,)))
+optimizer = torch.optim.Adam(module.parameters(), 1e-2)
+generator = torch.Generator().manual_seed(0)
+losses = []
+for _ in range(10):
+    x, t = torch.randn(8, 4, generator=generator), torch.randint(0, 3, (8,), generator=generator)
+    own = slice(rank * 8 // world, (rank + 1) * 8 // world)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(module(x[own]), t[own])
+    loss.backward()
+    optimizer.step()
+    total = loss.detach() / world
+    if world > 1:
+        dist.all_reduce(total)
+    losses.append(float(total))
+held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in module.parameters())
+np.savez(f"{folder}/fully_{world}_{rank}.npz", losses=np.array(losses), held=np.array(held))
+if world > 1:
+    dist.destroy_process_group()
+"""
+
+
 def torchrun(*arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
@@ -168,3 +205,17 @@ def test_statistics_and_dropout_follow_the_trajectory_of_one_process(kept: str, 
     assert_same(first, alone)
     for name in first:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def test_pytorchs_fully_shard_takes_the_module(files: Path, tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER_WITH_FULLY_SHARD)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+    done = torchrun(str(script), str(files), "2")
+    subprocess.run([sys.executable, str(script), str(files), "1"], env=environment, check=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    two, one = np.load(files / "fully_2_0.npz"), np.load(files / "fully_1_0.npz")
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-6)
+    assert two["held"] < 0.6 * one["held"]
