@@ -168,3 +168,23 @@ def test_sums_of_half_precision_do_not_overflow():
     found = trainer.evaluate(np.tile(X, (8, 1)), np.tile(Y, 8), batch_size=400)["loss"]
 
     assert found == pytest.approx(trainer.evaluate(X, Y, batch_size=1)["loss"], rel=2e-3)
+
+
+@pytest.mark.parametrize("loss", [losses.CrossEntropy(), losses.CrossEntropy(weight=WEIGHT)], ids=["mean", "weights"])
+def test_the_search_for_totals_leaves_no_node_behind(loss, monkeypatch):
+    from onward.lower import pipeline
+
+    seen = []
+    whole = pipeline.loss_totals
+
+    def watch(combined, value):
+        found = whole(combined, value)
+        seen.append(combined)
+        return found
+
+    monkeypatch.setattr(pipeline, "loss_totals", watch)
+    onward.compile(make(loss))
+
+    graph = seen[0].graph
+    values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)]
+    assert all(user.graph is graph for value in values for user, _ in value.uses())

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from onward.lower.combine import Combined
 from onward.model import graphs
-from onward.model.builder import Builder, Value
+from onward.model.builder import Builder, Names, Value
 
 Expression = Any  # JSON: a number, or a list that begins with a word
 
@@ -57,16 +57,19 @@ def loss_totals(combined: Combined, loss: Value) -> Totals | None:
     None where batches weighted by their samples give the right mean, and where the loss is no such expression: then
     that is the best that can be done.
     """
+    trial = _Walk(dataclasses.replace(combined, names=Names(combined.names.taken)))
+    trial.find(loss)
+    trial.discard()
+    if trial.expression is not None and trial.is_mean:
+        return None  # seen by the shapes that are known already; inferring the others takes a while
     graphs.infer_shapes(combined.model)
     walk = _Walk(combined)
-    try:
-        expression = walk.expression(loss)
-    except _BlackBoxError:
-        return None
-    if walk.is_mean:
+    walk.find(loss)
+    if walk.expression is None or walk.is_mean:
+        walk.discard()
         return None
     combined.graph.extend(walk.op.nodes)
-    return Totals(expression, walk.outputs)
+    return Totals(walk.expression, walk.outputs)
 
 
 def evaluate(expression: Expression, totals: Mapping[str, float], values: Mapping[str, float]) -> float:
@@ -104,8 +107,22 @@ class _Walk:
         self._samples = batched[0] if batched else combined.data[0]
         self._batch = {_dimensions(v)[0] for v in batched} - {None}
         self._known: dict[Value, Expression] = {}
+        self.expression: Expression = None
 
-    def expression(self, value: Value) -> Expression:
+    def find(self, loss: Value) -> None:
+        """Set `expression`; it stays None for a black box."""
+        try:
+            self.expression = self._of(loss)
+        except _BlackBoxError:
+            self.expression = None
+
+    def discard(self) -> None:
+        """Give up the nodes that were made: a value must not seem to be used by them."""
+        for node in self.op.nodes:
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+
+    def _of(self, value: Value) -> Expression:
         if value not in self._known:
             self._known[value] = self._find(value)
         return self._known[value]
@@ -145,9 +162,9 @@ class _Walk:
 
     def _arithmetic(self, node: ir.Node) -> Expression:
         if node.op_type in _SAME:
-            return self.expression(_input(node, 0))
+            return self._of(_input(node, 0))
         if node.op_type == "Sum":
-            first, *rest = [self.expression(_input(node, i)) for i in range(len(node.inputs))]
+            first, *rest = [self._of(_input(node, i)) for i in range(len(node.inputs))]
             for part in rest:
                 first = ["Add", first, part]
             return first
@@ -160,7 +177,7 @@ class _Walk:
             or (node.op_type == "Div" and not varies[1])
         )
         self.is_mean = self.is_mean and linear
-        return [node.op_type, *(self.expression(_input(node, i)) for i in range(len(node.inputs)))]
+        return [node.op_type, *(self._of(_input(node, i)) for i in range(len(node.inputs)))]
 
     def _class_loss(self, node: ir.Node) -> Expression:
         scores, labels = _input(node, 0), _input(node, 1)
