@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated
@@ -17,7 +19,7 @@ class SGD(FormulaOptimizer):
     """X - R·G, or with momentum ONNX's `Momentum` operator, which is `torch.optim.SGD` exactly.
 
     V' = momentum·V + (1 - dampening)·G, at the first update V' = G; then X - R·V', or with `nesterov`
-    X - R·(G + momentum·V').
+    X - R·(G + momentum·V'). The operator's attributes are float32, so float64 parameters get a function instead.
     """
 
     momentum: float = 0.0
@@ -43,7 +45,7 @@ class SGD(FormulaOptimizer):
         return {"v": Slot()} if self.momentum else {}
 
     def update(self, group: Group) -> list[Updated]:
-        if not self.momentum:
+        if not self.momentum or group.parameters[0].value.dtype == ir.DataType.DOUBLE:
             return super().update(group)
         return emit_decayed(
             self,
@@ -56,9 +58,14 @@ class SGD(FormulaOptimizer):
         )
 
     def formula(self, op: Builder, R: Value, T: Value, X: Value, G: Value, *state: Value) -> Sequence[Value]:
-        """X' = X - R·G."""
+        """X' = X - R·G; with momentum V' = momentum·V + (1 - dampening)·G (first V' = G) in G's place."""
         X, G = self.decayed(op, R, X, G)
-        return [op.Sub(X, op.Mul(R, G))]
+        if not state:
+            return [op.Sub(X, op.Mul(R, G))]
+        share = op.Mul(G, 1.0 - self.dampening) if self.dampening else G
+        V = op.Where(op.Equal(T, 0), G, op.Add(op.Mul(state[0], float(self.momentum)), share))
+        direction = op.Add(G, op.Mul(V, float(self.momentum))) if self.nesterov else V
+        return [op.Sub(X, op.Mul(R, direction)), V]
 
 
 @dataclasses.dataclass(frozen=True)

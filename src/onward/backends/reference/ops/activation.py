@@ -56,6 +56,13 @@ class Gelu(OpRun):
         return ((x * cumulative).astype(x.dtype),)
 
 
+class HardSwish(OpRun):
+    """Upstream runs the function body, whose attribute rounds 1/6 to float32."""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return ((x * np.clip(x / 6 + 0.5, 0, 1)).astype(x.dtype),)
+
+
 class Elu(OpRun):
     """Upstream takes e^x of positive elements too, which overflows with a warning; alpha=0 is read as absent."""
 
@@ -85,4 +92,4 @@ class LeakyRelu(OpRun):
         return (np.where(x > 0, x, alpha * x).astype(x.dtype),)
 
 
-OPERATORS: list[type[OpRun]] = [Sigmoid, Softsign, Swish, SwiGLU, Gelu, Elu, Selu, Celu, LeakyRelu]
+OPERATORS: list[type[OpRun]] = [Sigmoid, Softsign, Swish, SwiGLU, Gelu, HardSwish, Elu, Selu, Celu, LeakyRelu]
