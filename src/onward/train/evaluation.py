@@ -101,6 +101,8 @@ def explaining(program: Program, feeds: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except (BackendError, IndexError) as error:
+        if isinstance(error, BackendError) and error.code == "B200":
+            raise  # a graph that cannot be loaded says nothing about the labels
         problems = list(_bad_labels(program, feeds))
         if problems:
             raise DataError(problems) from error
