@@ -490,12 +490,3 @@ def get_metrics(names: Any) -> list[Metric]:
 def label(metric: Metric) -> str:
     """Return the name of the column in the logs."""
     return f"{metric.name}:{metric.output}" if metric.output else metric.name
-
-
-def as_json(value: Any) -> Any:
-    """Return numpy scalars and arrays as plain numbers and lists."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    return value
