@@ -44,7 +44,7 @@ SUPPORTED: Mapping[str, Range] = {
     "rich": Range("13.0", "15.0"),
     "typer": Range("0.16", "0.29"),
     "torch": Range("2.6", "2.13", "torch", untested="2.6 to 2.12"),
-    "onnxscript": Range("0.5", "0.7", "torch"),
+    "onnxscript": Range("0.6", "0.7", "torch"),
     "numba": Range("0.60", "0.68", "fast"),
 }
 

@@ -71,6 +71,7 @@ def test_every_rule_states_its_formula() -> None:
     assert not silent
 
 
+@pytest.mark.skipif(newest_opset() < 28, reason="cases of operators newer than the installed onnx are left out")
 def test_every_rule_has_an_ordinary_an_edge_and_a_special_case() -> None:
     known = {op: set(gap["missing"]) for op, gap in table("known_gaps.toml").get("cases", {}).items()}
     gaps = {}
