@@ -17,7 +17,7 @@ from backends.node_tests import cases, difference
 from backends.team import ThreadTeam, together
 from backends.test_torch_module import convolutional
 from models import perceptron
-from onward.backends.torch import share_rules  # noqa: F401 - registers the rules
+from onward.backends.torch import share_rules_layers  # noqa: F401 - registers the rules
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.registry import find
 from onward.backends.torch.shares import RULES, Cut, Partial, Share, Shared

@@ -225,7 +225,9 @@ class Shared(Interpreter):
     def __init__(
         self, graph: ir.Graph, opset: int, team: Team, *, cut: Sequence[str] = (), made_whole: set[str] | None = None
     ) -> None:
-        importlib.import_module("onward.backends.torch.share_rules")  # registers the rules
+        importlib.import_module(
+            "onward.backends.torch.share_rules_layers"
+        )  # registers the rules, those of share_rules too
         self.team = team
         self.made_whole = set() if made_whole is None else made_whole  # operators that had no rule, for the curious
         self._masks = _ranges_of_masks(graph)
