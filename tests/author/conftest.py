@@ -46,7 +46,10 @@ class Steps:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         self.session = onnxruntime.InferenceSession(
-            self.step_graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            self.step_graph.model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["MatmulTransposeFusion"],  # which older runtimes have no float64 kernel for
         )
 
     def step(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

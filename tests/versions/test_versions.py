@@ -196,3 +196,22 @@ def test_the_runtime_in_use_is_in_the_table_or_newer() -> None:
     assert known == sorted(known)
     assert versions.parse(onnxruntime.__version__) >= known[0]
     assert onnx.defs.onnx_opset_version() >= max(r.opset for r in versions.RUNTIMES.values())
+
+
+def test_a_fusion_without_a_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime 1.24 and older fuse a Transpose into a float64 MatMul and have no kernel for the result."""
+    from onward.backends.onnxruntime import session
+
+    calls = []
+
+    def load(*arguments: object, **keywords: object) -> str:
+        calls.append(keywords)
+        if "disabled_optimizers" not in keywords:
+            message = "Failed to find kernel for com.microsoft.FusedMatMul(1)"
+            raise onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented(message)
+        return "loaded"
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", load)
+
+    assert session._load(b"", None, []) == "loaded"
+    assert calls[1]["disabled_optimizers"] == ["MatmulTransposeFusion"]
