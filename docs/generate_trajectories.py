@@ -11,6 +11,7 @@ import argparse
 import copy
 import functools
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -96,10 +97,10 @@ def main(steps: int, reference_seconds: float) -> None:
                 count, errors = _run(subject, (module, optimizer), data, take, held, seconds)
                 cells += [str(count), *errors]
             except BackendError as error:
-                kernel = str(error).partition("implementation for ")[2].partition("(")[0]
-                if backend != "onnxruntime" or not kernel:
+                kernel = re.search(r"implementation for (\w+)\(|(\w+) operator does not support double", str(error))
+                if backend != "onnxruntime" or kernel is None:
                     raise
-                cells += [f"no kernel: {kernel}", "", ""]
+                cells += [f"no kernel: {kernel[1] or kernel[2]}", "", ""]
         double.append(f"| {' | '.join(cells)} |")
         print(double[-1], file=sys.stderr, flush=True)
     versions = f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, Python {platform.python_version()}"
