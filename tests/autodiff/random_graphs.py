@@ -262,7 +262,7 @@ class Maker:
         del self.pool[stacked]  # as many as there were iterations: read only as a sum
         total = self.node("ReduceSum", [stacked], (), keepdims=0)
         captured = self.captured([maker])
-        for value in (final, stacked, self.tame(total)):
+        for value in (final, stacked, total, self.tame(total)):
             self.behind[value] = self.behind.get(value, set()) | self.all_behind([*captured, start]) & (
                 before | {start}
             )

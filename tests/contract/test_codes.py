@@ -1,0 +1,53 @@
+"""Every diagnostic code is raised by a test: by its name, or by its message, as codes_by_message.toml says."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import tomllib
+
+import onward
+from onward.errors import CODES
+
+TESTS = Path(__file__).parent.parent
+TABLE = tomllib.loads((Path(__file__).parent / "codes_by_message.toml").read_text())
+TEXTS = {path: path.read_text() for path in TESTS.rglob("*.py") if path != Path(__file__)}
+
+
+def all_codes() -> set[str]:
+    """Return every code; each module defines its own, so all are imported."""
+    for module in pkgutil.walk_packages(onward.__path__, "onward."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    return {code for code in CODES if not code.startswith("X")}  # X: made up by tests of the catalogue itself
+
+
+def named(code: str) -> bool:
+    return any(re.search(rf"\b{code}\b", text) for text in TEXTS.values())
+
+
+def test_every_code_is_raised_by_a_test_or_says_why_not() -> None:
+    silent = {code for code in all_codes() if not named(code)}
+
+    assert silent - set(TABLE["raised"]) - set(TABLE["untested"]) == set()
+
+
+def test_the_tests_that_raise_a_code_by_its_message_exist() -> None:
+    gone = []
+    for code, place in TABLE["raised"].items():
+        file, _, function = place.partition("::")
+        if f"def {function}(" not in TEXTS.get(TESTS.parent / file, ""):
+            gone.append((code, place))
+
+    assert not gone
+
+
+def test_no_line_of_the_table_is_out_of_date() -> None:
+    listed = {*TABLE["raised"], *TABLE["untested"]}
+
+    assert listed <= all_codes()
+    assert not [code for code in TABLE["untested"] if named(code)]
+    assert all(TABLE["untested"].values())  # a reason each
