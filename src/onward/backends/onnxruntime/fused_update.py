@@ -30,7 +30,9 @@ _UNARY = {"Neg": "-{0}", "Sqrt": "np.sqrt({0})", "Abs": "abs({0})", "Identity": 
 _EXACT = {*_BINARY, *_COMPARE, *_UNARY, "Where", "Sign", "Reciprocal"}
 _TYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 
-SMALLEST_PART = 32_768  # elements; waking a thread costs as much as updating so many
+# Elements for which a thread of its own pays: a quarter of a millisecond's work. Waking one is quick, but on a machine
+# with few cores it may have to wait a time slice for a thread of ONNX Runtime that is still spinning.
+SMALLEST_PART = 524_288
 ALIGNMENT = 16  # elements; every view starts on a cache line of its flat buffer
 
 
@@ -361,6 +363,7 @@ class FlatBuffers:
         parts = min(threads, max(1, self.size // SMALLEST_PART))
         edges = [round(self.size * k / parts / ALIGNMENT) * ALIGNMENT for k in range(parts)] + [self.size]
         self._parts = [[a[first:last] for a in self.arrays] for first, last in itertools.pairwise(edges)]
+        self.threads = parts
         self._pool = ThreadPoolExecutor(parts - 1, "onward-update") if parts > 1 else None
 
     def views(self) -> Iterable[tuple[str, np.ndarray]]:

@@ -87,6 +87,11 @@ class _Step:
         return tuple(sorted(found.items()))
 
     @property
+    def threads(self) -> int:
+        """Threads of the fused update."""
+        return max((buffers.threads for buffers in self.buffers), default=1)
+
+    @property
     def fetched(self) -> list[str]:
         """Outputs whose shapes may change with the batch."""
         rows = [n for buffer in self.rows for n in (buffer.source.indices, buffer.source.rows)]
@@ -234,7 +239,7 @@ class OnnxRuntimeSession:
         # Batches of the usual size get a session in which their dimensions are constants, so that ONNX Runtime
         # computes shapes once; others, such as a last partial batch, one in which they are free.
         fixed = sizes if sizes == step.usual else ()
-        session = self._session(f"step {graph.name}", step.model, fixed)
+        session = self._session(f"step {graph.name}", step.model, fixed, spin=step.threads == 1)
         held = [n for n in step.inputs if n in self._current]
         key = (fixed, *(self._current[n] for n in [*held, *step.replaces.values()]))
         binding = step.bindings.get(key)
@@ -306,7 +311,9 @@ class OnnxRuntimeSession:
             raise _failure(error, key) from error
         return {n: v.numpy() for n, v in zip(outputs, binding.get_outputs(), strict=True)}
 
-    def _session(self, key: str, model: onnx.ModelProto, fixed: Sizes = ()) -> onnxruntime.InferenceSession:
+    def _session(
+        self, key: str, model: onnx.ModelProto, fixed: Sizes = (), *, spin: bool = True
+    ) -> onnxruntime.InferenceSession:
         if (key, fixed) not in self._sessions:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = self.threads
@@ -317,9 +324,7 @@ class OnnxRuntimeSession:
             options.enable_mem_pattern = False
             for name, size in fixed:
                 options.add_free_dimension_override_by_name(name, size)
-            if self._fused and key.startswith("step"):
-                # The threads of the compiled loop need the cores on which ONNX Runtime's would go on spinning. It
-                # counted for much with numba's own threads; with ours, no difference was measured on two cores.
+            if not spin:  # the threads of the compiled loop need the cores on which ONNX Runtime's would go on spinning
                 options.add_session_config_entry("session.force_spinning_stop", "1")
             try:
                 self._sessions[key, fixed] = _load(model.SerializeToString(), options, self.providers)
