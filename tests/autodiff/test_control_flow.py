@@ -68,6 +68,54 @@ def test_sequences_that_a_loop_keeps_inside_a_scan_are_refused() -> None:
         gradient(parse(text), of="z", wrt=["x"])
 
 
+BAGS = """net (double[N, 2] w, int64[M] offsets, int64 n) => (double[B, 2] y) {
+    zero = Constant<value_int=0>()
+    one = Constant<value_ints=[1]>()
+    first = Less(zero, n)
+    none = SequenceEmpty<dtype=11>()
+    last, bags = Loop("", first, zero, none) <body = each (int64 i, bool c, int64 k, seq(double[1, 2]) s) =>
+                                                       (bool more, int64 next, seq(double[1, 2]) t) {
+        at = Reshape(k, one)
+        after = Add(at, one)
+        after2 = Add(after, one)
+        start = Slice(offsets, at, after)
+        end = Slice(offsets, after, after2)
+        nothing = Equal(start, end)
+        row = If(nothing) <
+            then_branch = empty () => (double[1, 2] zeros) {
+                zeros = Constant<value = double[1, 2] {0.0, 0.0}>()
+            },
+            else_branch = full () => (double[1, 2] outer) {
+                outer = If(first) <
+                    then_branch = sum () => (double[1, 2] total) {
+                        axis = Constant<value_ints=[0]>()
+                        rows = Slice(w, start, end)
+                        total = ReduceSum(rows, axis)
+                    },
+                    else_branch = max () => (double[1, 2] largest) {
+                        axis2 = Constant<value_ints=[0]>()
+                        rows2 = Slice(w, start, end)
+                        largest = ReduceMax(rows2, axis2)
+                    }
+                >
+            }
+        >
+        t = SequenceInsert(s, row)
+        step = Constant<value_int=1>()
+        next = Add(k, step)
+        more = Less(next, n)
+    }>
+    y = ConcatFromSequence<axis=0>(bags)
+}"""
+
+
+def test_every_bag_of_rows_that_a_loop_sums_gets_its_gradient() -> None:
+    """Slice without axes, at a start of unknown length, in an If in an If in a while: nn.EmbeddingBag, as exported."""
+    w = np.random.default_rng(0).standard_normal((7, 2))
+
+    assert_gradients(model(BAGS, w=w, offsets=np.array([0, 2, 2, 5, 7]), n=np.array(4)), ["w"])
+
+
 def test_loop_without_iterations_hands_the_gradient_through() -> None:
     case = CASES["Loop-of no iteration"]
     lowered = gradient(case.proto, of="y", wrt=["x", "w"])

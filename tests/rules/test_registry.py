@@ -306,6 +306,14 @@ def test_the_tester_refuses_single_precision() -> None:
         assert_gradients(one_node_model("Exp", input=np.ones(2, np.float32)))
 
 
+def test_the_tester_takes_the_first_output_where_none_is_required() -> None:
+    weights = {"W": np.ones((1, 4, 1)), "R": np.ones((1, 4, 1))}
+
+    model = one_node_model("LSTM", X=np.ones((2, 1, 1)), hidden_size=1, **weights)
+
+    assert model.outputs == ("Y",)
+
+
 # -- the coverage page ---------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ def one_node_model(
     Keywords named like the schema's inputs are inputs (arrays; a list of arrays for a variadic one); all others are
     attributes. `constants` names the inputs that become constants instead of graph inputs (integer inputs that are not
     named here are graph inputs). With `dynamic`, every dimension of every graph input is a symbol of its own.
-    `outputs` names the schema outputs to produce (default: the required ones).
+    `outputs` names the schema outputs to produce (default: the required ones, or the first where none is).
     """
     opset = opset if opset is not None else min(DEFAULT_OPSET, newest_opset())
     found = schema(op_type, domain, opset if domain == "" else None)
@@ -67,7 +67,8 @@ def one_node_model(
                 feeds[name] = np.asarray(array)
     while names and names[-1] == "":
         names.pop()
-    chosen = list(outputs) if outputs is not None else [p.name for p in found.outputs if not p.optional]
+    required = [p.name for p in found.outputs if not p.optional]
+    chosen = list(outputs) if outputs is not None else required or [p.name for p in found.outputs[:1]]
     last = max(found.output_names.index(n.split("#")[0]) for n in chosen) if chosen else -1
     if found.outputs and found.outputs[-1].variadic and outputs is not None:
         output_names = list(outputs)

@@ -84,8 +84,9 @@ def _transposed_window(rule: Rule, X: Value, W: Value, dY: Value, rank: int) -> 
             begins.append(pads[axis])
             ends.append(pads[axis + rank] - extra[axis])
         elif reach is not None and (size is not None or not wanted):
-            out = wanted[axis - rank] if wanted else (size or 1) * stride
             span = ((size or 1) - 1) * stride + reach
+            # SAME takes away what is more than a stride for each X, but adds nothing where it is less.
+            out = wanted[axis - rank] if wanted else min((size or 1) * stride, span + extra[axis])
             total = max(0, span + extra[axis] - out)
             begins.append(total // 2 if auto_pad == "SAME_UPPER" else total - total // 2)
             ends.append(span - begins[-1] - out)

@@ -43,9 +43,10 @@ def slice_(rule: Rule, doutput: Value) -> Grads:
                 return {"data": doutput}
             return {"data": op.Pad(doutput, [*begin, *end], None, _all_axes(rule, data, axes))}
     chosen = rule.optional_input("axes") if axes is None else op.constant(np.array(axes, np.int64))
-    size, length = op.Shape(data), op.Shape(doutput)
-    if chosen is not None:
-        size, length = op.Gather(size, chosen), op.Gather(length, chosen)
+    if chosen is None:
+        # Without axes the first ones are sliced, as many as there are starts: fewer than data has, it may be.
+        chosen = op.Range(0, op.Size(rule.input("starts")), 1)
+    size, length = op.Gather(op.Shape(data), chosen), op.Gather(op.Shape(doutput), chosen)
     first = op.Cast(rule.input("starts"), to=7) if rule.input("starts").dtype != size.dtype else rule.input("starts")
     from_start = op.Min(first, size)
     begins = (

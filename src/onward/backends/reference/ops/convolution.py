@@ -102,8 +102,10 @@ class ConvTranspose(OpRun):
         whole = [(n - 1) * s + r for n, s, r in zip(X.shape[2:], strides, reach, strict=True)]
         same = auto_pad in ("SAME_UPPER", "SAME_LOWER")
         if output_shape or same:
-            sizes = list(output_shape or [n * s for n, s in zip(X.shape[2:], strides, strict=True)])[-rank:]
-            totals = [max(0, w + e - n) for w, e, n in zip(whole, extra, sizes, strict=True)]
+            full = [w + e for w, e in zip(whole, extra, strict=True)]
+            same_sizes = [min(n * s, f) for n, s, f in zip(X.shape[2:], strides, full, strict=True)]
+            sizes = list(output_shape or same_sizes)[-rank:]
+            totals = [max(0, f - n) for f, n in zip(full, sizes, strict=True)]
             begins = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in totals]
         else:
             pads = list(pads or [0] * 2 * rank) if auto_pad != "VALID" else [0] * 2 * rank

@@ -65,13 +65,13 @@ def conv_transpose(attributes: Attributes, x: Tensor, w: Tensor, b: Tensor | Non
     if wanted is not None:
         wanted = wanted[-rank:]
     elif mode in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = [x.shape[2 + i] * strides[i] for i in range(rank)]
+        wanted = [min(x.shape[2 + i] * strides[i], full[i]) for i in range(rank)]
     if wanted is not None:
         pads = []
         for i in range(rank):
-            total = full[i] - wanted[i]
-            small, large = total // 2, total - total // 2
-            pads.append((small, large) if mode == "SAME_UPPER" else (large, small))
+            total = max(0, full[i] - wanted[i])
+            before = total // 2 if mode == "SAME_UPPER" else total - total // 2
+            pads.append((before, full[i] - wanted[i] - before))
     else:
         flat = attributes.get("pads") or [0] * (2 * rank)
         pads = [(flat[i], flat[i + rank]) for i in range(rank)]
