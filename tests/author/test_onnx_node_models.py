@@ -38,6 +38,8 @@ def as_network(case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 @pytest.mark.filterwarnings("ignore")
 def test_node_models_train_or_say_why_not_and_keep_their_inference() -> None:
     cases = [c for c in load_model_tests(kind="node")[::EVERY] if c.data_sets and not any(r in c.name for r in RANDOM)]
+    if not cases:
+        pytest.skip("onnx before 1.23 has its node tests in files, without their data")
     trained = 0
 
     for case in cases:

@@ -147,6 +147,8 @@ class FormulaOptimizer(Optimizer):
     The function's inputs are R (rate), T (updates so far, int64), X, G and the state; its outputs the new X and state.
     """
 
+    FUNCTION: ClassVar[str] = ""  # its name, where that of the class is also one of ONNX's operators
+
     @abc.abstractmethod
     def formula(self, op: Builder, R: Value, T: Value, X: Value, G: Value, *state: Value) -> Sequence[Value]:
         """Return the new X and the new state, in the order of `slots`."""
@@ -167,7 +169,7 @@ class FormulaOptimizer(Optimizer):
             state = [parameter.slots[n] for n in names]
             outputs = group.functions.call(
                 group.op,
-                type(self).__name__,
+                self.FUNCTION or type(self).__name__,
                 settings,
                 ["R", "T", "X", "G", *names],
                 [group.rate, group.step, parameter.value, parameter.gradient, *state],

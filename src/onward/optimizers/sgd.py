@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -72,4 +73,5 @@ class SGD(FormulaOptimizer):
 class Momentum(SGD):
     """`SGD` with a momentum of 0.9 unless told otherwise: ONNX's `Momentum` operator."""
 
+    FUNCTION: ClassVar[str] = "SGD"  # onnx 1.22's reference takes a function `Momentum` for the operator
     momentum: float = 0.9
