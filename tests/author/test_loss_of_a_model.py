@@ -144,6 +144,16 @@ def test_a_loss_that_does_not_fit_says_so(mlp) -> None:
     assert "error[A115]: the loss does not fit the outputs and labels\n  at loss=\n  found: " in str(caught.value)
 
 
+def test_a_model_that_does_not_fit_together_is_not_blamed_on_the_loss(build) -> None:
+    proto = build("m (float[N, 3] x) => (float[N, 2] y) { h = MatMul(x, W) y = Tanh(h) }", W=f32(4, 2))
+
+    with pytest.raises(ArgumentError) as caught:
+        make_trainable(proto, loss="mse")
+
+    assert "error[A118]: the types or shapes inside of the model do not fit together" in str(caught.value)
+    assert "the loss is not to blame" in str(caught.value)
+
+
 def test_a_loss_does_not_read_integers(build) -> None:
     proto = build("m (float[N, 3] x) => (int64[N, 1] k) { z = MatMul(x, W) k = ArgMax <axis = 1> (z) }", W=f32(3, 2))
 

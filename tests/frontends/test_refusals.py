@@ -331,3 +331,33 @@ def test_a_backward_of_ones_own() -> None:
 
     assert "error[A206]: the captured training step differs" in text
     assert "a torch.autograd.Function with a backward of its own cannot be captured" in text
+
+
+class Multiplying(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).cumprod(1)
+
+
+def test_an_operator_that_the_exporter_does_not_know() -> None:
+    text = refusal(Multiplying())
+
+    assert "error[A200]: PyTorch cannot capture the module" in text
+    assert "PyTorch's exporter has no ONNX form of `prims.prod`" in text
+    assert "control flow" not in text
+
+
+class Projecting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(6, 5, proj_size=3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(x.unsqueeze(1))[0][:, -1]
+
+
+def test_an_lstm_with_a_projection() -> None:
+    text = refusal(Projecting())
+
+    assert "error[A200]: ONNX's LSTM has no projection of its hidden state" in text
+    assert "at `rnn` (LSTM)" in text
+    assert "found: proj_size=3" in text

@@ -25,6 +25,12 @@ A115 = define(
     why="The loss's operators do not accept the outputs or labels they were given, or the result is not one number.",
     fix="Choose another output, loss or reduction, as the message says.",
 )
+A118 = define(
+    "A118",
+    "the model does not fit together",
+    why="onnx's own inference of types and shapes finds a node that does not accept what it is given.",
+    fix="Correct the program that wrote the model; `onward check` lists every such node.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +229,7 @@ def _check_scalar(work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequenc
     try:
         infer_shapes(work.ir, probe, strict=True)
     except onnx.shape_inference.InferenceError as error:
+        _check_forward(work)
         raise ArgumentError(
             Diagnostic(A115, "the loss does not fit the outputs and labels", place="loss=", found=str(error))
         ) from error
@@ -247,6 +254,22 @@ def _check_scalar(work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequenc
             )
         )
     loss.shape = ir.Shape([])
+
+
+def _check_forward(work: TrainingModel) -> None:
+    """Raise if the inference graph does not fit together by itself: then no loss is to blame."""
+    try:
+        infer_shapes(work.ir, strict=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ArgumentError(
+            Diagnostic(
+                A118,
+                "the types or shapes inside of the model do not fit together",
+                place=f"graph `{work.graph.name}`",
+                found=str(error),
+                hint="the loss is not to blame: the model itself was written wrongly",
+            )
+        ) from error
 
 
 __all__ = ["A115", "Objective", "Term", "Terms", "as_loss", "build_loss", "resolve_loss"]

@@ -11,6 +11,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ import onnx
 import torch
 
 from onward.errors import ArgumentError, Diagnostic, define
+from onward.frontends.torch.cross_entropy import cross_entropy_loss
 from onward.frontends.torch.versions import installed
 from onward.model.schema import WORKING_OPSET
 from onward.versions import beyond_tested
@@ -29,8 +31,8 @@ A200 = define(
     "A200",
     "the module cannot be captured",
     why="torch.export follows the module once with example inputs; it cannot follow control flow that depends on data, "
-    "hooks that change values, or code that leaves the tensors.",
-    fix="Write that part with torch operators (torch.where, torch.cond), or split the module.",
+    "hooks that change values, or code that leaves the tensors. And some operators have no ONNX form.",
+    fix="Write that part with other torch operators (torch.where, torch.cond), or split the module.",
 )
 OPSET = max(20, WORKING_OPSET)
 
@@ -45,8 +47,8 @@ def export(
     input_names: Sequence[str] | None,
     output_names: Sequence[str] | None,
     what: str,
-) -> onnx.ModelProto:
-    """Return `module` as ONNX, nothing folded and nothing merged.
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """Return `module` as ONNX, nothing folded and nothing merged, and as the program that PyTorch captured.
 
     Raises:
         ArgumentError: with the exporter's own reason, where the module cannot be captured.
@@ -72,13 +74,29 @@ def export(
                 A200,
                 f"PyTorch cannot capture {what}: {_reason(error)}",
                 place=_place(error, module),
-                hint="data-dependent Python control flow must be written with torch operators; "
-                "dynamic=False captures fixed shapes" + ("; " + newer if (newer := beyond_tested(installed())) else ""),
+                hint=_hint(error) + ("; " + newer if (newer := beyond_tested(installed())) else ""),
             )
         ) from error
     assert program is not None
     proto: onnx.ModelProto = program.model_proto
-    return proto
+    return proto, program.exported_program
+
+
+def _hint(error: BaseException) -> str:
+    """Return what to do: an operator that the exporter does not know is another matter than control flow."""
+    for link in _chain(error):
+        unknown = _UNKNOWN_OPERATOR.search(str(link))
+        if unknown:
+            return (
+                f"PyTorch's exporter has no ONNX form of `{unknown[1]}`: write that part with other torch operators; a "
+                "newer onnxscript may know more of them"
+            )
+    return (
+        "data-dependent Python control flow must be written with torch operators; dynamic=False captures fixed shapes"
+    )
+
+
+_UNKNOWN_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'")
 
 
 def _reason(error: BaseException) -> str:
@@ -128,10 +146,11 @@ def _swallowed() -> Iterator[None]:
 
 
 def _translations() -> dict[Any, Callable[..., Any]]:
-    """Return how batch normalisation is written; a BatchNormalization in the result is one in training mode.
+    """Return how batch normalisation and cross-entropy are written.
 
-    One that the user put into evaluation mode, or that keeps no statistics, is written as arithmetic, which is the same
-    in training and evaluation and which `make_trainable` leaves as it is.
+    A BatchNormalization in the result is one in training mode. One that the user put into evaluation mode, or that
+    keeps no statistics, is written as arithmetic, which is the same in training and evaluation and which
+    `make_trainable` leaves as it is.
     """
     from onnxscript import opset20 as op
 
@@ -195,6 +214,7 @@ def _translations() -> dict[Any, Callable[..., Any]]:
         aten._native_batch_norm_legit_functional.default: training,
         aten._native_batch_norm_legit_no_training.default: evaluation,
         aten._native_batch_norm_legit.no_stats: without_statistics,
+        aten.cross_entropy_loss.default: cross_entropy_loss,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch.utils._pytree as pytree
 
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
 from onward.frontends.torch import capture
+from onward.frontends.torch.embeddings import checked_bags
+from onward.frontends.torch.gradients import WithoutDropout, evaluate, gradient_names
+from onward.model.graphs import all_nodes
 from onward.model.training_model import TrainingModel
 
 A202 = define(
@@ -28,9 +32,9 @@ A203 = define(
 )
 A204 = define(
     "A204",
-    "a buffer changes during the forward pass",
-    why="Only batch normalisation's running statistics can be updated; other mutated buffers would be lost.",
-    fix="Make the buffer constant, or keep it outside the module.",
+    "a buffer or parameter changes during the forward pass",
+    why="Only batch normalisation's running statistics can be updated; what else the forward writes would be lost.",
+    fix="Make the buffer constant, or keep it outside the module; let only the optimizer write parameters.",
 )
 A205 = define(
     "A205",
@@ -122,6 +126,16 @@ def check_module(module: torch.nn.Module) -> None:
         for device, names in elsewhere.items()
     ]
     for name, part in module.named_modules():
+        if isinstance(part, torch.nn.LSTM) and part.proj_size:
+            problems.append(
+                Diagnostic(
+                    capture.A200,
+                    "ONNX's LSTM has no projection of its hidden state",
+                    place=f"`{name or '(the module itself)'}` (LSTM)",
+                    found=f"proj_size={part.proj_size}",
+                    hint="leave proj_size out, or write the recurrence with torch operators",
+                )
+            )
         if part._backward_hooks or part._backward_pre_hooks:
             problems.append(
                 Diagnostic(
@@ -188,6 +202,26 @@ def example_fails(what: str, module: torch.nn.Module, hint: str = "") -> Iterato
         ) from error
 
 
+@contextlib.contextmanager
+def graph_fails(module: torch.nn.Module) -> Iterator[None]:
+    """Turn what a kernel raises on the captured graph into an error that blames the capture, not the user's code."""
+    try:
+        yield
+    except OnwardError:
+        raise
+    except Exception as error:  # kernels raise anything
+        line = str(error).strip().splitlines()
+        raise ArgumentError(
+            Diagnostic(
+                A206,
+                f"the graph that PyTorch's exporter made fails on the example: {type(error).__name__}: "
+                f"{line[0] if line else ''}",
+                place=type(module).__name__,
+                hint="the module runs and its graph does not: the exporter wrote an operator wrongly",
+            )
+        ) from error
+
+
 def check_dependence(value: torch.Tensor, outputs: list[torch.Tensor], name: str) -> None:
     """Raise unless the loss `value` depends on the module's outputs."""
     gradients: tuple[torch.Tensor | None, ...] = (None,)
@@ -205,32 +239,45 @@ def check_dependence(value: torch.Tensor, outputs: list[torch.Tensor], name: str
 
 
 def example_outputs(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Return the outputs in training mode; a buffer that changes and is no running statistic is an error."""
-    before = {n: b.detach().clone() for n, b in module.named_buffers()}
-    with training_mode(module):
-        try:
-            with torch.no_grad(), example_fails("the module", module, _input_hint(inputs)):
-                outputs = module(*inputs, **keywords)
-            allowed = _statistics(module)
-            changed = [n for n, b in module.named_buffers() if n not in allowed and not _same(b, before.get(n))]
-        finally:
-            with torch.no_grad():
-                for name, buffer in module.named_buffers():
-                    if name in before and buffer.shape == before[name].shape:
-                        buffer.copy_(before[name])
+    """Return the outputs in training mode; a parameter or buffer that changes is an error, running statistics apart."""
+    with training_mode(module), _restored(module) as before:
+        with torch.no_grad(), checked_bags(module), example_fails("the module", module, _input_hint(inputs)):
+            outputs = module(*inputs, **keywords)
+        allowed = _statistics(module)
+        changed = [n for n, t in _tensors(module).items() if n not in allowed and not _same(t, before.get(n))]
     if changed:
+        parameters = dict(module.named_parameters())
         raise ArgumentError(
             [
                 Diagnostic(
                     A204,
-                    f"buffer `{n}` changes during the forward pass",
+                    f"{'parameter' if n in parameters else 'buffer'} `{n}` changes during the forward pass",
                     place=type(module).__name__,
-                    hint="only the running statistics of batch normalisation can be updated by a file",
+                    hint="a renormalisation such as max_norm cannot be held by a file: leave it out"
+                    if n in parameters
+                    else "only the running statistics of batch normalisation can be updated by a file",
                 )
                 for n in changed
             ]
         )
     return outputs
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+@contextlib.contextmanager
+def _restored(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield copies of all parameters and buffers, and put them back after where the forward wrote into them."""
+    before = {n: t.detach().clone() for n, t in _tensors(module).items()}
+    try:
+        yield before
+    finally:
+        with torch.no_grad():
+            for name, tensor in _tensors(module).items():
+                if name in before and tensor.shape == before[name].shape and not _same(tensor, before[name]):
+                    tensor.copy_(before[name])
 
 
 def _input_hint(inputs: tuple[Any, ...]) -> str:
@@ -262,7 +309,8 @@ def check_evaluation(
     with evaluation_mode(module), torch.no_grad():
         expected = [t for t in pytree.tree_leaves(module(*inputs, **keywords)) if isinstance(t, torch.Tensor)]
     flat = [t for t in pytree.tree_leaves((inputs, keywords)) if isinstance(t, torch.Tensor)]
-    found = _run(model, flat)
+    with graph_fails(module):
+        found = _run(model, flat)
     names = model.outputs
     if len(found) != len(expected):
         raise _differs(module, f"{len(expected)} outputs", f"{len(found)}: {', '.join(names)}")
@@ -302,41 +350,46 @@ def check_training(
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
     targets: Any,
     model: TrainingModel,
+    blocked: Mapping[str, str] | None = None,
 ) -> None:
-    """Make sure that the training graph has the module's loss and gradients, on the example.
+    """Make sure that the file trains as the module does: its own gradients, lowered, against PyTorch's on the example.
 
-    `loss` is the callable over (outputs, targets). A graph that draws random numbers has masks of its own and is not
-    compared; nor is one with operators that the torch backend lacks.
+    `loss` is the callable over (outputs, targets); `blocked` names gradients that stand for those of Gradient itself.
+    Dropout, whose masks differ, is left out of both; a module that draws other random numbers is not compared. Nor is
+    one whose gradients no backend can run here, with a warning.
     """
-    from onward.backends.torch.module import OnnxModule
     from onward.lower.random import is_random
 
     (entry,) = model.entries
     assert entry.algorithm is not None
-    if any(is_random(n) for n in entry.algorithm):
-        return
-    try:
-        twin = OnnxModule(model, "training", entry)
-    except BackendError:
+    dropouts = {n for n in entry.algorithm if n.op_type == "Dropout"}
+    if any(is_random(n) and n not in dropouts for n in all_nodes(entry.algorithm)):
         return
     inputs, keywords = arguments
-    weights = {n: p for n, p in module.named_parameters() if n in model.parameters}
-    before = {n: b.detach().clone() for n, b in module.named_buffers()}
-    with training_mode(module), torch.enable_grad():
-        try:
-            outputs = module(*inputs, **keywords)
-            value = loss(outputs) if targets is None else loss(outputs, targets)
-            expected = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
-        finally:
-            with torch.no_grad():
-                for name, buffer in module.named_buffers():
-                    buffer.copy_(before[name])
     leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(targets))
-    with torch.enable_grad():
-        ours = twin.train().loss(*[t for t in leaves if isinstance(t, torch.Tensor)])
-        found = torch.autograd.grad(ours, [twin.tensor(n) for n in weights], allow_unused=True)
+    loss_name, gradients = gradient_names(entry)
+    gradients.update(blocked or {})
+    weights = {n: p for n, p in module.named_parameters() if n in gradients}
+    try:
+        with graph_fails(module):
+            ours, *found = evaluate(
+                model,
+                entry,
+                [loss_name, *(gradients[n] for n in weights)],
+                [t for t in leaves if isinstance(t, torch.Tensor)],
+            )
+    except BackendError as error:
+        warnings.warn(f"the gradients of the file were not compared with PyTorch's: {error}", stacklevel=3)
+        return
+    with training_mode(module), _restored(module), torch.enable_grad(), WithoutDropout():
+        random = torch.get_rng_state()
+        outputs = module(*inputs, **keywords)
+        value = loss(outputs) if targets is None else loss(outputs, targets)
+        if not torch.equal(random, torch.get_rng_state()):
+            return  # a dropout inside of one of PyTorch's own kernels, such as that between the layers of an LSTM
+        expected = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
     pairs = {name: (_dense(a), _dense(b)) for name, a, b in zip(weights, found, expected, strict=True)}
-    cut = [n for n, a, b in zip(weights, found, expected, strict=True) if b is None and a is not None]
+    cut = [n for n, a, b in zip(weights, found, expected, strict=True) if b is None and bool(a.any())]
     largest = max((float(b.abs().max()) for _, b in pairs.values() if b.numel()), default=0.0)
     wrong = [
         name

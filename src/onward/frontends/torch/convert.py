@@ -27,6 +27,7 @@ from onward.frontends.torch.checks import (
     example_outputs,
     training_mode,
 )
+from onward.frontends.torch.embeddings import block_padding, check_options, padding_rows, written_bags
 from onward.frontends.torch.entries import merge_entries, name_entry
 from onward.frontends.torch.optimizers import convert_optimizer, optimizer_state
 from onward.frontends.torch.running_statistics import fix_running_statistics, stand_in_momentum
@@ -92,6 +93,7 @@ def from_torch(
     check_weights(module)
     inputs, keywords = _arguments(module, example_inputs, example_keywords)
     check_module(module)
+    check_options(module)
     parts = _parts(loss, optimizer, example_targets, scheduler, label)
     names = {id(p): n for n, p in module.named_parameters()}
     trained = [n for n, p in module.named_parameters() if p.requires_grad]
@@ -104,8 +106,10 @@ def from_torch(
         shapes = (
             _dynamic_shapes(module, inputs, keywords) if dynamic is True else (None if dynamic is False else dynamic)
         )
-        proto = capture.export(module, inputs, keywords, shapes, input_names, output_names, "the module")
+        with written_bags():
+            proto, program = capture.export(module, inputs, keywords, shapes, input_names, output_names, "the module")
     _use_first_names(proto, module)
+    padding = padding_rows(program, module, trained)
     models: dict[str, TrainingModel] = {}
     for key, part in parts.items():
         ours, chosen = converted[key]
@@ -123,8 +127,9 @@ def from_torch(
         )
         if not models:
             check_evaluation(module, inputs, keywords, model)
+        blocked = block_padding(model, padding)
         if isinstance(wrapped, capture.LossModule):
-            check_training(module, wrapped.loss, (inputs, keywords), part.targets, model)
+            check_training(module, wrapped.loss, (inputs, keywords), part.targets, model, blocked)
         fix_running_statistics(model, module, replaced)
         if isinstance(part.optimizer, torch.optim.Optimizer):
             _put_state(model, optimizer_state(part.optimizer, names, ours.label(), part.scheduler))
@@ -356,7 +361,7 @@ def _dynamic_shapes(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: 
 
 def _capture_loss(wrapped: capture.LossModule, dynamic: Any, batch: int | None) -> onnx.ModelProto:
     shapes = None if dynamic is False else {"values": tuple(_any_size(v) for v in wrapped.example)}
-    proto = capture.export(wrapped, wrapped.example, {}, shapes, None, ["loss"], "the loss")
+    proto, _ = capture.export(wrapped, wrapped.example, {}, shapes, None, ["loss"], "the loss")
     symbols = {
         dim[0].dim_param
         for value, example in zip(proto.graph.input, wrapped.example, strict=True)
