@@ -215,6 +215,14 @@ CASES = [
     text_case("If", "in If", IF_IN_IF, x=X2, c=True, d=True),
     text_case("If", "that takes the branch without a gradient", IF_IN_IF, kind="edge", x=X2, c=False, d=True),
     text_case("Scan", "in Loop", SCAN_IN_LOOP, h0=X2, x=STEPS.T.copy(), n=np.array(2), smooth=False),
-    text_case("Loop", "in Scan", LOOP_IN_SCAN, h0=X2, x=STEPS.T.copy(), n=np.array(2), smooth=False,
-              symbolic="h and e may broadcast then: what the Loop keeps is a sequence, refused inside a Scan"),
+    text_case(
+        "Loop",
+        "in Scan",
+        LOOP_IN_SCAN,
+        h0=X2,
+        x=STEPS.T.copy(),
+        n=np.array(2),
+        smooth=False,
+        symbolic="h and e may broadcast then: what the Loop keeps is a sequence, refused inside a Scan",
+    ),
 ]
