@@ -74,14 +74,15 @@ def _export_once(original: Any, module: Any, *arguments: Any) -> Any:
     what = arguments[-1]
     if what not in _EXPORTS:
         _EXPORTS[what] = original(module, *arguments)
-    proto = copy.deepcopy(_EXPORTS[what])
+    captured, program = _EXPORTS[what]
+    proto = copy.deepcopy(captured)
     weights = dict(module.named_parameters()) if what == "the module" else {}
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
             array = weights[tensor.name].detach().numpy()
             tensor.ClearField("raw_data")
             tensor.raw_data = array.tobytes()
-    return proto
+    return proto, program
 
 
 def start(steps: int, make: Any, schedule: Any = None) -> tuple[Any, Any, Any]:
