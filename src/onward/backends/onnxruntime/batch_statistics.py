@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onward.backends.onnxruntime.rewrite import rewrite_nodes
 from onward.model import graphs
-from onward.model.builder import Builder, Names, Value
+from onward.model.builder import Builder, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,27 +29,7 @@ class _Again:
 
 def share_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the step graph with batch statistics computed once, or `model` itself where they are."""
-    if not any(n.op_type == "BatchNormalization" for n in model.graph.node):
-        return model
-    own = onnx.ModelProto()
-    own.CopyFrom(model)  # onnx-ir keeps the tensors it is given
-    work = ir.serde.deserialize_model(own)
-    names = Names(graphs.all_names(work.graph))
-    changed = False
-    for node in list(work.graph):
-        if node.op_type == "BatchNormalization" and node.domain == "" and _trains(node):
-            again = _computed_again(node)
-            if again is not None:
-                _share(work.graph, node, again, Builder(work.graph.opset_imports[""], names, f"{node.name}/"))
-                changed = True
-    if not changed:
-        return model
-    graphs.remove_dead_nodes(work.graph)
-    return ir.serde.serialize_model(work)
-
-
-def _trains(node: ir.Node) -> bool:
-    return node.attributes.get_int("training_mode", 0) == 1
+    return rewrite_nodes(model, "BatchNormalization", _share)
 
 
 def _computed_again(node: ir.Node) -> _Again | None:
@@ -93,10 +74,10 @@ def _mean_of(value: Value, rank: int) -> Value | None:
     return None
 
 
-def _share(graph: ir.Graph, node: ir.Node, again: _Again, op: Builder) -> None:
-    X = node.inputs[0]
-    assert X is not None
-    assert X.shape is not None
+def _share(node: ir.Node, op: Builder) -> bool:
+    X, again = node.inputs[0], _computed_again(node)
+    if again is None or X is None or X.shape is None or node.attributes.get_int("training_mode", 0) != 1:
+        return False
     momentum = node.attributes.get_float("momentum", 0.9)
     Y, mean, variance = op.call(
         "BatchNormalization",
@@ -115,10 +96,8 @@ def _share(graph: ir.Graph, node: ir.Node, again: _Again, op: Builder) -> None:
         if running and (running[0].uses() or running[0].is_graph_output()):
             replaced.append((running[0], op.Add(op.Mul(old, momentum), op.Mul(new, 1.0 - momentum))))
         replaced.append((value, op.Unsqueeze(new, spread)))
-    graph.insert_before(node, op.nodes)
+    assert node.graph is not None
+    node.graph.insert_before(node, op.nodes)
     for before, after in replaced:
-        after.type, after.shape = before.type, before.shape
-        name = before.name
-        before.replace_all_uses_with(after, replace_graph_outputs=True)
-        before.name = None
-        after.name = name
+        graphs.take_place(before, after)
+    return True

@@ -12,8 +12,9 @@ import dataclasses
 import onnx
 import onnx_ir as ir
 
+from onward.backends.onnxruntime.rewrite import rewrite_nodes
 from onward.model import graphs
-from onward.model.builder import Builder, Names, Value
+from onward.model.builder import Builder, Value
 
 WORTH_IT = 64  # hidden units; below, a Scan's step costs more than computing the gates twice
 _DEFAULTS = {"layout": 0, "input_forget": 0, "direction": "forward"}
@@ -29,23 +30,7 @@ class _Again:
 
 def keep_gates(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the step graph with LSTM layers that keep their gates, or `model` itself where there are none to keep."""
-    if not any(n.op_type == "LSTM" for n in model.graph.node):
-        return model
-    own = onnx.ModelProto()
-    own.CopyFrom(model)  # onnx-ir keeps the tensors it is given
-    work = ir.serde.deserialize_model(own)
-    names = Names(graphs.all_names(work.graph))
-    changed = False
-    for node in list(work.graph):
-        if node.op_type == "LSTM" and node.domain == "" and _is_plain(node):
-            again = _computed_again(node)
-            if again is not None:
-                _replace(work.graph, node, again, Builder(work.graph.opset_imports[""], names, f"{node.name}/"))
-                changed = True
-    if not changed:
-        return model
-    graphs.remove_dead_nodes(work.graph)
-    return ir.serde.serialize_model(work)
+    return rewrite_nodes(model, "LSTM", _keep)
 
 
 def _is_plain(node: ir.Node) -> bool:
@@ -115,8 +100,11 @@ def _is_shifted_output(value: Value | None, Y: Value) -> bool:
     return source is not None and source.op_type == "Squeeze" and source.inputs[0] is Y
 
 
-def _replace(graph: ir.Graph, node: ir.Node, again: _Again, op: Builder) -> None:
+def _keep(node: ir.Node, op: Builder) -> bool:
     """Put a Scan in the place of the layer and of what is computed again."""
+    again = _computed_again(node) if _is_plain(node) else None
+    if again is None:
+        return False
     X, W, R, B, _, initial_h, initial_c = [*node.inputs, *[None] * (7 - len(node.inputs))][:7]
     assert X is not None
     assert W is not None
@@ -135,14 +123,12 @@ def _replace(graph: ir.Graph, node: ir.Node, again: _Again, op: Builder) -> None
     )
     i, o, f = op.multi("Split", bounded, outputs=3, axis=-1, num_outputs=3)
     results = [op.Unsqueeze(hidden, [1]), op.Unsqueeze(H, [0]), op.Unsqueeze(C, [0])]
-    graph.insert_before(node, op.nodes)
+    assert node.graph is not None
+    node.graph.insert_before(node, op.nodes)
     old = [*zip(node.outputs, results, strict=False), *zip(again.gates, (i, o, f, candidates), strict=True)]
     for before, after in [*old, (again.cells, cells)]:
-        after.type, after.shape = before.type, before.shape
-        name = before.name
-        before.replace_all_uses_with(after, replace_graph_outputs=True)
-        before.name = None
-        after.name = name
+        graphs.take_place(before, after)
+    return True
 
 
 def _step(op: Builder, dtype: ir.DataType | None, recurrent: Value, size: int) -> ir.Graph:

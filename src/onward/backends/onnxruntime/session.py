@@ -282,6 +282,8 @@ class OnnxRuntimeSession:
                 row.add(results[row.source.indices].numpy(), results[row.source.rows].numpy())
             for buffers in step.buffers:
                 buffers.run(scalars)
+        except IndexError as error:  # as ScatterElements in the plain graph would
+            raise _failure(error, f"step {step.graph.name}") from error
         finally:
             for row in step.rows:
                 row.clear()
