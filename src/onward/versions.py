@@ -65,7 +65,14 @@ RUNTIMES: Mapping[str, Runtime] = {
     "1.20": Runtime(21, 10),
     "1.21": Runtime(22, 10),
     "1.22": Runtime(22, 10),
+    "1.23": Runtime(23, 11),
     "1.24": Runtime(25, 13),
+    "1.25": Runtime(26, 13),
+    "1.26": Runtime(26, 13),
+    "1.27": Runtime(26, 13),
+    "1.28": Runtime(26, 13),
+    "1.29": Runtime(26, 13),
+    "1.30": Runtime(26, 13),
     "1.31": Runtime(26, 13),
 }
 

@@ -3,7 +3,8 @@
     python tests/versions/old_runtimes.py FOLDER VERSION ...
 
 Makes one environment per version in FOLDER with onnxruntime and the numpy it was built for, and nothing else. Ends
-with status 1 if a loss of any program differs by more than 1e-5 from the installed runtime's.
+with status 1 if a loss of any program differs by more than 1e-5 from the installed runtime's, or if a runtime reads
+other operator sets and IR versions than `onward.versions.RUNTIMES` says.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import venv
 from pathlib import Path
 
 import numpy as np
+import onnx
 from safetensors.numpy import save_file
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 RUNNER = Path(__file__).with_name("run_program.py")
+READER = Path(__file__).with_name("read_labels.py")
 STEPS = 20
 TOLERANCE = 1e-5
 
@@ -66,6 +69,25 @@ def _random(spec, random: np.random.Generator) -> np.ndarray:
     return random.integers(0, 3, size=shape).astype(spec.dtype)
 
 
+def write_labels(folder: Path) -> Path:
+    """Write a graph of each operator set and one of each IR version that the installed onnx knows."""
+    folder.mkdir(exist_ok=True)
+    labels = [("opset", o, 8, o) for o in range(17, onnx.defs.onnx_opset_version() + 1)]
+    labels += [("ir", i, i, 17) for i in range(8, onnx.IR_VERSION + 1)]
+    for kind, number, ir_version, opset in labels:
+        head = f'<ir_version: {ir_version}, opset_import: ["" : {opset}]>'
+        model = onnx.parser.parse_model(head + "g (float[2] x) => (float[2] y) { y = Add(x, x) }")
+        onnx.save(model, folder / f"{kind}-{number}.onnx")
+    return folder
+
+
+def labels_read(python: str, folder: Path) -> tuple[int, int]:
+    """Return the newest operator set and the newest IR version that `python`'s onnxruntime loads."""
+    result = subprocess.run([python, str(READER), str(folder)], capture_output=True, text=True, check=True)
+    read = [line.split("-") for line in result.stdout.split()]
+    return max(int(n) for kind, n in read if kind == "opset"), max(int(n) for kind, n in read if kind == "ir")
+
+
 def losses(python: str, program: Path) -> list[float]:
     """Return the losses that `python`'s onnxruntime gives; an error of the runtime is raised with its text."""
     command = [python, str(RUNNER), str(program), str(program.with_suffix(".batches"))]
@@ -86,21 +108,26 @@ def environment(folder: Path, version: str) -> str:
 
 
 def main(folder: Path, runtimes: list[str]) -> int:
-    programs = write_programs(folder / "programs")
+    from onward.versions import RUNTIMES
+
+    programs, labels = write_programs(folder / "programs"), write_labels(folder / "labels")
     expected = {p: losses(sys.executable, p) for p in programs}
-    print("| onnxruntime | " + " | ".join(p.name for p in programs) + " |")
-    print("|---|" + "---|" * len(programs))
-    worst = 0.0
+    print("| onnxruntime | operator set | IR version | " + " | ".join(p.name for p in programs) + " |")
+    print("|---|---|---|" + "---|" * len(programs))
+    failed = False
     for version in runtimes:
         python = environment(folder, version)
-        cells = []
+        reads = labels_read(python, labels)
+        stated = RUNTIMES[version.rpartition(".")[0]]
+        failed |= reads != (stated.opset, stated.ir_version)
+        cells = [str(n) for n in reads]
         for program in programs:
             found, wanted = np.array(losses(python, program)), np.array(expected[program])
             error = float(np.max(np.abs(found - wanted) / np.abs(wanted)))
-            worst = max(worst, error)
+            failed |= not error <= TOLERANCE
             cells.append("0" if error == 0 else f"{error:.0e}")
         print(f"| {version} | " + " | ".join(cells) + " |", flush=True)
-    return int(worst > TOLERANCE)
+    return int(failed)
 
 
 if __name__ == "__main__":
