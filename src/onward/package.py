@@ -116,11 +116,19 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
     roles = _roles(program)
     graphs: dict[str, Any] = {}
     for file, (role, model, replaces) in _graph_roles(program).items():
+        kind, _, entry = role.partition(":")
+        gradients = program.gradients[entry or next(iter(program.gradients))] if kind == "gradients" else None
+        outputs: list[dict[str, Any]] = []
+        for info in model.graph.output:
+            outputs.append({**_info(info), **_output_role(info.name, program, replaces, role)})
+            if gradients is not None and info.name in gradients.gradient_of:
+                y, x = gradients.gradient_of[info.name]
+                outputs[-1]["gradient_of"] = {"y": y, "x": x}
         graphs[role] = {
             "file": file,
             "sha256": hashes[file],
             "inputs": [{**_info(i), "role": roles.get(i.name, "data")} for i in model.graph.input],
-            "outputs": [{**_info(o), **_output_role(o.name, program, replaces, role)} for o in model.graph.output],
+            "outputs": outputs,
         }
     return {
         "format": FORMAT,
@@ -214,7 +222,9 @@ def _program(
             name = name or manifest["entries"][0]
             replaces = {o["name"]: o["replaces"] for o in graph["outputs"] if o["role"] == "state"}
             outputs = tuple(o["name"] for o in graph["outputs"] if o["role"] != "state")
-            parts[kind][name] = StepGraph(name, models[role], replaces, outputs)
+            pairs = {o["name"]: o["gradient_of"] for o in graph["outputs"] if "gradient_of" in o}
+            gradient_of = {gradient: (pair["y"], pair["x"]) for gradient, pair in pairs.items()}
+            parts[kind][name] = StepGraph(name, models[role], replaces, outputs, gradient_of)
     return Program(
         steps=parts["step"],
         gradients=parts["gradients"],

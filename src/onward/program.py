@@ -31,6 +31,8 @@ class StepGraph:
     model: onnx.ModelProto
     replaces: Mapping[str, str]  # output name -> state name
     outputs: tuple[str, ...]  # what the caller sees: the loss first, then the model's outputs
+    gradient_of: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    """In a graph of gradients: output -> (y, x), for dy/dx of a `y` in the graph by a state `x`."""
 
 
 @dataclasses.dataclass(frozen=True)

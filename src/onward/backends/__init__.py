@@ -33,6 +33,6 @@ def _torch(program: Program, **options: Any) -> Session:
     return make_session(TorchSession, "torch", program, options)
 
 
-register_backend("torch", _torch)
+register_backend("torch", _torch, split=True)
 register_backend("reference", _reference)
 register_backend("onnxruntime", _onnxruntime)

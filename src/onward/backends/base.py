@@ -67,11 +67,21 @@ def make_session(
 
 BackendFactory = Callable[..., Session]
 _BACKENDS: dict[str, BackendFactory] = {}
+_SPLIT: set[str] = set()
 
 
-def register_backend(name: str, factory: BackendFactory) -> None:
-    """Make `factory(program, **options) -> Session` available as `backend=name`."""
+def register_backend(name: str, factory: BackendFactory, *, split: bool = False) -> None:
+    """Make `factory(program, **options) -> Session` available as `backend=name`.
+
+    With `split`, the programs that a Trainer makes for it have gradients and update as graphs of their own, too.
+    """
     _BACKENDS[name] = factory
+    (_SPLIT.add if split else _SPLIT.discard)(name)
+
+
+def wants_split(backend: str) -> bool:
+    """Return whether a backend uses the graphs that `compile(..., split=True)` adds."""
+    return backend in _SPLIT
 
 
 def open_session(program: Program, backend: str, **options: Any) -> Session:

@@ -133,15 +133,23 @@ class _Randomness:
 
 
 class _Step:
-    def __init__(self, combined: Combined, replaces: dict[str, str], outputs: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        combined: Combined,
+        replaces: dict[str, str],
+        outputs: tuple[str, ...],
+        gradient_of: dict[str, tuple[str, str]],
+    ) -> None:
         self.combined = combined
         self.replaces = replaces
         self.outputs = outputs
+        self.gradient_of = gradient_of
 
 
 def _step_graphs(steps: dict[str, _Step], title: str) -> dict[str, StepGraph]:
     return {
-        name: StepGraph(name, _proto(s.combined, f"{name} {title}"), s.replaces, s.outputs) for name, s in steps.items()
+        name: StepGraph(name, _proto(s.combined, f"{name} {title}"), s.replaces, s.outputs, s.gradient_of)
+        for name, s in steps.items()
     }
 
 
@@ -162,6 +170,7 @@ def _step(model: TrainingModel, entry: TrainingEntry, random: _Randomness, part:
         combined.graph.extend(op.nodes)
         extra.append((STEP, following))
     gradient_names = [v.name or "" for n in combined.graph if is_gradient(n) for v in n.outputs if v.name]
+    gradient_of = _gradients_by_state(combined) if part == "gradients" else {}
     lower_model(combined.model)
     decompose_optimizers(combined.graph, combined.opset, combined.names)
     values = {v.name: v for v in _defined(combined.graph) if v.name}
@@ -184,7 +193,21 @@ def _step(model: TrainingModel, entry: TrainingEntry, random: _Randomness, part:
     outputs = [(n, values[n]) for n in visible] + [(f"next/{key}", value) for key, value in new_state]
     _finish(combined, outputs)
     replaces = {f"next/{key}": key for key, _ in new_state}
-    return _Step(combined, replaces, tuple(visible))
+    return _Step(combined, replaces, tuple(visible), gradient_of)
+
+
+def _gradients_by_state(combined: Combined) -> dict[str, tuple[str, str]]:
+    """Return gradient -> (y, x) of the Gradient nodes that differentiate by states, where these are."""
+    state = {v.name for v in combined.state}
+    found: dict[str, tuple[str, str]] = {}
+    for node in combined.graph:
+        if is_gradient(node):
+            xs, y = node.attributes["xs"].as_strings(), node.attributes["y"].as_string()
+            zs = node.attributes["zs"].as_strings() if "zs" in node.attributes else ()
+            as_named = [v is not None and v.name == name for v, name in zip(node.inputs, [*xs, *zs], strict=False)]
+            if all(as_named) and not set(zs) - {v.name for v in combined.graph.inputs}:
+                found.update({v.name: (y, x) for v, x in zip(node.outputs, xs, strict=False) if v.name and x in state})
+    return found
 
 
 def _of_the_batch(

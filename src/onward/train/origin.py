@@ -33,15 +33,17 @@ PROGRAM_FILE = "program.safetensors"
 class Origin:
     """A training model and its program, or a program alone. Made by `Origin.of`."""
 
-    program: Program
-    model: TrainingModel | None = None
+    model: TrainingModel | None
+    _program: Program | None = None
     _content: bytes | None = None
+    split: bool = False
+    """Whether a program that is compiled here has gradients and updates as graphs of their own."""
 
     @classmethod
     def of(cls, source: Any) -> Origin:
         """Return the origin for a model, a Program, a ModelProto, or the path of an ONNX file or of a saved Program."""
         if isinstance(source, Program):
-            return cls(source)
+            return cls(None, source)
         from onward.model.serde import from_proto, load, to_proto
         from onward.model.training_model import TrainingModel
 
@@ -57,7 +59,7 @@ class Origin:
                             hint="to take up the run use Trainer.resume(directory)",
                         )
                     )
-                return cls(Program.load(path))
+                return cls(None, Program.load(path))
             if path.name == PROGRAM_FILE:
                 return cls.from_bytes(path.name, path.read_bytes())
             model = load(path)
@@ -75,19 +77,30 @@ class Origin:
                     needed="a training model, a Program, a ModelProto or the path of an ONNX file",
                 )
             )
-        return cls(_compile(model), model)
+        return cls(model)
 
     @classmethod
     def from_bytes(cls, file_name: str, content: bytes) -> Origin:
         """Return the origin stored under `file_name`."""
         if file_name == PROGRAM_FILE:
-            return cls(_unpack(content), None, content)
+            return cls(None, _unpack(content), content)
         from onward.model.serde import from_proto
 
         proto = onnx.ModelProto()
         proto.ParseFromString(content)
         model = from_proto(proto)
-        return cls(_compile(model), model, content)
+        return cls(model, None, content)
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The program that runs: the given one, or the model compiled."""
+        if self._program is not None:
+            return self._program
+        from onward.lower.pipeline import compile_model
+
+        assert self.model is not None
+        program: Program = compile_model(self.model, split=self.split)
+        return program
 
     @property
     def file_name(self) -> str:
@@ -123,14 +136,6 @@ def _graph_digest(program: Program) -> str:
         digest.update(name.encode("utf-8"))
         digest.update(step.model.SerializeToString(deterministic=True))
     return digest.hexdigest()
-
-
-def _compile(model: TrainingModel) -> Program:
-    from onward.backends.processes import world_size
-    from onward.lower.pipeline import compile_model
-
-    program: Program = compile_model(model, split=world_size() > 1)
-    return program
 
 
 PREPARATION = "onward.preparation"
@@ -219,11 +224,12 @@ def bake(infer: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> onnx.ModelP
 
 
 def _pack(program: Program) -> bytes:
+    parts = {"step": program.steps, "gradients": program.gradients, "update": program.updates}
     graphs: dict[str, onnx.ModelProto | None] = {
         "infer": program.infer,
         "initialize": program.initialize,
         "evaluate": program.evaluate,
-        **{f"step/{name}": step.model for name, step in program.steps.items()},
+        **{f"{kind}/{name}": part.model for kind, entries in parts.items() for name, part in entries.items()},
         **{f"evaluate/{name}": model for name, model in program.evaluations.items()},
     }
     tensors: dict[str, np.ndarray] = {
@@ -234,9 +240,13 @@ def _pack(program: Program) -> bytes:
     tensors |= {f"state/{name}": np.asarray(value) for name, value in program.state.items()}
     tensors |= {f"settings/{name}": np.asarray(value) for name, value in program.settings.items()}
     data = {
-        "steps": [
-            {"name": s.name, "replaces": dict(s.replaces), "outputs": list(s.outputs)} for s in program.steps.values()
-        ],
+        "parts": {
+            kind: [
+                {"name": p.name, "replaces": dict(p.replaces), "outputs": p.outputs, "gradient_of": dict(p.gradient_of)}
+                for p in entries.values()
+            ]
+            for kind, entries in parts.items()
+        },
         "inputs": [dataclasses.asdict(s) for s in program.inputs],
         "targets": [dataclasses.asdict(s) for s in program.targets],
         "parameters": list(program.parameters),
@@ -268,11 +278,18 @@ def _unpack(content: bytes) -> Program:
     def specs(items: list[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in items)
 
+    def parts(kind: str) -> dict[str, StepGraph]:
+        made = {}
+        for part in data["parts"][kind]:
+            name, of = part["name"], {g: (y, x) for g, (y, x) in part["gradient_of"].items()}
+            made[name] = StepGraph(name, required(f"{kind}/{name}"), part["replaces"], tuple(part["outputs"]), of)
+        return made
+
+    steps = parts("step")
     return Program(
-        steps={
-            s["name"]: StepGraph(s["name"], required(f"step/{s['name']}"), s["replaces"], tuple(s["outputs"]))
-            for s in data["steps"]
-        },
+        steps=steps,
+        gradients=parts("gradients"),
+        updates=parts("update"),
         initialize=graph("initialize"),
         infer=required("infer"),
         evaluate=graph("evaluate"),
@@ -283,6 +300,6 @@ def _unpack(content: bytes) -> Program:
         parameters=tuple(data["parameters"]),
         loss=data["loss"],
         totals=data["totals"],
-        evaluations={s["name"]: required(name) for s in data["steps"] if graph(name := f"evaluate/{s['name']}")},
+        evaluations={name: found for name in steps if (found := graph(f"evaluate/{name}")) is not None},
         metadata=data["metadata"],
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onward.backends.base import Outputs, Session, open_session
+from onward.backends.base import Outputs, Session, open_session, wants_split
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.training_model import TrainingModel
 from onward.program import Program, TensorSpec
@@ -52,6 +52,7 @@ class Trainer:
 
     def __init__(self, model: Any, backend: str = "onnxruntime", **backend_options: Any) -> None:
         self._origin = model if isinstance(model, Origin) else Origin.of(model)
+        self._origin.split = wants_split(backend)
         self._backend = backend
         self._options = backend_options
         self.program: Program = self._origin.program

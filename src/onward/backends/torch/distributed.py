@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 
 from onward.backends.processes import rank, world_size
+from onward.backends.torch.autograd import Forward
 from onward.backends.torch.shares import B303, Cut, Partial, Share, Team
-from onward.backends.torch.tensors import to_numpy, to_tensor
+from onward.backends.torch.tensors import to_tensor
 from onward.errors import ArgumentError, BackendError, Diagnostic
 from onward.program import Program
 
@@ -78,38 +79,47 @@ class Group(Team):
             for n, v in feeds.items()
         }
 
-    def step(self, session: Any, name: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Make one step of entry `name` together with the other processes.
+    def gradients(self, session: Any, name: str, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Return what the gradients graph of entry `name` gives, together with the other processes.
 
         Raises:
             BackendError: another process is gone; the state is the one before this step.
         """
         program: Program = session.program
         gradients, updates = program.gradients[name], program.updates[name]
-        wanted = {v.name for v in updates.model.graph.input}
-        handed_on = [n for n in gradients.outputs if n in wanted]
         if not self._checked:
             self._check_same(feeds)
             if not self.shard:
                 self._take_from_first(session._state)
             self._checked = True
         try:
-            own = self.shares(feeds, program.input_names)
-            results = session._run(f"gradients {name}", gradients.model, own, cut=handed_on if self.shard else ())
+            own = {**feeds, **self.shares(feeds, program.input_names)}
+            if session._forward[name] is not None:
+                found: dict[str, Any] = session.differentiate(name, own)
+                return found
+            read = {v.name for v in updates.model.graph.input}
+            cut = [n for n in gradients.outputs if n in read] if self.shard else ()
+            results: dict[str, Any] = session._run(f"gradients {name}", gradients.model, own, cut=cut)
         finally:
             self.samples = (0,) * self.size
         self.add_all({n: v for n, v in results.items() if isinstance(v, Partial)})
-        outputs = {n: to_numpy(self.whole(results[n])) for n in gradients.outputs if n not in handed_on}
-        given = {n: results[n] if self.shard else self.whole(results[n]) for n in handed_on}
-        early = {s: self.whole(results[o]) for o, s in gradients.replaces.items()}
-        del results, own
-        following = session._run(f"update {name}", updates.model, {**feeds, **given})
-        session._state.update(early)
-        for output, state in updates.replaces.items():
-            session._state[state] = self._as_kept(following.pop(output), session._state[state])
-        return outputs
+        return results
 
-    def _as_kept(self, value: Any, before: Any) -> Any:
+    def parallel(self, forward: Forward) -> torch.nn.Module:
+        """Return the module in DistributedDataParallel, which averages gradients while others are still computed."""
+        return torch.nn.parallel.DistributedDataParallel(
+            forward,
+            broadcast_buffers=False,
+            static_graph=not forward.branches,
+            find_unused_parameters=forward.branches,
+        )
+
+    @staticmethod
+    def is_loss(error: Exception) -> bool:
+        """Return whether an error of PyTorch is about another process that is gone."""
+        return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+    def as_kept(self, value: Any, before: Any) -> Any:
         """Return a new state in the form of the old one."""
         if isinstance(before, Share):
             if isinstance(value, Share) and (value.axis, value.cut) == (before.axis, before.cut):

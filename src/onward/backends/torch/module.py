@@ -19,7 +19,7 @@ from onward.lower.pipeline import TRAINING_PREFIX, random_inputs
 from onward.lower.random import KEY, STEP, drop_inactive_dropout, is_random, lower_random
 from onward.model import graphs
 from onward.model.builder import Builder
-from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
+from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel, differentiated, initializer_behind
 
 
 @dataclasses.dataclass
@@ -29,6 +29,7 @@ class _Forward:
     interpreter: Interpreter
     outputs: list[str]
     updates: dict[str, str]  # output name -> buffer name
+    constants: dict[str, str]  # input name -> the parameter that it is, without a gradient
 
 
 class _Node(nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -178,6 +179,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def _run(self, forward: _Forward, feeds: Mapping[str, Tensor]) -> dict[str, Any]:
         tensors = {n: self.tensor(n) for n in forward.interpreter.input_slots if n in self._paths}
+        tensors.update({n: self.tensor(parameter).detach() for n, parameter in forward.constants.items()})
         again = (
             STEP in forward.updates.values() and not torch.compiler.is_compiling() and self._is_repeated(feeds, tensors)
         )
@@ -246,14 +248,37 @@ def _weights_as_inputs(graph: ir.Graph, owned: set[str]) -> None:
             graph.inputs.append(value)
 
 
+def _constants_as_inputs(graph: ir.Graph, model: TrainingModel) -> dict[str, str]:
+    """Turn what hands a parameter on as a constant of Gradient (a name in zs) into inputs; return each one's parameter.
+
+    Autograd would differentiate by the parameter there, too.
+    """
+    found = {
+        value.name or "": parameter
+        for node in model.gradient_nodes()
+        for value in node.inputs[len(differentiated(node)) :]
+        if value is not None and value.producer() is not None and (parameter := initializer_behind(value)) is not None
+    }
+    for node in list(graph):
+        value = node.outputs[0]
+        if value.name in found and value.uses():
+            given = graphs.copy_value(value)
+            value.name = f"{given.name}/cut"
+            value.replace_all_uses_with(given)
+            graph.inputs.append(given)
+    return {v.name or "": found[v.name or ""] for v in graph.inputs if v.name in found}
+
+
 def _inference(model: TrainingModel) -> _Forward:
     combined = combine(model, None)
     inline_functions(combined)
     drop_inactive_dropout(combined.graph, combined.opset, combined.names)
+    constants = _constants_as_inputs(combined.graph, model)
     _weights_as_inputs(combined.graph, set(model.graph.initializers))
     values = {v.name: v for v in _defined(combined.graph)}
     outputs = [values[n] for n in model.outputs]
-    return _Forward(Interpreter(combined.graph, combined.opset, outputs=outputs), list(model.outputs), {})
+    interpreter = Interpreter(combined.graph, combined.opset, outputs=outputs)
+    return _Forward(interpreter, list(model.outputs), {}, constants)
 
 
 def _training(model: TrainingModel, entry: TrainingEntry, *, with_loss: bool) -> _Forward:
@@ -278,10 +303,11 @@ def _training(model: TrainingModel, entry: TrainingEntry, *, with_loss: bool) ->
     else:
         outputs = [values.get(TRAINING_PREFIX + n, values[n]) for n in model.outputs]
     wanted = [*outputs, *updates.values()]
+    constants = _constants_as_inputs(graph, model)
     _weights_as_inputs(graph, set(model.graph.initializers))
     interpreter = Interpreter(graph, combined.opset, outputs=wanted)
     names = [v.name or "" for v in outputs]
-    return _Forward(interpreter, names, {v.name or "": n for n, v in updates.items()})
+    return _Forward(interpreter, names, {v.name or "": n for n, v in updates.items()}, constants)
 
 
 def _loss_name(entry: TrainingEntry) -> str | None:

@@ -20,7 +20,7 @@ from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.module import OnnxModule
 from onward.backends.torch.tensors import to_tensor
 from onward.lower.pipeline import compile_model
-from onward.model.training_model import TrainingEntry, TrainingModel
+from onward.model.training_model import TrainingEntry, TrainingModel, differentiated
 
 Maker = Callable[[Mapping[str, Any]], tuple[type[torch.optim.Optimizer], dict[str, Any]]]
 
@@ -231,7 +231,7 @@ def _gradient_names(entry: TrainingEntry) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in entry.algorithm:
         if node.op_type == "Gradient":
-            for output, name in zip(node.outputs, node.attributes["xs"].as_strings(), strict=False):
+            for output, name in zip(node.outputs, differentiated(node), strict=False):
                 if output.name:
                     found[output.name] = name
     return found

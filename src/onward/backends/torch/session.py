@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ import torch
 
 from onward.backends import state as states
 from onward.backends.processes import world_size
+from onward.backends.torch.autograd import Forward, why_not
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.shares import Shared, spread
 from onward.backends.torch.tensors import to_numpy, to_tensor
-from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define, unknown_name
 from onward.program import Program
 
 B301 = define(
@@ -27,6 +28,10 @@ B301 = define(
 )
 
 
+GRADIENTS = ("auto", "autograd", "graph")
+_FAILURES = (RuntimeError, IndexError, ValueError)
+
+
 class TorchSession:
     """A program running on PyTorch.
 
@@ -35,6 +40,8 @@ class TorchSession:
         device: where, as torch names it ("cpu", "cuda", "mps").
         compile: run the step through `torch.compile`.
         threads: threads inside an operator.
+        gradients: `"autograd"` for PyTorch's own backward pass, `"graph"` for the one that is written out in the
+            program, `"auto"` for PyTorch's wherever an entry differentiates one value by its parameters.
         shard: with several processes, keep only a part of parameters and optimizer state in each; reading the state
             (checkpoints too) is then something that all processes do together.
 
@@ -48,9 +55,12 @@ class TorchSession:
         device: str = "cpu",
         compile: bool = False,
         threads: int | None = None,
+        gradients: str = "auto",
         shard: bool = False,
     ) -> None:
         self.program = program
+        if gradients not in GRADIENTS:
+            raise unknown_name("way to find gradients", gradients, GRADIENTS)
         if threads is not None:
             if not isinstance(threads, int) or threads < 1:
                 raise ArgumentError(Diagnostic(A101, "`threads` must be a positive whole number", found=repr(threads)))
@@ -75,6 +85,7 @@ class TorchSession:
 
             self._group = Group(program, self.device, shard=shard)
         self._state = {n: self._kept(v) for n, v in program.state.items()}
+        self._forward = {name: self._recorded(name, gradients) for name in program.steps}
 
     @property
     def writer(self) -> bool:
@@ -95,11 +106,37 @@ class TorchSession:
         outputs: dict[str, np.ndarray] = {}
         for name, graph in states.chosen_entries(self.program, entry):
             if self._group is not None:
-                outputs.update(self._group.step(self, name, feeds))
-                continue
-            results = self._run(f"step {name}", graph.model, feeds)
-            outputs.update({o: to_numpy(results[o]) for o in graph.outputs})
-            self._state.update({state: results[output] for output, state in graph.replaces.items()})
+                outputs.update(self._update(name, feeds, self._group.gradients(self, name, feeds)))
+            elif self._forward[name] is not None:
+                outputs.update(self._update(name, feeds, self.differentiate(name, feeds)))
+            else:
+                results = self._run(f"step {name}", graph.model, feeds)
+                outputs.update({o: to_numpy(results[o]) for o in graph.outputs})
+                self._state.update({state: results[output] for output, state in graph.replaces.items()})
+        return outputs
+
+    def differentiate(self, name: str, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the gradients graph of an entry gives, found by autograd."""
+        forward, module = self._forward[name]
+        values = self._values(forward.input_names, feeds)
+        try:
+            found: dict[str, Any] = forward.differentiate(module, values, self._state)
+        except _FAILURES as error:
+            raise self._failure(f"gradients {name}", error) from error
+        return found
+
+    def _update(self, name: str, feeds: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Replace the state by what the update graph makes of the gradients; return what the caller sees of a step."""
+        gradients, updates = self.program.gradients[name], self.program.updates[name]
+        read = {v.name for v in updates.model.graph.input}
+        outputs = {n: to_numpy(self._whole(results[n])) for n in gradients.outputs if n not in read}
+        given = {n: results[n] if self.sharded else self._whole(results[n]) for n in gradients.outputs if n in read}
+        early = {s: self._whole(results[o]) for o, s in gradients.replaces.items()}
+        following = self._run(f"update {name}", updates.model, {**feeds, **given})
+        self._state.update(early)
+        for output, state in updates.replaces.items():
+            value, before = following.pop(output), self._state[state]
+            self._state[state] = value if self._group is None else self._group.as_kept(value, before)
         return outputs
 
     def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -122,6 +159,35 @@ class TorchSession:
         checked = states.checked(self.program, state)
         self._state.update({n: self._kept(v) for n, v in checked.items()})
 
+    def _recorded(self, name: str, gradients: str) -> Any:
+        """Return the forward part of an entry for autograd and the module that runs it, or None for the graph."""
+        reason = why_not(self.program, name)
+        if not reason and self.sharded:
+            reason = "each process has only a part of the parameters"
+        if gradients == "graph" or reason:
+            if gradients == "autograd":
+                raise ArgumentError(
+                    Diagnostic(
+                        A101,
+                        f"autograd cannot find the gradients of entry `{name}`: {reason}",
+                        hint='use gradients="graph", or "auto"',
+                    )
+                )
+            return None
+
+        def make(graph: ir.Graph, opset: int, outputs: Sequence[ir.Value]) -> Any:
+            interpreter = self._interpreter(graph, opset, outputs=outputs)
+            return torch.compile(interpreter.run) if self.compile and self._group is None else interpreter.run
+
+        forward = Forward(self.program.gradients[name], make, self._state, self._whole)
+        return forward, forward if self._group is None else self._group.parallel(forward)
+
+    def _interpreter(self, graph: ir.Graph, opset: int, **options: Any) -> Interpreter:
+        alone = self._group is None
+        made = Interpreter(graph, opset, **options) if alone else Shared(graph, opset, self._group, **options)
+        made.to(self.device)
+        return made
+
     def _kept(self, value: np.ndarray) -> Any:
         return to_tensor(value).to(self.device) if self._group is None else self._group.kept(value)
 
@@ -136,6 +202,7 @@ class TorchSession:
             "device": str(self.device),
             "threads": torch.get_num_threads(),
             "compile": self.compile,
+            "gradients": {n: "graph" if forward is None else "autograd" for n, forward in self._forward.items()},
             **({} if self._group is None else {"processes": self._group.size, "shard": self._group.shard}),
         }
 
@@ -146,6 +213,16 @@ class TorchSession:
         if key not in self._graphs:
             self._graphs[key] = self._prepare(key, model, cut)
         run, wanted = self._graphs[key]
+        values = self._values(wanted, feeds)
+        with torch.no_grad():
+            try:
+                results: dict[str, Any] = run(values)
+            except _FAILURES as error:
+                raise self._failure(key, error) from error
+        return results
+
+    def _values(self, wanted: Collection[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs of a graph: state, settings and what is fed, as tensors."""
         given = {**self.program.settings, **feeds}
         states.require_feeds(wanted, {**self._state, **given}, self.program)
         values = {n: v for n, v in self._state.items() if n in wanted}
@@ -153,25 +230,21 @@ class TorchSession:
             if name in wanted:
                 ready = isinstance(value, torch.Tensor) or spread(value)
                 values[name] = value if ready else to_tensor(value).to(self.device)
-        with torch.no_grad():
-            try:
-                results: dict[str, Any] = run(values)
-            except (RuntimeError, IndexError, ValueError) as error:
-                if isinstance(error, OnwardError):
-                    raise
-                raise BackendError(Diagnostic(B301, f"PyTorch failed in the {key} graph: {error}")) from error
-        return results
+        return values
+
+    def _failure(self, key: str, error: Exception) -> OnwardError:
+        if isinstance(error, OnwardError):
+            return error
+        if self._group is not None and self._group.is_loss(error):
+            lost: BackendError = self._group.lost(error)
+            return lost
+        return BackendError(Diagnostic(B301, f"PyTorch failed in the {key} graph: {error}"))
 
     def _prepare(self, key: str, model: onnx.ModelProto, cut: Sequence[str]) -> tuple[Any, frozenset[str]]:
         """Return a graph ready to run, and the names of its inputs."""
         graph = ir.serde.deserialize_model(model).graph
-        opset = model.opset_import[0].version
-        if self._group is None:
-            interpreter = Interpreter(graph, opset)
-        else:
-            interpreter = Shared(graph, opset, self._group, cut=cut)
-        interpreter.to(self.device)
+        interpreter = self._interpreter(graph, model.opset_import[0].version, **({"cut": cut} if cut else {}))
         # Between processes the messages are in the middle of the graph, where the compiler does not see them.
-        hot = key.startswith("step")
+        hot = self._group is None and key.startswith(("step", "update"))
         run = torch.compile(interpreter.run) if self.compile and hot else interpreter.run
         return run, frozenset(v.name or "" for v in graph.inputs)

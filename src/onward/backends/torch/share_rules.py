@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from onward.backends.torch.host import Host, ints, number
 from onward.backends.torch.interpreter import Instruction
 from onward.backends.torch.ops.elementwise import _BINARY, _UNARY
-from onward.backends.torch.shares import Cut, Partial, Share, Shared, elements, rule, spread
+from onward.backends.torch.shares import Cut, Partial, Share, Shared, elements, needs_gradient, rule, spread
 
 # -- element by element ----------------------------------------------------------------------------------------------
 
@@ -98,14 +97,9 @@ def _linear(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
     if kind == "Neg" or (kind == "Mul" and sum(is_open) == 1) or (kind == "Div" and is_open == [True, False]):
         return Partial(run.plain(node, local))
     if kind in ("Add", "Sub", "Sum"):
-        if run.team.rank:  # what is whole counts once
-            local = [v if o else _zeros(v) for v, o in zip(local, is_open, strict=True)]
+        local = [v if o else run.team.once(v) for v, o in zip(local, is_open, strict=True)]
         return Partial(run.plain(node, local))
     return None
-
-
-def _zeros(value: Any) -> Tensor:
-    return torch.zeros_like(value.tensor() if isinstance(value, Host) else value)
 
 
 @rule("CastLike")
@@ -343,8 +337,8 @@ def gemm(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
     if leader.axis == (inner_a if leader is a else inner_b):
         left = a.tensor if isinstance(a, Share) else run.team.cut(a, inner_a, leader.cut)
         right = b.tensor if isinstance(b, Share) else run.team.cut(b, inner_b, leader.cut)
-        c = run.team.whole(c)
-        return Partial(run.plain(node, [left, right, None if run.team.rank else c]))
+        added = None if c is None else run.team.once(run.team.whole(c))
+        return Partial(run.plain(node, [left, right, added]))
     axis = 0 if leader is a else 1
     rows = leader.like(leader.tensor, axis)
     added = None if c is None else beside(run, c, rows, axis, 2)
@@ -374,7 +368,7 @@ def reduce(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
         return Partial(run.plain(node, [value.tensor, *inputs[1:]]))
     if kind == "ReduceMean" and value.dtype.is_floating_point:
         return Partial(value.tensor.sum(axes, keepdim=keep) / math.prod(value.shape[a] for a in axes))
-    if kind in ("ReduceMax", "ReduceMin") and value.dtype != torch.bool:
+    if kind in ("ReduceMax", "ReduceMin") and value.dtype != torch.bool and not needs_gradient(value.tensor):
         operation = dist.ReduceOp.MAX if kind == "ReduceMax" else dist.ReduceOp.MIN
         return run.team.add(run.plain(node, [value.tensor, *inputs[1:]]), operation)
     return None

@@ -165,7 +165,7 @@ def scatter_elements(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
             return Share(run.plain(node, [target, sides[0] - run.team.start(cut.sizes), sides[1]]), 0, cut)
     if node.attributes.get("reduction", "none") != "add" or isinstance(data, Share):
         return None
-    return Partial(run.plain(node, [torch.zeros_like(data) if run.team.rank else data, *sides]))
+    return Partial(run.plain(node, [run.team.once(data), *sides]))
 
 
 @rule("ScatterND")
@@ -176,8 +176,7 @@ def scatter_nd(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
         return None
     if not isinstance(updates, Share) or (updates.axis, updates.cut) != (indices.axis, indices.cut):
         updates = run.team.share(run.team.whole(updates), indices.axis, indices.cut)
-    start = torch.zeros_like(data) if run.team.rank else data
-    return Partial(run.plain(node, [start, indices.tensor, updates.tensor]))
+    return Partial(run.plain(node, [run.team.once(data), indices.tensor, updates.tensor]))
 
 
 @rule("OneHot")

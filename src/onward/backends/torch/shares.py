@@ -139,8 +139,11 @@ class Team:
         return [self.whole(v) for v in value] if isinstance(value, list) else value
 
     def add(self, value: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Return the sum (or another reduction) of every process's `value`."""
-        total = value.contiguous().clone()
+        """Return the sum (or another reduction, which has no gradient) of every process's `value`."""
+        if needs_gradient(value) and operation == dist.ReduceOp.SUM:
+            total: Tensor = _Added.apply(value, self)
+            return total
+        total = value.detach().contiguous().clone()
         self.send(dist.all_reduce, total, operation)
         return total
 
@@ -153,13 +156,17 @@ class Team:
         try:
             message(*arguments)
         except RuntimeError as error:
-            raise BackendError(
-                Diagnostic(
-                    B303,
-                    f"process {self.rank} lost another process: {str(error).splitlines()[0]}",
-                    hint="start again with --resume; torchrun does so by itself with --max-restarts",
-                )
-            ) from error
+            raise self.lost(error) from error
+
+    def lost(self, error: Exception) -> BackendError:
+        """Return the error for a message that did not get through."""
+        return BackendError(
+            Diagnostic(
+                B303,
+                f"process {self.rank} lost another process: {str(error).splitlines()[0]}",
+                hint="start again with --resume; torchrun does so by itself with --max-restarts",
+            )
+        )
 
     def add_all(self, values: dict[str, Partial]) -> None:
         """Find the totals of all values, in one message per element type."""
@@ -182,7 +189,27 @@ class Team:
         cut = Cut(self.evenly(value.shape[0]))
         return Share(self.cut(self.whole(value), 0, cut).clone(), 0, cut)
 
+    def once(self, value: Any) -> Any:
+        """Return what counts once in a sum over the processes: the value in the first, zeros in the others.
+
+        The zeros depend on the value, too, so that every process sends the same messages on the way back.
+        """
+        if not self.rank:
+            return value
+        tensor = value if isinstance(value, Tensor) else value.tensor()
+        if not needs_gradient(tensor):
+            return torch.zeros_like(tensor)
+        return torch.where(torch.zeros((), dtype=torch.bool, device=tensor.device), tensor, torch.zeros_like(tensor))
+
     def _gather(self, value: Share) -> Tensor:
+        if needs_gradient(value.tensor):
+            whole: Tensor = _Gathered.apply(value.tensor, self, value.axis, value.cut)
+            return whole
+        return self.gather(value.tensor.detach(), value.axis, value.cut)
+
+    def gather(self, tensor: Tensor, axis: int, cut: Cut) -> Tensor:
+        """Return the whole of which each process has a part, cut along `axis`."""
+        value = Share(tensor, axis, cut)
         sizes, turns = value.cut
         local = value.tensor.movedim(value.axis, 0)
         local = local.reshape(turns, sizes[self.rank], *local.shape[1:])
@@ -193,6 +220,43 @@ class Team:
         self.send(dist.all_gather, parts, as_bytes)
         joined = torch.cat([p[:, :n] for p, n in zip(parts, sizes, strict=True)], 1).flatten(0, 1)
         return joined.view(padded.dtype).movedim(0, value.axis)
+
+
+def needs_gradient(value: Tensor) -> bool:
+    """Return whether autograd records what is done with a tensor."""
+    return bool(torch.is_grad_enabled() and value.requires_grad)
+
+
+# Messages that autograd goes back through. Every process differentiates the same loss, so a value that all of them have
+# counts once for each: what they find by a parameter is, on average, the gradient, and DistributedDataParallel takes
+# that average.
+
+
+class _Added(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
+    """The sum over processes: what comes back is the sum as well."""
+
+    @staticmethod
+    def forward(context: Any, value: Tensor, team: Team) -> Tensor:
+        context.team = team
+        return team.add(value)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return context.team.add(gradient), None
+
+
+class _Gathered(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
+    """The whole of a share: what comes back is the sum, of which each process takes its part."""
+
+    @staticmethod
+    def forward(context: Any, value: Tensor, team: Team, axis: int, cut: Cut) -> Tensor:
+        context.team, context.axis, context.cut = team, axis, cut
+        return team.gather(value, axis, cut)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Any, ...]:
+        whole = context.team.add(gradient)
+        return context.team.cut(whole, context.axis, context.cut), None, None, None
 
 
 Rule = Callable[["Shared", Instruction, list[Any]], Any]
@@ -223,7 +287,14 @@ class Shared(Interpreter):
     """
 
     def __init__(
-        self, graph: ir.Graph, opset: int, team: Team, *, cut: Sequence[str] = (), made_whole: set[str] | None = None
+        self,
+        graph: ir.Graph,
+        opset: int,
+        team: Team,
+        *,
+        outputs: Sequence[ir.Value] | None = None,
+        cut: Sequence[str] = (),
+        made_whole: set[str] | None = None,
     ) -> None:
         importlib.import_module(
             "onward.backends.torch.share_rules_layers"
@@ -231,7 +302,7 @@ class Shared(Interpreter):
         self.team = team
         self.made_whole = set() if made_whole is None else made_whole  # operators that had no rule, for the curious
         self._masks = _ranges_of_masks(graph)
-        super().__init__(graph, opset)
+        super().__init__(graph, opset, outputs=outputs)
         self._cut = {slot for name, slot in zip(self.output_names, self._outputs, strict=True) if name in set(cut)}
 
     def body(self, graph: ir.Graph) -> Body:

@@ -1,0 +1,126 @@
+"""Gradients by PyTorch's autograd: the forward part of a gradients graph, recorded and differentiated.
+
+A program's gradients graph holds its backward pass written out. PyTorch's own, operator by operator, is faster (one
+kernel for what takes several plain operators) and is what DistributedDataParallel hooks into. Both are the same
+numbers up to rounding; where a graph asks for more than gradients of one value by parameters, the written one runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from onward.model import graphs
+from onward.program import Program, StepGraph
+
+# Their gradient is a choice (`onward.straight_through`) that autograd does not know of.
+_ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear"}
+_BRANCHING = {"If", "Loop", "Scan"}
+
+Run = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """The forward part of a gradients graph; calling it returns the value that is differentiated.
+
+    Its parameters are stand-ins for the states: `differentiate` lets them look at the current ones.
+    """
+
+    def __init__(
+        self,
+        step: StepGraph,
+        make: Callable[[ir.Graph, int, Sequence[ir.Value]], Run],
+        state: Mapping[str, Tensor],
+        whole: Callable[[Any], Tensor],
+    ) -> None:
+        """Prepare the graph, for an entry that `why_not` has nothing against.
+
+        `make` returns what runs a graph up to some of its values; `whole` gathers a value that is spread over
+        processes.
+        """
+        super().__init__()
+        graph = ir.serde.deserialize_model(step.model).graph
+        (self.y,) = {y for y, _ in step.gradient_of.values()}
+        self.state_of = {gradient: x for gradient, (_, x) in step.gradient_of.items()}
+        self.branches = any(n.op_type in _BRANCHING for n in graph)
+        wanted = [v for v in graph.outputs if v.name not in step.gradient_of]
+        if self.y not in {v.name for v in wanted}:
+            wanted.append(next(v for n in graph for v in n.outputs if v.name == self.y))
+        self.input_names = [v.name or "" for v in graph.inputs]
+        self.run = make(graph, step.model.opset_import[0].version, wanted)
+        self.names = list(dict.fromkeys(self.state_of.values()))
+        self.tensors = nn.ParameterList([nn.Parameter(state[name]) for name in self.names])
+        self.results: dict[str, Any] = {}
+        self._whole = whole
+
+    def forward(self, values: Mapping[str, Any]) -> Tensor:
+        self.results = self.run({**values, **dict(zip(self.names, self.tensors, strict=True))})
+        return self._whole(self.results[self.y]).sum()
+
+    def differentiate(
+        self, module: nn.Module, values: Mapping[str, Any], state: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """Return the outputs, the gradients among them; `module` is this one, or what wraps it.
+
+        The gradient by a state that the value does not depend on is zero.
+        """
+        for name, tensor in zip(self.names, self.tensors, strict=True):
+            tensor.data, tensor.grad = state[name], None
+        try:
+            with torch.enable_grad():
+                y = module(values)
+                results = {name: _detached(value) for name, value in self.results.items()}
+                if y.requires_grad:
+                    y.backward()
+            found = {
+                n: torch.zeros_like(t) if t.grad is None else t.grad
+                for n, t in zip(self.names, self.tensors, strict=True)
+            }
+            return {**results, **{gradient: found[x] for gradient, x in self.state_of.items()}}
+        finally:
+            self.results = {}
+            for tensor in self.tensors:
+                tensor.grad = None
+
+
+def why_not(program: Program, entry: str) -> str:
+    """Return why autograd cannot find the gradients of an entry, or "" if it can."""
+    if entry not in program.gradients:
+        return "the program has no gradients graph (compile it with split=True)"
+    step = program.gradients[entry]
+    gradients = step.gradient_of
+    read = {v.name for v in program.updates[entry].model.graph.input}
+    if not gradients or any(n in read and n not in gradients for n in step.outputs):
+        return "there are gradients by other values than states"
+    if len({y for y, _ in gradients.values()}) > 1:
+        return "there are gradients of several values"
+    graph = ir.serde.deserialize_model(step.model).graph
+    outputs = {v.name: v for v in graph.outputs}
+    defined = {v.name for n in graph for v in n.outputs}
+    (y,) = {y for y, _ in gradients.values()}
+    if y not in defined:
+        return f"`{y}` is not computed in the graph"
+    given = {v.producer() for name, v in outputs.items() if name in gradients} - {None}
+    forward = [v for name, v in outputs.items() if name not in gradients]
+    behind = graphs.ancestors([*forward, *(v for n in graph for v in n.outputs if v.name == y)])
+    if given & behind:
+        return "an output is computed from a gradient"
+    if any(n.op_type in _ROUNDING for n in behind):
+        return "it rounds to integers, whose gradient is a choice of the compiled program"
+    return ""
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, list):
+        return [_detached(v) for v in value]
+    if hasattr(value, "tensor"):  # a share, or a part of a sum
+        value.tensor = value.tensor.detach()
+        if getattr(value, "total", None) is not None:
+            value.total = value.total.detach()
+    return value
