@@ -103,14 +103,6 @@ def test_padding_of_the_function() -> None:
     assert_trains_alike(Functional(pretrained()))
 
 
-def test_padding_of_a_table_that_is_tied() -> None:
-    text = refusal(Reader(pretrained(padding_idx=2), tied=True))
-
-    assert "error[A212]: row 2 of an embedding's table is padding" in text
-    assert "`table.weight` is used elsewhere too, by `out` (Linear)" in text
-    assert "padding_idx=None" in text
-
-
 def test_padding_of_a_frozen_table_that_is_tied_matters_not() -> None:
     module = Reader(pretrained(padding_idx=2), tied=True)
     module.table.weight.requires_grad_(False)

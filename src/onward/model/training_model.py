@@ -96,9 +96,9 @@ class TrainingModel:
     @property
     def parameters(self) -> dict[str, ir.Value]:
         """The trained initializers: those an update replaces and a `Gradient` node differentiates by."""
-        differentiated = {name for node in self.gradient_nodes() for name in _strings(node, "xs")}
+        trained = {name for node in self.gradient_nodes() for name in differentiated(node)}
         known = self.initializers()
-        return {k: known[k] for k in self._bound() if k in known and k in differentiated}
+        return {k: known[k] for k in self._bound() if k in known and k in trained}
 
     @property
     def state(self) -> dict[str, ir.Value]:
@@ -136,6 +136,27 @@ class TrainingModel:
     def values(self) -> Mapping[str, ir.Value]:
         """Return the values of the inference graph by name."""
         return ir.convenience.create_value_mapping(self.graph)
+
+
+def differentiated(node: ir.Node) -> list[str]:
+    """Return what a `Gradient` node differentiates by: its xs, or the initializers that Identity nodes hand on as such.
+
+    A file reads a tensor through two Identity nodes, one in xs and one in zs, where a part of its uses is constant.
+    """
+    found = []
+    for index, name in enumerate(_strings(node, "xs")):
+        value = node.inputs[index] if index < len(node.inputs) else None
+        found.append(initializer_behind(value) or name if value is not None and value.name == name else name)
+    return found
+
+
+def initializer_behind(value: ir.Value | None) -> str | None:
+    """Return the name of the initializer that a chain of Identity nodes hands on as `value`; None for other values."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type != "Identity" or node.domain not in ("", "ai.onnx"):
+            return None
+        value = node.inputs[0]
+    return None if value is None or not value.is_initializer() else value.name
 
 
 def _strings(node: ir.Node, name: str) -> list[str]:

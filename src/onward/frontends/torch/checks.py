@@ -350,13 +350,11 @@ def check_training(
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
     targets: Any,
     model: TrainingModel,
-    blocked: Mapping[str, str] | None = None,
 ) -> None:
     """Make sure that the file trains as the module does: its own gradients, lowered, against PyTorch's on the example.
 
-    `loss` is the callable over (outputs, targets); `blocked` names gradients that stand for those of Gradient itself.
-    Dropout, whose masks differ, is left out of both; a module that draws other random numbers is not compared. Nor is
-    one whose gradients no backend can run here, with a warning.
+    `loss` is the callable over (outputs, targets). Dropout, whose masks differ, is left out of both; a module that
+    draws other random numbers is not compared. Nor is one whose gradients no backend can run here, with a warning.
     """
     from onward.lower.random import is_random
 
@@ -368,7 +366,6 @@ def check_training(
     inputs, keywords = arguments
     leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(targets))
     loss_name, gradients = gradient_names(entry)
-    gradients.update(blocked or {})
     weights = {n: p for n, p in module.named_parameters() if n in gradients}
     try:
         with graph_fails(module):

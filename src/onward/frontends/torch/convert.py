@@ -27,7 +27,14 @@ from onward.frontends.torch.checks import (
     example_outputs,
     training_mode,
 )
-from onward.frontends.torch.embeddings import block_padding, check_options, padding_rows, written_bags
+from onward.frontends.torch.embeddings import (
+    all_graphs,
+    check_options,
+    hold_padding,
+    padded_lookups,
+    part_tables,
+    written_bags,
+)
 from onward.frontends.torch.entries import merge_entries, name_entry
 from onward.frontends.torch.optimizers import convert_optimizer, optimizer_state
 from onward.frontends.torch.running_statistics import fix_running_statistics, stand_in_momentum
@@ -109,7 +116,8 @@ def from_torch(
         with written_bags():
             proto, program = capture.export(module, inputs, keywords, shapes, input_names, output_names, "the module")
     _use_first_names(proto, module)
-    padding = padding_rows(program, module, trained)
+    lookups = padded_lookups(program, module, trained, [v.name for v in proto.graph.output])
+    aliases = part_tables(proto, lookups)
     models: dict[str, TrainingModel] = {}
     for key, part in parts.items():
         ours, chosen = converted[key]
@@ -127,9 +135,9 @@ def from_torch(
         )
         if not models:
             check_evaluation(module, inputs, keywords, model)
-        blocked = block_padding(model, padding)
+        hold_padding(model, aliases)
         if isinstance(wrapped, capture.LossModule):
-            check_training(module, wrapped.loss, (inputs, keywords), part.targets, model, blocked)
+            check_training(module, wrapped.loss, (inputs, keywords), part.targets, model)
         fix_running_statistics(model, module, replaced)
         if isinstance(part.optimizer, torch.optim.Optimizer):
             _put_state(model, optimizer_state(part.optimizer, names, ours.label(), part.scheduler))
@@ -399,20 +407,11 @@ def _use_first_names(proto: onnx.ModelProto, module: torch.nn.Module) -> None:
             else:
                 present.add(aliases[tensor.name])
                 tensor.name = aliases[tensor.name]
-    for graph in _all_graphs(proto.graph):
+    for graph in all_graphs(proto.graph):
         for node in graph.node:
             for index, name in enumerate(node.input):
                 if name in aliases:
                     node.input[index] = aliases[name]
-
-
-def _all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
-    found = [graph]
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                found += _all_graphs(attribute.g)
-    return found
 
 
 def _put_state(model: TrainingModel, state: Mapping[str, np.ndarray]) -> None:

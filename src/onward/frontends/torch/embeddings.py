@@ -1,18 +1,20 @@
-"""Embeddings as PyTorch trains them: the padding row without a gradient, bags written out as Gather and a reduction."""
+"""Embeddings as PyTorch trains them: padding without a gradient, bags written out as Gather and a reduction."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import torch
 
 from onward.autodiff.lowering import is_gradient
 from onward.errors import ArgumentError, Diagnostic, define
-from onward.model import graphs
-from onward.model.builder import Builder, Names
+from onward.model.builder import Names
 from onward.model.training_model import TrainingModel
 
 A212 = define(
@@ -47,12 +49,24 @@ def check_options(module: torch.nn.Module) -> None:
         raise ArgumentError(problems)
 
 
-def padding_rows(
-    program: torch.export.ExportedProgram, module: torch.nn.Module, trained: Sequence[str]
-) -> dict[str, int]:
-    """Return the row of each trained table, by its first name, that gets no gradient in PyTorch: `padding_idx`.
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """An embedding with `padding_idx` in the captured graph: its table, the padding row, the Gather's output."""
 
-    The captured graph is read, not the modules, so `torch.nn.functional.embedding` counts as well.
+    table: str
+    row: int
+    output: str
+    indices: np.dtype[Any]
+    place: str
+
+
+def padded_lookups(
+    program: torch.export.ExportedProgram, module: torch.nn.Module, trained: Sequence[str], outputs: Sequence[str]
+) -> list[Lookup]:
+    """Return the embeddings of trained tables whose padding row gets no gradient in PyTorch.
+
+    The captured graph is read, not the modules, so `torch.nn.functional.embedding` counts as well. `outputs` are the
+    names that the model's outputs have in the file.
 
     Raises:
         ArgumentError: with every embedding that an ordinary gradient would train otherwise than PyTorch does.
@@ -60,14 +74,12 @@ def padding_rows(
     first = {id(p): n for n, p in module.named_parameters()}
     aliases = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
     parameters = {k: aliases.get(n, n) for k, n in program.graph_signature.inputs_to_parameters.items()}
-    users: dict[str, list[torch.fx.Node]] = {}
-    rows: dict[str, tuple[int, torch.fx.Node]] = {}
+    renamed = dict(zip(program.graph_signature.user_outputs, outputs, strict=False))
+    found: list[Lookup] = []
     problems = []
     for graph in (m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)):
         whole = graph is program.graph
         for node in graph.nodes:
-            if whole and node.op == "placeholder" and node.name in parameters:
-                users.setdefault(parameters[node.name], []).extend(node.users)
             target = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
             if target.startswith(("aten::embedding_renorm", "aten::_embedding_bag", "aten::embedding_bag")):
                 renorm = "renorm" in target
@@ -87,47 +99,103 @@ def padding_rows(
             if table is None:
                 problems.append(_padding(_place_of(node), padding, "the table is computed, not a parameter itself"))
             elif table in trained:
-                rows[table] = (padding, node)
-    for table, (row, node) in rows.items():
-        others = [u for u in users[table] if not _is_padded(u, row)]
-        if others:
-            used = ", ".join(dict.fromkeys(_place_of(u) for u in others))
-            problems.append(_padding(_place_of(node), row, f"`{table}` is used elsewhere too, by {used}"))
+                kind = np.dtype(str(node.args[1].meta["val"].dtype).removeprefix("torch."))
+                found.append(Lookup(table, padding, renamed.get(node.name, node.name), kind, _place_of(node)))
     if problems:
         raise ArgumentError(problems)
-    return {table: row for table, (row, _) in rows.items()}
+    return found
 
 
-def block_padding(model: TrainingModel, rows: Mapping[str, int]) -> dict[str, str]:
-    """Put zeros into the padding row of each table's gradient, before the optimizer; return the new gradients' names.
+def part_tables(proto: onnx.ModelProto, lookups: Sequence[Lookup]) -> dict[str, tuple[str, str]]:
+    """Let each padded embedding read its padding row through a value of its own; return (trained, constant) by table.
 
-    A table is read by nothing but embeddings with this padding (`padding_rows`), so this is PyTorch's gradient; weight
-    decay still reaches the row, as in PyTorch.
+    Gradient can only tell whole tensors apart, and a table may be read by a tied output as well. So everything reads
+    the table through one Identity, by which Gradient differentiates, but padding is read through another, which is
+    constant for Gradient (`hold_padding`). The numbers of the graph stay what they are. `proto` is changed.
+
+    Raises:
+        ArgumentError: an embedding is not written as one Gather.
+    """
+    graph = proto.graph
+    names = Names({n for g in all_graphs(graph) for node in g.node for n in (*node.input, *node.output)})
+    names.taken.update(v.name for v in [*graph.initializer, *graph.input])
+    tables = list(dict.fromkeys(lookup.table for lookup in lookups))
+    aliases = {t: (names.unique(f"{t}/trained"), names.unique(f"{t}/constant")) for t in tables}
+    for inner in all_graphs(graph):
+        for node in inner.node:
+            for index, name in enumerate(node.input):
+                if name in aliases:
+                    node.input[index] = aliases[name][0]
+    for lookup in lookups:
+        trained, constant = aliases[lookup.table]
+        position = next((i for i, n in enumerate(graph.node) if lookup.output in n.output), None)
+        gather = None if position is None else graph.node[position]
+        if position is None or gather is None or gather.op_type != "Gather" or gather.input[0] != trained:
+            raise ArgumentError(_padding(lookup.place, lookup.row, "the exporter did not write it as one Gather"))
+        row, padded, looked, filled, last = (
+            names.unique(f"{lookup.output}/{n}") for n in ("row", "is_padding", "looked_up", "padding", "last")
+        )
+        ids = gather.input[1]
+        del gather.output[:]
+        gather.output.append(looked)
+        before = [
+            _constant(row, np.array(lookup.row, lookup.indices)),
+            _constant(last, np.array([-1])),
+            onnx.helper.make_node("Equal", [ids, row], [f"{padded}/flat"]),
+            onnx.helper.make_node("Unsqueeze", [f"{padded}/flat", last], [padded]),
+            onnx.helper.make_node("Gather", [constant, row], [filled]),
+        ]
+        after = onnx.helper.make_node("Where", [padded, filled, looked], [lookup.output])
+        nodes = [*graph.node]
+        nodes[position : position + 1] = [*before, gather, after]
+        _set_nodes(graph, nodes)
+    if not aliases:
+        return {}
+    copies = [onnx.helper.make_node("Identity", [t], [alias]) for t, pair in aliases.items() for alias in pair]
+    _set_nodes(graph, [*copies, *graph.node])
+    return aliases
+
+
+def _constant(name: str, array: np.ndarray) -> onnx.NodeProto:
+    return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(array))
+
+
+def _set_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def hold_padding(model: TrainingModel, aliases: Mapping[str, tuple[str, str]]) -> None:
+    """Differentiate by the part of each table that trains, at the constant part: PyTorch's gradient, padding included.
+
+    Weight decay still reaches the padding row, as in PyTorch.
     """
     algorithm = model.entries[0].algorithm
     assert algorithm is not None
-    names = Names(graphs.all_names(model.graph) | graphs.all_names(algorithm))
-    made: dict[str, str] = {}
+    values = model.values()
     for node in [n for n in algorithm if is_gradient(n)]:
-        op = Builder(model.opset, names, prefix="padding/")
-        for table, gradient in zip(node.attributes["xs"].as_strings(), node.outputs, strict=False):
-            if table not in rows:
-                continue
-            uses = list(gradient.uses())
-            weight = model.graph.initializers[table]
-            assert weight.const_value is not None
-            zeros = np.zeros_like(weight.const_value.numpy()[:1])
-            blocked = op.ScatterND(gradient, np.array([[rows[table]]]), zeros)
-            blocked.name, blocked.type, blocked.shape = (
-                names.unique(f"{gradient.name}/padded"),
-                weight.type,
-                weight.shape,
-            )
-            made[table] = blocked.name
-            for user, index in uses:
-                user.replace_input_with(index, blocked)
-        algorithm.insert_after(node, op.nodes)
-    return made
+        xs, zs = node.attributes["xs"].as_strings(), node.attributes["zs"].as_strings()
+        constants = [aliases[x][1] for x in xs if x in aliases]
+        for index, x in enumerate(xs):
+            if x in aliases:
+                node.replace_input_with(index, values[aliases[x][0]])
+        count = len(node.inputs)
+        node.resize_inputs(count + len(constants))
+        for index, name in enumerate(constants):
+            node.replace_input_with(count + index, values[name])
+        node.attributes["xs"] = ir.AttrStrings("xs", [aliases[x][0] if x in aliases else x for x in xs])
+        node.attributes["zs"] = ir.AttrStrings("zs", [*zs, *constants])
+
+
+def all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    """Return the graph and the graphs of the attributes in it, to any depth."""
+    found = [graph]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                found += all_graphs(attribute.g)
+    return found
 
 
 @contextlib.contextmanager
@@ -189,10 +257,6 @@ def _replaced(function: Any) -> Iterator[None]:
         torch.nn.functional.embedding_bag = original
 
 
-def _is_padded(node: torch.fx.Node, row: int) -> bool:
-    return str(node.target) == "aten.embedding.default" and len(node.args) > 2 and node.args[2] == row
-
-
 def _place(name: str, kind: str) -> str:
     return f"`{name or '(the module itself)'}` ({kind})"
 
@@ -236,6 +300,6 @@ def _padding(place: str, row: int, found: str) -> Diagnostic:
         f"row {row} of an embedding's table is padding, and its gradient cannot be told from the others'",
         place=place,
         found=found,
-        needed="a parameter that only embeddings with this padding_idx read",
-        hint="use padding_idx=None (then the row trains like the others), or give the other use a table of its own",
+        needed="a parameter itself as the table, outside of torch.cond and the like",
+        hint="use padding_idx=None (then the row trains like the others)",
     )

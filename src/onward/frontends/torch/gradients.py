@@ -18,7 +18,7 @@ from onward.lower.combine import Combined, combine, inline_functions, set_output
 from onward.lower.random import drop_inactive_dropout
 from onward.lower.sequences import lower_sequences
 from onward.model import graphs, serde
-from onward.model.training_model import TrainingEntry, TrainingModel
+from onward.model.training_model import TrainingEntry, TrainingModel, differentiated
 
 
 def gradient_names(entry: TrainingEntry) -> tuple[str, dict[str, str]]:
@@ -28,8 +28,7 @@ def gradient_names(entry: TrainingEntry) -> tuple[str, dict[str, str]]:
     for node in entry.algorithm:
         if is_gradient(node):
             loss = node.attributes["y"].as_string()
-            xs = node.attributes["xs"].as_strings()
-            names.update({x: v.name or "" for x, v in zip(xs, node.outputs, strict=False) if v.name})
+            names.update({x: v.name or "" for x, v in zip(differentiated(node), node.outputs, strict=False) if v.name})
     return loss, names
 
 
