@@ -17,10 +17,16 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[dev,demo]'
 	touch $@ $(VENV)/.core
 
+# The oldest versions of what Onward depends on: tests/versions/test_oldest.py takes a model through them.
+$(VENV)/oldest/.made: pyproject.toml constraints-oldest.txt | $(VENV)/.dev
+	$(BIN)/python -m venv $(VENV)/oldest
+	$(VENV)/oldest/bin/python -m pip --disable-pip-version-check install -q -c constraints-oldest.txt -e .
+	touch $@
+
 demo: $(VENV)/.core
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.dev lint
+test: $(VENV)/.dev $(VENV)/oldest/.made lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: $(VENV)/.dev
