@@ -90,7 +90,9 @@ def test_ctrl_c_is_one_word_and_130(start: Start) -> None:
     program.send_signal(signal.SIGINT)
     _, errors = program.communicate()
 
-    assert (program.returncode, errors) in [(130, "interrupted\n"), (0, "")]  # or it was done by then
+    # Or it was done by then. CPython ends by the signal itself, which a shell calls 130 as well, when the interrupt met
+    # an import that executes text (dataclasses do).
+    assert (program.returncode, errors) in [(130, "interrupted\n"), (-signal.SIGINT, "interrupted\n"), (0, "")]
 
 
 def test_a_terminal_without_unicode_shows_the_rest(start: Start) -> None:

@@ -204,8 +204,8 @@ def _gradients_by_state(combined: Combined) -> dict[str, tuple[str, str]]:
         if is_gradient(node):
             xs, y = node.attributes["xs"].as_strings(), node.attributes["y"].as_string()
             zs = node.attributes["zs"].as_strings() if "zs" in node.attributes else ()
-            as_named = [v is not None and v.name == name for v, name in zip(node.inputs, [*xs, *zs], strict=False)]
-            if all(as_named) and not set(zs) - {v.name for v in combined.graph.inputs}:
+            given = zip(node.inputs, [*xs, *zs], strict=False)
+            if all(v is not None and v.name == name and v.producer() is None for v, name in given):
                 found.update({v.name: (y, x) for v, x in zip(node.outputs, xs, strict=False) if v.name and x in state})
     return found
 
