@@ -8,7 +8,9 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from onward.lower.decompose.optimizers import decompose_optimizers
 from onward.model.builder import Builder, Names
+from onward.model.graphs import all_names
 from onward.optimizers import Optimizer
 from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import emit_update, initializer
@@ -17,9 +19,13 @@ OPSET = 18
 
 
 class Run:
-    """An optimizer's update alone: parameters and gradients in, parameters and state out, step after step."""
+    """An optimizer's update alone: parameters and gradients in, parameters and state out, step after step.
 
-    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, np.ndarray]) -> None:
+    `lowered` runs ONNX's optimizer operators as the plain operators that compile_model makes of them: onnx's own
+    reference of Adam computes in other types.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, np.ndarray], lowered: bool = False) -> None:
         values = {name: initializer(name, array) for name, array in parameters.items()}
         gradients = {name: ir.Value(name=f"grad/{name}", type=v.type, shape=v.shape) for name, v in values.items()}
         op = Builder(OPSET, Names([*values, *(g.name or "" for g in gradients.values())]))
@@ -35,7 +41,10 @@ class Run:
         self.model = ir.Model(graph, ir_version=8, functions=library.functions)
         self.proto = ir.serde.serialize_model(self.model)
         onnx.checker.check_model(self.proto, full_check=True)
-        self._evaluator = ReferenceEvaluator(self.proto)
+        plain = ir.serde.deserialize_model(self.proto)
+        if lowered:
+            decompose_optimizers(plain.graph, OPSET, Names(all_names(plain.graph)))
+        self._evaluator = ReferenceEvaluator(ir.serde.serialize_model(plain))
 
     def step(self, gradients: Mapping[str, np.ndarray], **settings: float) -> None:
         feeds = {**self.state, **{f"grad/{n}": g for n, g in gradients.items()}}

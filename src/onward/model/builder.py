@@ -163,6 +163,8 @@ class Builder:
                 continue
             if found.input_at(other_index).type_variable == formal.type_variable:
                 return other.dtype
+            if isinstance(operand, float) and other.dtype == ir.DataType.DOUBLE:
+                return other.dtype  # Pow takes an exponent of any type; in 32 bits it would not be exact
         return None
 
 

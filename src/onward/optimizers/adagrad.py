@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
 
-from onward.optimizers.base import Group, Optimizer, Slot, Updated
-from onward.optimizers.operators import emit_decayed
+from onward.model.builder import Builder, Value
+from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated
+from onward.optimizers.formulas import as_float
+from onward.optimizers.operators import emit_decayed, is_exact
 from onward.schedules.base import Schedule, check_number
 
 
 @dataclasses.dataclass(frozen=True)
-class Adagrad(Optimizer):
+class Adagrad(FormulaOptimizer):
     """ONNX's `Adagrad` operator, which is `torch.optim.Adagrad` exactly (there, `decay_factor` is `lr_decay`).
 
-    r = R / (1 + T·decay_factor);  H' = H + G²;  X' = X - r·G / (√H' + epsilon), with T = 0 at the first update.
+    r = R / (1 + T·decay_factor);  H' = H + G²;  X' = X - r·G / (√H' + epsilon), with T = 0 at the first update. The
+    operator's attributes are float32, so float64 parameters get a function instead.
     """
+
+    FUNCTION: ClassVar[str] = "DoubleAdagrad"
 
     learning_rate: float | Schedule = 1e-2
     decay_factor: float = 0.0
@@ -34,6 +41,8 @@ class Adagrad(Optimizer):
         return float(self.epsilon)
 
     def update(self, group: Group) -> list[Updated]:
+        if not is_exact(group):
+            return super().update(group)
         return emit_decayed(
             self,
             group,
@@ -42,3 +51,11 @@ class Adagrad(Optimizer):
             decay_factor=float(self.decay_factor),
             epsilon=self.operator_epsilon(),
         )
+
+    def formula(self, op: Builder, R: Value, T: Value, X: Value, G: Value, *state: Value) -> Sequence[Value]:
+        """r = R / (1 + T·decay_factor); H' = H + G²; X' = X - r·G / (√H' + epsilon)."""
+        X, G = self.decayed(op, R, X, G)
+        if self.decay_factor:
+            R = op.Div(R, op.Add(op.Mul(as_float(op, T, X), float(self.decay_factor)), 1.0))
+        H = op.Add(state[0], op.Mul(G, G))
+        return [op.Sub(X, op.Div(op.Mul(R, G), op.Add(op.Sqrt(H), self.operator_epsilon()))), H]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
 
-from onward.optimizers.base import Group, Optimizer, Slot, Updated
-from onward.optimizers.operators import emit_decayed
+from onward.model.builder import Builder, Value
+from onward.optimizers.base import FormulaOptimizer, Group, Optimizer, Slot, Updated
+from onward.optimizers.formulas import as_float, blend, one_minus_power
+from onward.optimizers.operators import emit_decayed, is_exact
 from onward.schedules.base import check_number
 
 
@@ -26,13 +30,16 @@ class Betas(Optimizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Adam(Betas):
+class Adam(Betas, FormulaOptimizer):
     """ONNX's `Adam` operator with T counted from 1, which is Keras's and scikit-learn's Adam exactly.
 
     V' = β₁·V + (1 - β₁)·G;  H' = β₂·H + (1 - β₂)·G²;  X' = X - R·√(1 - β₂ᵗ)/(1 - β₁ᵗ) · V' / (√H' + epsilon).
 
-    PyTorch divides by √(H'/(1 - β₂ᵗ)) + epsilon instead: see `TorchAdam`.
+    PyTorch divides by √(H'/(1 - β₂ᵗ)) + epsilon instead: see `TorchAdam`. The operator's attributes are float32, so
+    float64 parameters get a function instead.
     """
+
+    FUNCTION: ClassVar[str] = "DoubleAdam"
 
     def slots(self) -> dict[str, Slot]:
         return {"v": Slot(), "h": Slot()}
@@ -41,6 +48,8 @@ class Adam(Betas):
         return "adam"
 
     def update(self, group: Group) -> list[Updated]:
+        if not is_exact(group):
+            return super().update(group)
         return emit_decayed(
             self,
             group,
@@ -50,6 +59,15 @@ class Adam(Betas):
             beta=float(self.beta2),
             epsilon=float(self.epsilon),
         )
+
+    def formula(self, op: Builder, R: Value, T: Value, X: Value, G: Value, *state: Value) -> Sequence[Value]:
+        """V' = β₁·V + (1 - β₁)·G; H' = β₂·H + (1 - β₂)·G²; X' = X - R·√(1 - β₂ᵗ)/(1 - β₁ᵗ) · V' / (√H' + ε)."""
+        X, G = self.decayed(op, R, X, G)
+        t = op.Add(as_float(op, T, X), 1.0)
+        V = blend(op, self.beta1, state[0], G)
+        H = blend(op, self.beta2, state[1], op.Mul(G, G))
+        rate = op.Div(op.Mul(R, op.Sqrt(one_minus_power(op, self.beta2, t))), one_minus_power(op, self.beta1, t))
+        return [op.Sub(X, op.Div(op.Mul(rate, V), op.Add(op.Sqrt(H), self.epsilon))), V, H]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from onward.errors import A101, ArgumentError, Diagnostic
+from onward.model.builder import Builder, Value
 from onward.optimizers.adagrad import Adagrad
 from onward.optimizers.base import Group, Slot, Updated, decay
-from onward.optimizers.operators import emit_operator
+from onward.optimizers.operators import emit_operator, is_exact
 from onward.optimizers.sgd import SGD
 from onward.schedules.base import Schedule
 
@@ -32,7 +34,7 @@ class KerasSGD(SGD):
             )
 
     def update(self, group: Group) -> list[Updated]:
-        if not self.momentum:
+        if not self.momentum or not is_exact(group):
             return super().update(group)
         op = group.op
         decayed = [decay(op, self, group.rate, p.value, p.gradient) for p in group.parameters]
@@ -48,6 +50,15 @@ class KerasSGD(SGD):
             norm_coefficient=0.0,
             mode="nesterov" if self.nesterov else "standard",
         )
+
+    def formula(self, op: Builder, R: Value, T: Value, X: Value, G: Value, *state: Value) -> Sequence[Value]:
+        """X' = X - R·G; with momentum V' = momentum·V + R·G in R·G's place, or with `nesterov` momentum·V' + R·G."""
+        X, G = self.decayed(op, R, X, G)
+        step = op.Mul(R, G)
+        if not state:
+            return [op.Sub(X, step)]
+        V = op.Add(op.Mul(state[0], float(self.momentum)), step)
+        return [op.Sub(X, op.Add(op.Mul(V, float(self.momentum)), step) if self.nesterov else V), V]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
+
 from onward.model.builder import Value
 from onward.model.schema import TRAINING_DOMAIN
 from onward.optimizers.base import Group, Optimizer, Updated, decay
+
+
+def is_exact(group: Group) -> bool:
+    """Whether ONNX's operators are exact for these parameters: their attributes, float32, are not for float64 ones."""
+    return group.parameters[0].value.dtype != ir.DataType.DOUBLE
 
 
 def emit_decayed(optimizer: Optimizer, group: Group, op_type: str, step: Value, **attributes: Any) -> list[Updated]:

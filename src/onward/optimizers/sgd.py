@@ -6,12 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-import onnx_ir as ir
-
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated
-from onward.optimizers.operators import emit_decayed
+from onward.optimizers.operators import emit_decayed, is_exact
 from onward.schedules.base import check_number
 
 
@@ -46,7 +44,7 @@ class SGD(FormulaOptimizer):
         return {"v": Slot()} if self.momentum else {}
 
     def update(self, group: Group) -> list[Updated]:
-        if not self.momentum or group.parameters[0].value.dtype == ir.DataType.DOUBLE:
+        if not self.momentum or not is_exact(group):
             return super().update(group)
         return emit_decayed(
             self,

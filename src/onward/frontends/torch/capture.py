@@ -23,6 +23,7 @@ import torch
 
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.frontends.torch.cross_entropy import cross_entropy_loss
+from onward.frontends.torch.numbers import activations, exact_numbers, number
 from onward.frontends.torch.versions import installed
 from onward.model.schema import WORKING_OPSET
 from onward.versions import beyond_tested
@@ -79,6 +80,7 @@ def export(
         ) from error
     assert program is not None
     proto: onnx.ModelProto = program.model_proto
+    exact_numbers(proto, program.exported_program)
     return proto, program.exported_program
 
 
@@ -164,14 +166,14 @@ def _translations() -> dict[Any, Callable[..., Any]]:
         return op.Reshape(value, op.Constant(value_ints=[1, -1] + [1] * (rank - 2))) if rank > 1 else value
 
     def from_statistics(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, epsilon: float) -> Any:
-        scale = op.Sqrt(op.Add(variance, op.CastLike(op.Constant(value_float=epsilon), variance)))
+        scale = op.Sqrt(op.Add(variance, number(op, epsilon, variance)))
         return affine(op.Div(op.Sub(x, per_channel(mean, x)), per_channel(scale, x)), x, weight, bias)
 
     def from_batch(x: Any, weight: Any, bias: Any, epsilon: float) -> Any:
         axes = op.Constant(value_ints=[0, *range(2, len(x.shape))])
         centred = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
         variance = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1)
-        scale = op.Sqrt(op.Add(variance, op.CastLike(op.Constant(value_float=epsilon), variance)))
+        scale = op.Sqrt(op.Add(variance, number(op, epsilon, variance)))
         return affine(op.Div(centred, scale), x, weight, bias)
 
     def filled(like: Any, number: float) -> Any:
@@ -215,6 +217,7 @@ def _translations() -> dict[Any, Callable[..., Any]]:
         aten._native_batch_norm_legit_no_training.default: evaluation,
         aten._native_batch_norm_legit.no_stats: without_statistics,
         aten.cross_entropy_loss.default: cross_entropy_loss,
+        **activations(),
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onward.frontends.torch.numbers import number
 from onward.model.training_model import FLOAT_TYPES
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -31,9 +32,6 @@ def cross_entropy_loss(
     rank = len(self.shape)
     axis = 1 if rank > 1 else 0
 
-    def number(value: float) -> Any:
-        return op.CastLike(op.Constant(value_float=value), self)
-
     logs = op.LogSoftmax(self, axis=axis)
     if weight is not None:
         shape = op.Constant(value_ints=[1, -1] + [1] * (rank - 2)) if rank > 1 else op.Constant(value_ints=[-1])
@@ -48,7 +46,9 @@ def cross_entropy_loss(
         share = op.CastLike(kept, self)
     else:
         chosen = op.ReduceSum(op.Mul(logs, target), classes, keepdims=0)
-    mixed = op.Add(op.Mul(number(1.0 - label_smoothing), chosen), op.Mul(number(label_smoothing), even))
+    mixed = op.Add(
+        op.Mul(number(op, 1.0 - label_smoothing, self), chosen), op.Mul(number(op, label_smoothing, self), even)
+    )
     loss = op.Neg(op.Mul(mixed, share) if indices else mixed)
     if reduction == 0:
         return loss
