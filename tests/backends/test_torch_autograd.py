@@ -61,7 +61,7 @@ def test_both_ways_show_the_same_outputs() -> None:
     assert {n: v.shape for n, v in found.items()} == {n: v.shape for n, v in written.items()}
 
 
-def test_a_parameter_of_the_branch_not_taken_gets_zero() -> None:
+def two_branches() -> onward.TrainingModel:
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 18]>
         choose (float[N, 3] x) => (float[N, 1] y)
@@ -73,7 +73,11 @@ def test_a_parameter_of_the_branch_not_taken_gets_zero() -> None:
                                else_branch = no () => (float[N, 1] b) { b = MatMul(x, v) }>
         }
     """)
-    program = compile_model(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1)), split=True)
+    return onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1))
+
+
+def test_a_parameter_of_the_branch_not_taken_gets_zero() -> None:
+    program = compile_model(two_branches(), split=True)
     session = TorchSession(program, gradients="autograd")
 
     session.step({"x": np.ones((2, 3), np.float32), "labels": np.zeros((2, 1), np.float32)})

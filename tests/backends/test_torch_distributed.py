@@ -63,6 +63,52 @@ np.savez(f"{folder}/rank{trainer.session._group.rank if trainer.session._group e
 """
 
 
+WORKER_THAT_COUNTS_WHAT_IT_READS = """
+import json, os, sys
+import numpy as np
+import onward
+from onward.train.data import ColumnSource
+
+class Counting:
+    def __init__(self, array):
+        self.array, self.rows = array, 0
+
+    dtype = property(lambda self: self.array.dtype)
+    shape = property(lambda self: self.array.shape)
+
+    def take(self, indices):
+        taken = self.array[indices]
+        self.rows += len(taken)
+        return taken
+
+folder = sys.argv[1]
+data = np.load(folder + "/data.npz")
+columns = {name: Counting(data[name]) for name in data.files}
+trainer = onward.Trainer(folder + "/model.onnx", backend="torch", threads=1)
+history = trainer.fit(ColumnSource(columns), epochs=2, batch_size=24, metrics=["accuracy"], progress="none")
+_, module = trainer.session._forward["train"]
+found = {"rows": {n: c.rows for n, c in columns.items()}, "engine": type(module).__name__,
+         "losses": [loss for _, loss in history.step_losses], "accuracy": [e["accuracy"] for e in history.epochs]}
+with open(f"{folder}/counted{os.environ.get('RANK', 'alone')}.json", "w") as file:
+    json.dump(found, file)
+"""
+
+WORKER_WITH_BRANCHES = """
+import os, sys
+import numpy as np
+import onward
+
+folder = sys.argv[1]
+trainer = onward.Trainer(folder + "/branches.onnx", backend="torch", threads=1)
+rng = np.random.default_rng(0)
+losses = []
+for step in range(6):
+    x = rng.normal(size=(5, 3)).astype(np.float32) + (3 if step % 2 else -3)
+    outputs = trainer.session.step({"x": x, "labels": rng.normal(size=(5, 1)).astype(np.float32)})
+    losses.append(float(outputs["loss"]))
+np.savez(f"{folder}/branches{os.environ.get('RANK', 'alone')}.npz", losses=np.array(losses), **trainer.state)
+"""
+
 WORKER_WITH_FULLY_SHARD = """
 import sys
 import numpy as np
@@ -160,6 +206,43 @@ def test_two_processes_follow_the_trajectory_of_one(
         assert_same(resumed.state, alone.state)
 
 
+def alone_too(script: Path, *arguments: str) -> None:
+    """Run a worker's script without torchrun."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(script), *arguments], env=environment, check=True, timeout=300)
+
+
+def test_each_process_reads_its_part_and_all_know_the_metrics(files: Path, tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER_THAT_COUNTS_WHAT_IT_READS)
+
+    done = torchrun(str(script), str(files))
+    alone_too(script, str(files))
+
+    assert done.returncode == 0, done.stderr
+    first, second, alone = (json.loads((files / f"counted{who}.json").read_text()) for who in ("0", "1", "alone"))
+    assert (first["engine"], alone["engine"]) == ("DistributedDataParallel", "Forward")
+    assert alone["rows"] == {"x": 256, "labels": 256}
+    assert first["rows"] == second["rows"] == {"x": 128, "labels": 128}
+    np.testing.assert_allclose(first["losses"], alone["losses"], rtol=1e-6)
+    assert first["accuracy"] == second["accuracy"] == alone["accuracy"]
+
+
+def test_a_branch_that_is_not_taken_follows_the_trajectory_of_one_process(tmp_path: Path) -> None:
+    from backends.test_torch_autograd import two_branches
+
+    onward.save(two_branches(), tmp_path / "branches.onnx")
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER_WITH_BRANCHES)
+
+    done = torchrun(str(script), str(tmp_path))
+    alone_too(script, str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    first, alone = (dict(np.load(tmp_path / f"branches{who}.npz")) for who in ("0", "alone"))
+    assert_same(first, alone)
+
+
 def test_a_killed_worker_loses_nothing(files: Path, alone: onward.Trainer, tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER_THAT_DIES_ONCE)
@@ -196,8 +279,7 @@ def test_statistics_and_dropout_follow_the_trajectory_of_one_process(kept: str, 
 
     assert done.returncode == 0, done.stderr
     first, second = (dict(np.load(tmp_path / f"rank{r}.npz")) for r in (0, 1))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(script), str(tmp_path), "whole"], env=environment, check=True, timeout=300)
+    alone_too(script, str(tmp_path), "whole")
     alone = dict(np.load(tmp_path / "rank0.npz"))
     np.testing.assert_allclose(first["losses"], alone["losses"], rtol=1e-6)
     if kept == "shard":
@@ -210,10 +292,9 @@ def test_statistics_and_dropout_follow_the_trajectory_of_one_process(kept: str, 
 def test_pytorchs_fully_shard_takes_the_module(files: Path, tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER_WITH_FULLY_SHARD)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
     done = torchrun(str(script), str(files), "2")
-    subprocess.run([sys.executable, str(script), str(files), "1"], env=environment, check=True, timeout=300)
+    alone_too(script, str(files), "1")
 
     assert done.returncode == 0, done.stderr
     two, one = np.load(files / "fully_2_0.npz"), np.load(files / "fully_1_0.npz")

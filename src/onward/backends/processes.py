@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import numpy as np
 
 
 def world_size() -> int:
@@ -13,3 +16,24 @@ def world_size() -> int:
 def rank() -> int:
     """Return the number of this process, from 0; process 0 writes files and prints."""
     return int(os.environ.get("RANK", "0")) if world_size() > 1 else 0
+
+
+def share(count: int, part: int, parts: int) -> slice:
+    """Return which of `count` things belong to one of several parts; their sizes differ by one at most.
+
+    >>> [share(7, part, 3) for part in range(3)]
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
+    """
+    return slice(count * part // parts, count * (part + 1) // parts)
+
+
+class Rows(np.ndarray):
+    """This process's rows of an array that has `total` of them; the others have the rest."""
+
+    total = 0  # what is computed from rows is an array like any other
+
+    @classmethod
+    def of(cls, array: np.ndarray, total: int) -> Rows:
+        rows: Any = array.view(cls)
+        rows.total = total
+        return rows  # type: ignore[no-any-return]  # numpy does not know the class of a view

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onward.backends.processes import rank, world_size
 from onward.errors import A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
 from onward.program import Program
 from onward.train import evaluation
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import CheckpointDirectory
-from onward.train.data.matching import Matching
+from onward.train.data.matching import Matching, fixed_batch
 from onward.train.data.prefetch import Prefetcher
 from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
 from onward.train.history import History
@@ -255,7 +256,13 @@ class Run:
     def _train_epoch(self) -> None:
         settings, position = self.settings, self.position
         request = BatchRequest(
-            settings.batch_size, settings.shuffle, settings.seed, position.epoch, position.batch, settings.drop_last
+            settings.batch_size,
+            settings.shuffle,
+            settings.seed,
+            position.epoch,
+            position.batch,
+            settings.drop_last,
+            *self._part(),
         )
         left = None if settings.steps_per_epoch is None else max(settings.steps_per_epoch - position.batch, 0)
         feeds = itertools.islice(map(self._matching.make, self.source.batches(request)), left)
@@ -271,6 +278,15 @@ class Run:
                     break
         if not position.batch:
             raise no_batches(f"epoch {position.epoch + 1}")
+
+    def _part(self) -> tuple[int, int]:
+        """Return (number of this process, number of processes) for reading a part of each batch; (0, 1) for whole ones.
+
+        Whole ones where a process must not fail alone, and where the model fixes the number of samples.
+        """
+        session = self.trainer.session
+        whole = getattr(session, "sharded", False) or fixed_batch([f.spec for f in self._matching.feeds]) is not None
+        return (0, 1) if whole or getattr(session, "processes", 1) == 1 else (rank(), world_size())
 
     def _step(self, batch: Batch) -> None:
         position = self.position
@@ -288,7 +304,9 @@ class Run:
             if np.ndim(value) == 0 or (name == self.trainer.program.loss and np.size(value) == 1):
                 logs[name] = float(np.asarray(value).ravel()[0])
                 position.add(name, logs[name], samples)
-        evaluation.update_metrics(self.trainer.program, self.metrics, outputs, batch)
+        if self.metrics:
+            whole = getattr(self.trainer.session, "whole_batch", dict)(batch)  # several processes read a part each
+            evaluation.update_metrics(self.trainer.program, self.metrics, outputs, whole)
         if "loss" in logs:
             self.history.add_step(position.step, logs["loss"])
         for callback in self._callbacks:

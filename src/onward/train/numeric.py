@@ -229,7 +229,8 @@ class NumericGuard:
         after: Mapping[str, np.ndarray],
         give_up: bool,
     ) -> list[Diagnostic]:
-        first = find_first_bad(self._session.program, feeds, before, entry)
+        whole = getattr(self._session, "whole_batch", dict)(feeds)
+        first = find_first_bad(self._session.program, whole, before, entry)
         if first is None:
             named = [
                 FirstBad(n, "", "NaN" if np.isnan(np.asarray(v)).any() else "Inf")

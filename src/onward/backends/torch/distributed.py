@@ -21,10 +21,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from onward.backends.processes import rank, world_size
+from onward.backends.processes import Rows, rank, share, world_size
 from onward.backends.torch.autograd import Forward
 from onward.backends.torch.shares import B303, Cut, Partial, Share, Team
-from onward.backends.torch.tensors import to_tensor
+from onward.backends.torch.tensors import to_numpy, to_tensor
 from onward.errors import ArgumentError, BackendError, Diagnostic
 from onward.program import Program
 
@@ -68,16 +68,24 @@ class Group(Team):
 
     def shares(self, feeds: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, Any]:
         """Return the batch with its samples shared out; what is no batch is whole in every process."""
-        count = next((int(np.shape(feeds[n])[0]) for n in names if n in feeds and np.ndim(feeds[n])), 0)
+        count = next((_samples(feeds[n]) for n in names if n in feeds and np.ndim(feeds[n])), 0)
         self.samples = self.evenly(count)
-        start = self.start(self.samples)
-        end = start + self.samples[self.rank]
+        own = share(count, self.rank, self.size)
         return {
-            n: Share(to_tensor(v[start:end]).to(self.device), 0, Cut(self.samples))
-            if n in names and np.ndim(v) and np.shape(v)[0] == count
+            n: Share(to_tensor(v if _is_part(v) else v[own]).to(self.device), 0, Cut(self.samples))
+            if n in names and np.ndim(v) and _samples(v) == count
             else v
             for n, v in feeds.items()
         }
+
+    def whole_batch(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the feeds with the rows of all processes."""
+        found = dict(feeds)
+        for name, value in feeds.items():
+            if _is_part(value):
+                rows = to_tensor(value).to(self.device)
+                found[name] = to_numpy(self.gather(rows, 0, Cut(self.evenly(_samples(value)))))
+        return found
 
     def gradients(self, session: Any, name: str, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Return what the gradients graph of entry `name` gives, together with the other processes.
@@ -139,17 +147,27 @@ class Group(Team):
         digest = 0.0
         for index, (_, value) in enumerate(sorted(feeds.items())):
             array = np.asarray(value, np.float64).reshape(-1)
-            digest += float(array @ np.cos(np.arange(array.size) + index)) + array.size
+            digest += _samples(value) if np.ndim(value) else 1
+            if not _is_part(value):
+                digest += float(array @ np.cos(np.arange(array.size) + index)) + array.size
         ends = self.add(torch.tensor([digest, -digest], dtype=torch.float64), dist.ReduceOp.MAX)
         if float(ends[0]) != -float(ends[1]):
             raise ArgumentError(
                 Diagnostic(
                     B303,
                     "the processes were given different batches",
-                    hint="each process reads the whole batch and takes its share itself: same data, same seed, same "
-                    "checkpoint",
+                    hint="each process needs the same data, the same seed and the same checkpoint, and takes its share "
+                    "of a batch itself",
                 )
             )
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, Rows) and value.total > 0
+
+
+def _samples(value: Any) -> int:
+    return value.total if _is_part(value) else int(np.shape(value)[0])
 
 
 def _join(backend: str, own: int, size: int) -> None:

@@ -102,6 +102,10 @@ class TorchSession:
         """Whether this process holds only a part of the state: `get_state` is then for all processes together."""
         return self._group is not None and bool(self._group.shard)
 
+    def whole_batch(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the batch of all processes; for all of them together."""
+        return dict(feeds) if self._group is None else self._group.whole_batch(feeds)
+
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
         for name, graph in states.chosen_entries(self.program, entry):

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from onward.backends.processes import share
 from onward.backends.torch.host import number
 from onward.backends.torch.interpreter import Body, Instruction, Interpreter, on_device
 from onward.errors import BackendError, Diagnostic, define
@@ -116,7 +117,8 @@ class Team:
 
     def evenly(self, count: int) -> tuple[int, ...]:
         """Return the sizes of the parts of `count` things; they differ by one at most."""
-        return tuple(count * (r + 1) // self.size - count * r // self.size for r in range(self.size))
+        parts = [share(count, r, self.size) for r in range(self.size)]
+        return tuple(p.stop - p.start for p in parts)
 
     def cut(self, value: Tensor, axis: int, cut: Cut) -> Tensor:
         """Return this process's part of a whole tensor; no copy where there is one turn."""

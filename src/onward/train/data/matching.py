@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from onward.backends.processes import Rows
 from onward.errors import DataError, Diagnostic, define
 from onward.program import TensorSpec
 from onward.train.data.preparation import Preparation as Preparation
@@ -162,7 +163,8 @@ class Matching:
         problem = batch_problem([f.spec for f in self.feeds], made)
         if problem is not None:
             raise DataError(problem)
-        return made
+        total = next((a.total for a in batch.values() if isinstance(a, Rows)), 0)
+        return {name: Rows.of(a, total) for name, a in made.items()} if total else made
 
 
 def batch_problem(specs: Sequence[TensorSpec], feeds: Mapping[str, np.ndarray]) -> Diagnostic | None:

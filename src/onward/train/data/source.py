@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onward.backends.processes import Rows, share
 from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
 from onward.program import TensorSpec
 
@@ -58,6 +59,9 @@ class BatchRequest:
     epoch: int = 0
     start: int = 0
     drop_last: bool = False
+    part: int = 0
+    parts: int = 1
+    """Of several processes, each needs its part of every batch: as `Rows`. A source may deliver whole batches, too."""
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> np.ndarray:
@@ -84,7 +88,7 @@ def no_batches(what: str) -> DataError:
 
 def batch_length(batch: Mapping[str, np.ndarray]) -> int:
     """Return the number of samples of a batch: the first axis of its first array that has one."""
-    return next((int(a.shape[0]) for a in batch.values() if np.ndim(a)), 1)
+    return next((getattr(a, "total", 0) or int(a.shape[0]) for a in batch.values() if np.ndim(a)), 1)
 
 
 class Column(Protocol):
@@ -250,8 +254,14 @@ class ColumnSource(DataSource):
         end = size - size % request.batch_size if request.drop_last else size
         for first in range(request.start * request.batch_size, end, request.batch_size):
             last = min(first + request.batch_size, size)
-            where = slice(first, last) if order is None else order[first:last]
-            yield {name: column.take(where) for name, column in self.columns.items()}
+            if last - first < request.parts:  # nothing to share out
+                own, total = slice(first, last), 0
+            else:
+                rows = share(last - first, request.part, request.parts)
+                own, total = slice(first + rows.start, first + rows.stop), last - first
+            where = own if order is None else order[own]
+            taken = {name: column.take(where) for name, column in self.columns.items()}
+            yield {n: Rows.of(a, total) for n, a in taken.items()} if request.parts > 1 and total else taken
 
     def split(self, fraction: float, seed: int = 0) -> tuple[ColumnSource, ColumnSource]:
         """Return (the rest, a random `fraction` of the samples); the choice depends on `seed` only."""
