@@ -110,6 +110,8 @@ def test_a_terminal_without_unicode_shows_the_rest(start: Start) -> None:
         ("make-trainable net.onnx --loss cross_entropy --set emma=1 -o o.onnx", 1, "did you mean `ema`?"),
         ("make-trainable digits.onnx --loss cross_entropy -o o.onnx", 1, "`onward strip`"),
         ("strip net.onnx --average -o o.onnx", 1, "at --average\n"),
+        ("train digits.onnx --data d.npz --set-backend fusd=True", 1, "did you mean `fused`?"),
+        ("train digits.onnx --data d.npz --set-backend fused", 1, "at --set-backend\n"),
         ("sample linear -o nowhere/m.onnx", 2, "there is no directory `nowhere`"),
         ("compile digits.onnx -o text.onnx", 2, "`text.onnx` is a file"),
         ("show text.onnx", 2, "this is not an ONNX model"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onward.cli.make_trainable import parse_settings
 from onward.errors import A101, ArgumentError, Diagnostic
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ def train(
     shard: Annotated[
         bool, typer.Option("--shard", help="With several processes, keep a part of the state in each.")
     ] = False,
+    backend_setting: Annotated[
+        list[str] | None,
+        typer.Option("--set-backend", help="A setting of the backend, NAME=VALUE (compile=True); may be repeated."),
+    ] = None,
     learning_rate: Annotated[
         float | None, typer.Option("--learning-rate", "--lr", help="Instead of the one in the model.")
     ] = None,
@@ -134,7 +139,8 @@ def train(
         raise ArgumentError(Diagnostic(A101, "--checkpoint-every needs to know where", needed="--checkpoint DIR"))
     if average and inference is None:
         raise ArgumentError(Diagnostic(A101, "--average is for the inference model", needed="--inference FILE"))
-    options: dict[str, Any] = ({} if threads is None else {"threads": threads}) | ({"shard": True} if shard else {})
+    options = parse_settings(backend_setting or [], "--set-backend")
+    options |= ({} if threads is None else {"threads": threads}) | ({"shard": True} if shard else {})
     trainer = _open(file, checkpoint, resume, backend, options, allow_changes)
     _check_results(trainer, output, inference, average)
     resumed = trainer.steps > 0
