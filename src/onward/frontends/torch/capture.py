@@ -222,7 +222,10 @@ def _translations() -> dict[Any, Callable[..., Any]]:
 
 
 class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """A callable `loss(outputs, targets)` as a module over flat tensors."""
+    """A callable `loss(outputs, targets)` as a module over a tuple of tensors.
+
+    Not over `*values`: the guards that PyTorch 2.9 writes for such a signature name a variable that is not there.
+    """
 
     def __init__(self, loss: Callable[..., Any], outputs: Any, targets: Any) -> None:
         super().__init__()
@@ -235,7 +238,7 @@ class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
         self.example = (*flat_outputs, *flat_targets)
         self.target_count = len(flat_targets)
 
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+    def forward(self, values: tuple[torch.Tensor, ...]) -> torch.Tensor:
         import torch.utils._pytree as pytree
 
         outputs = pytree.tree_unflatten(list(values[: self._count]), self._outputs)

@@ -275,7 +275,7 @@ def _loss(part: _Part, outputs: Any, module: torch.nn.Module) -> Any:
     random = torch.get_rng_state()
     try:
         with torch.enable_grad(), example_fails(f"the loss `{_callable_name(loss)}`", module, hint):
-            value = wrapped(*leaves)
+            value = wrapped(tuple(leaves))
     finally:
         torch.set_rng_state(random)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point():
@@ -369,7 +369,7 @@ def _dynamic_shapes(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: 
 
 def _capture_loss(wrapped: capture.LossModule, dynamic: Any, batch: int | None) -> onnx.ModelProto:
     shapes = None if dynamic is False else {"values": tuple(_any_size(v) for v in wrapped.example)}
-    proto, _ = capture.export(wrapped, wrapped.example, {}, shapes, None, ["loss"], "the loss")
+    proto, _ = capture.export(wrapped, (wrapped.example,), {}, shapes, None, ["loss"], "the loss")
     symbols = {
         dim[0].dim_param
         for value, example in zip(proto.graph.input, wrapped.example, strict=True)
