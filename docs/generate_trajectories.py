@@ -36,7 +36,8 @@ every score of a row, which Softmax takes away), so what any program computes is
 epsilon of 1e-8 makes full steps of it. Nothing depends on it; a test shows that, too.
 
 - *ONNX Runtime*: `onward.Trainer(model)`, the backward pass and the optimizer as plain ONNX operators;
-- *torch backend*: `onward.Trainer(model, backend="torch")`, the same graphs on torch's kernels;
+- *torch backend*: `onward.Trainer(model, backend="torch")`, torch's autograd, and the file's optimizer on torch's
+  kernels;
 - *back in PyTorch*: `onward.to_torch(model)`, torch's autograd and torch's own optimizer over the imported graph;
 - *reference*: `onward.Trainer(model, backend="reference")`, every operator as the standard states it, in numpy.
 
@@ -63,6 +64,7 @@ def main(steps: int, reference_seconds: float) -> None:
 
     import onward
     from frontends.runs import batches, onward_step, start, torch_step, weights_of
+    from frontends.special_runs import RUNS, gan_run
     from frontends.zoo import ZOO
     from onward.errors import BackendError
 
@@ -103,6 +105,15 @@ def main(steps: int, reference_seconds: float) -> None:
                 cells += [f"no kernel: {kernel[1] or kernel[2]}", "", ""]
         double.append(f"| {' | '.join(cells)} |")
         print(double[-1], file=sys.stderr, flush=True)
+    for name, (optimizers, run) in RUNS.items():
+        found = run(steps, torch.float32, ["onnxruntime", "torch", *(["back"] if run is gan_run else [])])
+        cells = [text for side in ("onnxruntime", "torch", "back") for text in _shown(found.get(side))]
+        single.append(f"| {name} | {optimizers} | {' | '.join(cells)} |")
+        kernels = ["reference", *(["onnxruntime"] if run is gan_run else [])]
+        found = run(steps, torch.float64, kernels)
+        there = [str(steps), *_shown(found["onnxruntime"])] if "onnxruntime" in found else ["no kernel: Conv", "", ""]
+        double.append(f"| {name} | {' | '.join([str(steps), *_shown(found['reference']), *there])} |")
+        print(single[-1], double[-1], sep="\n", file=sys.stderr, flush=True)
     versions = f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, Python {platform.python_version()}"
     text = HEAD.format(steps=steps) + "\n".join(single) + MIDDLE + "\n".join(double)
     (Path(__file__).parent / "trajectories.md").write_text(f"{text}\n\nMeasured with {versions}.\n")
@@ -132,7 +143,11 @@ def _run(
         if time.monotonic() - begin > seconds:
             break
     errors = (worst(actual, expected), max(distances(state(), module, subject.undetermined).values()))
-    return len(actual), ["0" if e == 0 else f"{e:.0e}" for e in errors]
+    return len(actual), _shown(errors)
+
+
+def _shown(errors: Sequence[float] | None) -> list[str]:
+    return ["compared with", "this"] if errors is None else ["0" if e == 0 else f"{e:.0e}" for e in errors]
 
 
 if __name__ == "__main__":

@@ -12,20 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onward
+from frontends import special_runs
 from frontends.runs import assert_same_state, onward_step, torch_step
+from frontends.special_runs import draw, labels
 from frontends.zoo import ConvNet, Mlp
 
 
 def sgd(module: nn.Module, rate: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=rate, momentum=0.9)
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def labels(count: int, classes: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, classes, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 def follow(
@@ -106,38 +100,17 @@ def test_frozen_batch_normalisation_still_updates_its_statistics_as_pytorch_does
     follow(module, model, optimizer, F.cross_entropy, data)
 
 
-@pytest.fixture(scope="module")
-def dropout_model() -> onward.TrainingModel:
-    torch.manual_seed(0)
-    module = ConvNet(dropout=0.4)
-    return onward.from_torch(
-        module,
-        loss=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.Adam(module.parameters(), lr=1e-2, eps=1e-4),
-        example_inputs=draw(8, 2, 6, 6),
-        example_targets=labels(8, 3),
-    )
+@pytest.mark.parametrize(("dtype", "sides", "rtol"), [
+    (torch.float32, ("onnxruntime", "torch"), 1e-4), (torch.float64, ("reference",), 1e-9),
+], ids=["float32", "float64"])  # fmt: skip
+def test_dropout_draws_the_same_masks_on_every_side(dtype: torch.dtype, sides: tuple[str, ...], rtol: float) -> None:
+    found = special_runs.dropout_run(50, dtype, sides)
+
+    assert max(max(errors) for errors in found.values()) < rtol, found
 
 
-def test_dropout_draws_the_same_masks_on_every_side(dropout_model: onward.TrainingModel) -> None:
-    trainer = onward.Trainer(dropout_model, threads=1)
-    on_torch = onward.Trainer(dropout_model, backend="torch")
-    back, optimizer = onward.to_torch(dropout_model)
-    back.train()
-    losses: list[list[float]] = [[], [], []]
-
-    for i in range(50):
-        x, t = draw(8, 2, 6, 6, seed=i), labels(8, 3, seed=i)
-        losses[0].append(onward_step(trainer, (x,), t))
-        losses[1].append(onward_step(on_torch, (x,), t))
-        losses[2].append(torch_step(back, optimizer, F.cross_entropy, (x,), t))
-
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-4)
-
-
-def test_dropout_drops_in_training_only(dropout_model: onward.TrainingModel) -> None:
-    back, _ = onward.to_torch(dropout_model)
+def test_dropout_drops_in_training_only() -> None:
+    back, _ = onward.to_torch(special_runs.dropout_model())
     x = draw(8, 2, 6, 6)
 
     back.train()
@@ -149,59 +122,23 @@ def test_dropout_drops_in_training_only(dropout_model: onward.TrainingModel) -> 
     assert torch.equal(third, fourth)
 
 
-class Gan(nn.Module):
-    """Both networks as one module: what is generated, and what the critic says of it and of real samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4))
-        self.critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, noise: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        fake = self.generator(noise)
-        return fake, self.critic(fake), self.critic(real)
-
-
-def critic_loss(outputs: tuple[Tensor, ...]) -> Tensor:
-    _, fake, real = outputs
-    return F.softplus(fake).mean() + F.softplus(-real).mean()
-
-
-def generator_loss(outputs: tuple[Tensor, ...]) -> Tensor:
-    return F.softplus(-outputs[1]).mean()
-
-
 def test_a_gan_has_two_training_entries() -> None:
-    torch.manual_seed(0)
-    module = Gan()
-    optimizers = {
-        "critic": torch.optim.Adam(module.critic.parameters(), lr=1e-2, betas=(0.5, 0.9)),
-        "generator": torch.optim.RMSprop(module.generator.parameters(), lr=1e-2),
-    }
-    losses = {"critic": critic_loss, "generator": generator_loss}
-    model = onward.from_torch(module, loss=losses, optimizer=optimizers, example_inputs=(draw(8, 3), draw(8, 4)))
+    _, _, model = special_runs.gan()
+
+    _, its_optimizers = onward.to_torch(model)
+
     assert onward.check(model).ok, onward.check(model).render()
-    trainer = onward.Trainer(model, threads=1)
-    back, its_optimizers = onward.to_torch(model)
-    expected: list[float] = []
-    actual: list[float] = []
-    returned: list[float] = []
-
-    for i in range(50):
-        noise, real = draw(8, 3, seed=i), draw(8, 4, seed=100 + i) + 2
-        for name, optimizer in optimizers.items():
-            expected.append(torch_step(module, optimizer, lambda y, _, name=name: losses[name](y), (noise, real), None))
-            found = trainer.step({"noise": noise.numpy(), "real": real.numpy()}, entry=name)
-            actual.append(float(found[f"{name}/loss"]))
-            returned.append(
-                torch_step(back, its_optimizers[name], lambda y, _, name=name: losses[name](y), (noise, real), None)
-            )
-
-    np.testing.assert_allclose(actual, expected, rtol=1e-4)
-    np.testing.assert_allclose(returned, expected, rtol=1e-5)
     assert [type(o) for o in its_optimizers.values()] == [torch.optim.Adam, torch.optim.RMSprop]
-    assert_same_state(trainer.state, module, 1e-3)
-    assert {"critic/step", "generator/step"} <= set(trainer.state)
+    assert {"critic/step", "generator/step"} <= set(onward.Trainer(model).state)
+
+
+@pytest.mark.parametrize(("dtype", "sides", "rtol"), [
+    (torch.float32, ("onnxruntime", "torch", "back"), 1e-4), (torch.float64, ("reference", "onnxruntime"), 1e-9),
+], ids=["float32", "float64"])  # fmt: skip
+def test_both_sides_of_a_gan_follow_pytorch(dtype: torch.dtype, sides: tuple[str, ...], rtol: float) -> None:
+    found = special_runs.gan_run(50, dtype, sides)
+
+    assert max(max(errors) for errors in found.values()) < rtol, found
 
 
 @pytest.mark.parametrize("make", [Mlp, ConvNet], ids=["mlp", "convolutions"])
