@@ -24,7 +24,7 @@ import torch
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.frontends.torch.cross_entropy import cross_entropy_loss
 from onward.frontends.torch.numbers import activations, exact_numbers, number
-from onward.frontends.torch.versions import installed
+from onward.frontends.torch.versions import always_used, installed
 from onward.model.schema import WORKING_OPSET
 from onward.versions import beyond_tested
 
@@ -67,7 +67,7 @@ def export(
                 dynamic_shapes=dynamic_shapes,
                 input_names=list(input_names) if input_names else None,
                 output_names=list(output_names) if output_names else None,
-                custom_translation_table=_translations(),
+                custom_translation_table={op: always_used(f) for op, f in _translations().items()},
             )
     except Exception as error:  # the exporter raises many kinds; each becomes one clear error
         raise ArgumentError(
