@@ -43,8 +43,8 @@ SUPPORTED: Mapping[str, Range] = {
     "safetensors": Range("0.5", "0.8"),
     "rich": Range("13.0", "15.0"),
     "typer": Range("0.16", "0.29"),
-    "torch": Range("2.6", "2.13", "torch", untested="2.6 to 2.12"),
-    "onnxscript": Range("0.6", "0.7", "torch"),
+    "torch": Range("2.8", "2.13", "torch", untested="2.10 to 2.12"),
+    "onnxscript": Range("0.7.1", "0.7", "torch"),
     "numba": Range("0.60", "0.68", "fast"),
 }
 
@@ -105,7 +105,7 @@ def beyond_tested(found: Mapping[str, str]) -> str:
     newer = [
         f"{name} {version} is newer than the newest tested, {SUPPORTED[name].newest_tested}"
         for name, version in found.items()
-        if parse(version) > parse(SUPPORTED[name].newest_tested)
+        if parse(version)[:2] > parse(SUPPORTED[name].newest_tested)[:2]
     ]
     return "; ".join(newer)
 
@@ -125,14 +125,15 @@ def runtime_needed(version: str, opset: int, ir_version: int) -> str:
     return f"ONNX Runtime {newer} for operator set {opset} and IR version {ir_version}"
 
 
-def parse(version: str) -> tuple[int, int]:
-    """Return major and minor version.
+def parse(version: str) -> tuple[int, int, int]:
+    """Return major, minor and patch version.
 
     >>> parse("2.13.0a0+cpu"), parse("3"), parse("1.2rc1")
-    ((2, 13), (3, 0), (1, 2))
+    ((2, 13, 0), (3, 0, 0), (1, 2, 0))
     """
     parts = []
-    for part in version.split("+")[0].split(".")[:2]:
+    for part in version.split("+")[0].split(".")[:3]:
         digits = part[: next((i for i, c in enumerate(part) if not c.isdigit()), len(part))]
         parts.append(int(digits or 0))
-    return parts[0], parts[1] if len(parts) > 1 else 0
+    major, minor, patch = [*parts, 0, 0][:3]
+    return major, minor, patch

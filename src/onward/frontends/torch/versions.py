@@ -1,4 +1,4 @@
-"""What depends on the version of PyTorch and of the exporter's onnxscript (onward.versions says which are supported)."""
+"""What depends on the version of PyTorch and of the exporter (onward.versions says which are supported)."""
 
 from __future__ import annotations
 
