@@ -147,3 +147,23 @@ def test_evaluation_agrees(subject: Subject) -> None:
         expected, actual = module.eval()(*inputs), back.eval()(*inputs)
 
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@by_subject
+def test_the_written_backward_pass_of_a_module_is_autograds(subject: Subject) -> None:
+    model = start(subject)[2]
+    ((inputs, targets),) = batches(subject, 1)
+    modules = [onward.to_torch(model, gradients=way)[0].train() for way in ("autograd", "graph")]
+
+    losses = [module.loss(*inputs, targets) for module in modules]
+    for loss in losses:
+        (2 * loss).backward()
+
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
+    expected, found = (dict(module.named_parameters()) for module in modules)
+    scale = max(float(p.grad.abs().max()) for p in expected.values() if p.grad is not None)
+    for name, parameter in expected.items():
+        if parameter.grad is not None:
+            torch.testing.assert_close(found[name].grad, parameter.grad, rtol=1e-4, atol=1e-5 * scale)
+    for name, buffer in modules[0].named_buffers():
+        torch.testing.assert_close(dict(modules[1].named_buffers())[name], buffer, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,9 @@ def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
     Args:
         model: a `TrainingModel`, a `ModelProto`, or a path.
         mode: "both"; "inference" gives only the evaluation forward and no optimizer; "training" refuses `.eval()`.
-        options: `prefer_graph=True` always gives a `GraphOptimizer`.
+        options: `prefer_graph=True` always gives a `GraphOptimizer`. `gradients="graph"` differentiates
+            `module.loss` by the backward pass that the file's Gradient stands for, lowered by Onward's rules, instead
+            of PyTorch's autograd.
 
     Raises:
         ArgumentError: an unknown mode, or a model without training information where mode needs it.

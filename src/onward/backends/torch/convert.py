@@ -13,14 +13,17 @@ from onward.model import serde
 from onward.model.schema import WORKING_OPSET
 
 MODES = ("both", "training", "inference")
+GRADIENTS = ("autograd", "graph")
 
 
 def convert(
-    model: Any, mode: str, *, prefer_graph: bool = False
+    model: Any, mode: str, *, prefer_graph: bool = False, gradients: str = "autograd"
 ) -> tuple[OnnxModule, torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | None]:
     """Return the module and the optimizer of `model`; see `onward.backends.torch.to_torch`."""
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
+    if gradients not in GRADIENTS:
+        raise unknown_name("way to find gradients", gradients, GRADIENTS)
     training = serde.load(model)
     if training.opset < WORKING_OPSET:
         from onward.upgrade import to_working_opset
@@ -32,7 +35,7 @@ def convert(
         raise ArgumentError(
             Diagnostic(A101, "the model has no training information", hint="use onward.make_trainable(...) first")
         )
-    module = OnnxModule(training, mode, None if mode == "inference" else entry)
+    module = OnnxModule(training, mode, None if mode == "inference" else entry, written=gradients == "graph")
     if entry is None or mode == "inference":
         return module, None
     optimizers = {e.name: build_optimizer(training, e, module, prefer_graph=prefer_graph) for e in entries}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.tensors import to_tensor
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.lower.combine import combine, inline_functions, state_names
-from onward.lower.pipeline import TRAINING_PREFIX, random_inputs
+from onward.lower.pipeline import TRAINING_PREFIX, compile_model, random_inputs
 from onward.lower.random import KEY, STEP, drop_inactive_dropout, is_random, lower_random
 from onward.model import graphs
 from onward.model.builder import Builder
@@ -30,6 +31,8 @@ class _Forward:
     outputs: list[str]
     updates: dict[str, str]  # output name -> buffer name
     constants: dict[str, str]  # input name -> the parameter that it is, without a gradient
+    gradients: dict[str, str] = dataclasses.field(default_factory=dict)  # output name -> parameter, where written out
+    counters: _Forward | None = None  # run after this one: what a forward pass changes and no batch decides
 
 
 class _Node(nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -43,7 +46,15 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
     inference graph. `module.loss(*inputs, *targets)` returns the model's own loss.
     """
 
-    def __init__(self, model: TrainingModel, mode: str = "both", entry: TrainingEntry | None = None) -> None:
+    def __init__(
+        self,
+        model: TrainingModel,
+        mode: str = "both",
+        entry: TrainingEntry | None = None,
+        *,
+        written: bool = False,
+    ) -> None:
+        """Make the module; with `written`, the gradient of `loss` is the backward pass that the file means."""
         super().__init__()
         self.mode = mode
         self.input_names = list(model.inputs)
@@ -70,7 +81,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         self._loss: _Forward | None = None
         if mode != "inference" and entry is not None:
             self._train = _training(model, entry, with_loss=False)
-            self._loss = _training(model, entry, with_loss=True) if _loss_name(entry) else None
+            if _loss_name(entry):
+                self._loss = _written_loss(model, entry) if written else _training(model, entry, with_loss=True)
         if self._train is not None and KEY in self._train.interpreter.input_slots:
             self._hold(KEY, torch.zeros((), dtype=torch.int64))
             self._hold(STEP, torch.zeros((), dtype=torch.int64))
@@ -125,7 +137,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         super()._apply(fn, recurse)
         device = next((t.device for t in self.named_tensors().values()), None)
         narrow = next((p.dtype for p in self.parameters() if p.dtype in (torch.float16, torch.bfloat16)), None)
-        for forward in (self._eval, self._train, self._loss):
+        counters = None if self._loss is None else self._loss.counters
+        for forward in (self._eval, self._train, self._loss, counters):
             if forward is not None and device is not None:
                 forward.interpreter.to(device)
                 forward.interpreter.narrow(narrow if self._written_for == torch.float32 else None)
@@ -149,7 +162,15 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         if self._loss is None:
             raise ArgumentError(Diagnostic(A101, "the model has no loss", hint="use onward.make_trainable first"))
         feeds = self._feeds(values, named, [*self.input_names, *self.target_names])
-        found: Tensor = self._run(self._loss, feeds)[self._loss.outputs[0]]
+        gradients = self._loss.gradients
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not gradients):
+            results = self._run(self._loss, feeds)
+            if self._loss.counters is not None:
+                self._run(self._loss.counters, {})
+        found: Tensor = results[self._loss.outputs[0]]
+        if gradients:
+            known = [results[gradient] for gradient in gradients]
+            found = _Differentiated.apply(found, known, *(self.tensor(n) for n in gradients.values()))
         return found
 
     def _feeds(self, values: Sequence[Tensor], named: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
@@ -308,6 +329,52 @@ def _training(model: TrainingModel, entry: TrainingEntry, *, with_loss: bool) ->
     interpreter = Interpreter(graph, combined.opset, outputs=wanted)
     names = [v.name or "" for v in outputs]
     return _Forward(interpreter, names, {v.name or "": n for n, v in updates.items()}, constants)
+
+
+class _Differentiated(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
+    """A loss whose gradients by the parameters are known already."""
+
+    @staticmethod
+    def forward(context: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        context.save_for_backward(*gradients)
+        return loss.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]  # torch is not typed here
+    def backward(context: Any, upstream: Tensor) -> tuple[Any, ...]:
+        return None, None, *(upstream * gradient for gradient in context.saved_tensors)
+
+
+def _written_loss(model: TrainingModel, entry: TrainingEntry) -> _Forward:
+    """Return the loss with its gradients, from the program that the model is compiled to."""
+    program = compile_model(TrainingModel(model.ir, [entry]), split=True)
+    (step,), (update,) = program.gradients.values(), program.updates.values()
+    left = {n for n in _statistics(entry, set(model.initializers())) if n not in step.replaces.values()}
+    counters = None
+    if left:
+        counted = {output: name for output, name in update.replaces.items() if name in left}
+        counters = _Forward(_interpreter(update.model, counted), [], counted, {})
+    outputs = [_loss_name(entry) or ""]
+    written = _interpreter(step.model, [v.name for v in step.model.graph.output])
+    return _Forward(written, outputs, dict(step.replaces), {}, gradient_names(entry), counters)
+
+
+def _interpreter(model: onnx.ModelProto, outputs: Collection[str]) -> Interpreter:
+    graph = ir.serde.deserialize_model(model).graph
+    wanted = [v for v in graph.outputs if v.name in outputs]
+    return Interpreter(graph, model.opset_import[0].version, outputs=wanted)
+
+
+def gradient_names(entry: TrainingEntry) -> dict[str, str]:
+    """Return gradient value name -> parameter name, from the entry's Gradient nodes."""
+    assert entry.algorithm is not None
+    return {
+        output.name: name
+        for node in entry.algorithm
+        if node.op_type == "Gradient"
+        for output, name in zip(node.outputs, differentiated(node), strict=False)
+        if output.name
+    }
 
 
 def _loss_name(entry: TrainingEntry) -> str | None:

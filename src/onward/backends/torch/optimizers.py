@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from onward.backends.torch.interpreter import Interpreter
-from onward.backends.torch.module import OnnxModule
+from onward.backends.torch.module import OnnxModule, gradient_names
 from onward.backends.torch.tensors import to_tensor
 from onward.lower.pipeline import compile_model
-from onward.model.training_model import TrainingEntry, TrainingModel, differentiated
+from onward.model.training_model import TrainingEntry, TrainingModel
 
 Maker = Callable[[Mapping[str, Any]], tuple[type[torch.optim.Optimizer], dict[str, Any]]]
 
@@ -108,7 +108,7 @@ def _torch_optimizer(model: TrainingModel, entry: TrainingEntry, module: OnnxMod
         return None
     kind, translate, slots = found
     groups: dict[str | None, list[str]] = {}
-    for name in _gradient_names(entry).values():
+    for name in gradient_names(entry).values():
         chosen = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g)), None)
         groups.setdefault(chosen, []).append(name)
     param_groups = []
@@ -143,7 +143,7 @@ def _load_state(
     steps = int(counter.const_value.numpy()) if counter is not None and counter.const_value is not None else 0
     if not steps:
         return
-    for name in _gradient_names(entry).values():
+    for name in gradient_names(entry).values():
         parameter = module.tensor(name)
         state: dict[str, Any] = {}
         for ours, theirs in slots.items():
@@ -172,7 +172,7 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
         with_the_forward = set(module.updated_by_forward)
         self._replaces = {o: s for o, s in update.replaces.items() if s not in with_the_forward}
         self._module = module
-        self._gradients = _gradient_names(entry)
+        self._gradients = gradient_names(entry)
         self.settings: dict[str, Tensor] = {n: to_tensor(v) for n, v in program.settings.items()}
         held = module.named_tensors()
         self._own: dict[str, Tensor] = {n: to_tensor(v) for n, v in program.state.items() if n not in held}
@@ -223,18 +223,6 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._own.update({n: v.clone() for n, v in state_dict["state"].items()})
         self.settings.update(state_dict["settings"])
-
-
-def _gradient_names(entry: TrainingEntry) -> dict[str, str]:
-    """Return gradient value name -> parameter name, from the entry's Gradient nodes."""
-    assert entry.algorithm is not None
-    found: dict[str, str] = {}
-    for node in entry.algorithm:
-        if node.op_type == "Gradient":
-            for output, name in zip(node.outputs, differentiated(node), strict=False):
-                if output.name:
-                    found[output.name] = name
-    return found
 
 
 def _agree(exact: torch.optim.Optimizer, graph: GraphOptimizer, module: OnnxModule) -> bool:
