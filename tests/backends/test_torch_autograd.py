@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,7 @@ from onward.backends.torch.tensors import to_tensor
 from onward.errors import ArgumentError
 from onward.lower.pipeline import compile_model
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- one process -----------------------------------------------------------------------------------------------------

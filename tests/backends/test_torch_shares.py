@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,7 @@ from onward.backends.torch.tensors import to_numpy, to_tensor
 from onward.lower.pipeline import compile_model
 from onward.program import Program
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def graph_of(model: onnx.ModelProto) -> tuple[ir.Graph, int]:
