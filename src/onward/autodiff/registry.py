@@ -192,6 +192,13 @@ def find_rule(op_type: str, domain: str = "", opset: int | None = None) -> RuleS
     return fitting[-1] if fitting else None
 
 
+def is_own(op_type: str, domain: str = "", opset: int | None = None) -> bool:
+    """Return whether the rule of an operator was registered from outside of Onward (`register_gradient`)."""
+    found = find_rule(op_type, domain, opset)
+    function = None if found is None else found.function
+    return function is not None and not function.__module__.startswith("onward.autodiff.")
+
+
 def all_rules() -> list[RuleSpec]:
     """Return every registered rule, by domain, operator and version."""
     return [rule for key in sorted(_RULES) for rule in _RULES[key]]

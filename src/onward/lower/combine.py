@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff import expand
 from onward.autodiff.lowering import lower_model
+from onward.autodiff.registry import is_own
 from onward.errors import Diagnostic, ModelError, define
 from onward.model import graphs
 from onward.model.builder import Builder, Names, Value
@@ -108,10 +110,11 @@ def combine(model: TrainingModel, entry: TrainingEntry | None) -> Combined:
     return Combined(combined, values, names, data, settings, state)
 
 
-def inline_functions(combined: Combined) -> None:
+def inline_functions(combined: Combined, *, keep_own_rules: bool = False) -> None:
     """Replace every call of a model-local function by its body, to any depth; its Gradient nodes are lowered first.
 
-    Operators of com.microsoft become standard ones, too.
+    Operators of com.microsoft become standard ones, too. With `keep_own_rules`, functions that have a gradient rule of
+    their own (`register_gradient`) stay calls: they are for a second time, after the Gradient nodes were lowered.
     """
     model = combined.model
     decompose_microsoft(model)
@@ -119,19 +122,26 @@ def inline_functions(combined: Combined) -> None:
         return
     lower_model(ir.Model(ir.Graph([], [], nodes=[], opset_imports=dict(model.opset_imports)), ir_version=10,
                          functions=list(model.functions.values())))  # fmt: skip
-    _inline(combined.graph, model, combined.names)
+    own = {key for key in model.functions if keep_own_rules and is_own(key[1], key[0])}
+    combined.names.taken |= graphs.all_names(combined.graph)
+    _inline(combined.graph, model, combined.names, own)
+    if own:
+        return
     for key in list(model.functions):
         del model.functions[key]
 
 
-def _inline(graph: graphs.GraphLike, model: ir.Model, names: Names) -> None:
+def _inline(
+    graph: graphs.GraphLike, model: ir.Model, names: Names, kept: Collection[ir.OperatorIdentifier] = ()
+) -> None:
     queue = list(graph)
     while queue:
         node = queue.pop(0)
         for sub in graphs.subgraphs(node):
-            _inline(sub, model, names)
-        function = model.functions.get((node.domain, node.op_type, node.overload))
-        if function is not None:
+            _inline(sub, model, names, kept)
+        key = (node.domain, node.op_type, node.overload)
+        function = model.functions.get(key)
+        if function is not None and key not in kept:
             for domain, version in function.opset_imports.items():
                 known = model.opset_imports.setdefault(domain, version)
                 if known != version and domain == "":

@@ -23,6 +23,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.lowering import is_gradient, lower_model
+from onward.autodiff.registry import is_own
 from onward.check import check
 from onward.errors import A101, ArgumentError, Diagnostic, ModelError, OnwardError
 from onward.lower import combine as combining
@@ -156,7 +157,7 @@ def _step_graphs(steps: dict[str, _Step], title: str) -> dict[str, StepGraph]:
 def _step(model: TrainingModel, entry: TrainingEntry, random: _Randomness, part: str = "step") -> _Step:
     """Return one entry as a plain graph: the whole step, or with `part` only its gradients or only its update."""
     combined = combine(model, entry)
-    inline_functions(combined)
+    inline_functions(combined, keep_own_rules=True)
     lower_sequences(combined.graph, combined.opset, combined.names)
     extra: list[tuple[str, Value]] = []
     if any(is_random(n) for n in _all_nodes(combined.graph)):
@@ -172,6 +173,7 @@ def _step(model: TrainingModel, entry: TrainingEntry, random: _Randomness, part:
     gradient_names = [v.name or "" for n in combined.graph if is_gradient(n) for v in n.outputs if v.name]
     gradient_of = _gradients_by_state(combined) if part == "gradients" else {}
     lower_model(combined.model)
+    inline_functions(combined)
     decompose_optimizers(combined.graph, combined.opset, combined.names)
     values = {v.name: v for v in _defined(combined.graph) if v.name}
     gradients = [values[n] for n in gradient_names]
@@ -200,6 +202,8 @@ def _gradients_by_state(combined: Combined) -> dict[str, tuple[str, str]]:
     """Return gradient -> (y, x) of the Gradient nodes that differentiate by states, where these are."""
     state = {v.name for v in combined.state}
     found: dict[str, tuple[str, str]] = {}
+    if any(is_own(n.op_type, n.domain, combined.opset) for n in graphs.all_nodes(combined.graph)):
+        return found  # what is differentiated by a rule of the user's own is not for others to differentiate
     for node in combined.graph:
         if is_gradient(node):
             xs, y = node.attributes["xs"].as_strings(), node.attributes["y"].as_string()
@@ -265,9 +269,10 @@ def _evaluate(model: TrainingModel, entry: TrainingEntry, name: str, totals: dic
 
 def _infer(model: TrainingModel) -> Combined:
     combined = combine(model, None)
-    inline_functions(combined)
+    inline_functions(combined, keep_own_rules=True)
     lower_sequences(combined.graph, combined.opset, combined.names)
     lower_model(combined.model)
+    inline_functions(combined)
     values = {v.name: v for v in _defined(combined.graph) if v.name}
     _finish(combined, [(n, values[n]) for n in model.outputs])
     return combined

@@ -95,7 +95,7 @@ def why_not(program: Program, entry: str) -> str:
     gradients = step.gradient_of
     read = {v.name for v in program.updates[entry].model.graph.input}
     if not gradients or any(n in read and n not in gradients for n in step.outputs):
-        return "there are gradients by other values than states"
+        return "there are gradients by other values than states, or by rules of your own"
     if len({y for y, _ in gradients.values()}) > 1:
         return "there are gradients of several values"
     graph = ir.serde.deserialize_model(step.model).graph

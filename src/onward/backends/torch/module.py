@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from onward.autodiff.registry import is_own
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.tensors import to_tensor
 from onward.errors import A101, ArgumentError, Diagnostic
@@ -82,6 +83,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         if mode != "inference" and entry is not None:
             self._train = _training(model, entry, with_loss=False)
             if _loss_name(entry):
+                written = written or _has_own_rules(model, entry)
                 self._loss = _written_loss(model, entry) if written else _training(model, entry, with_loss=True)
         if self._train is not None and KEY in self._train.interpreter.input_slots:
             self._hold(KEY, torch.zeros((), dtype=torch.int64))
@@ -357,6 +359,13 @@ def _written_loss(model: TrainingModel, entry: TrainingEntry) -> _Forward:
     outputs = [_loss_name(entry) or ""]
     written = _interpreter(step.model, [v.name for v in step.model.graph.output])
     return _Forward(written, outputs, dict(step.replaces), {}, gradient_names(entry), counters)
+
+
+def _has_own_rules(model: TrainingModel, entry: TrainingEntry) -> bool:
+    """Return whether a gradient rule that the user has registered is needed, which autograd does not know."""
+    assert entry.algorithm is not None
+    places: list[graphs.GraphLike] = [model.graph, entry.algorithm, *model.ir.functions.values()]
+    return any(is_own(n.op_type, n.domain, model.opset) for place in places for n in graphs.all_nodes(place))
 
 
 def _interpreter(model: onnx.ModelProto, outputs: Collection[str]) -> Interpreter:
