@@ -165,7 +165,13 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
             raise ArgumentError(Diagnostic(A101, "the model has no loss", hint="use onward.make_trainable first"))
         feeds = self._feeds(values, named, [*self.input_names, *self.target_names])
         gradients = self._loss.gradients
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not gradients):
+        if gradients:
+            feeds = self._without_gradient(feeds)
+        kind = next((v.device.type for v in feeds.values() if isinstance(v, Tensor)), "cpu")
+        with (
+            torch.set_grad_enabled(torch.is_grad_enabled() and not gradients),
+            torch.autocast(kind, enabled=torch.is_autocast_enabled(kind) and not gradients),
+        ):
             results = self._run(self._loss, feeds)
             if self._loss.counters is not None:
                 self._run(self._loss.counters, {})
@@ -174,6 +180,28 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
             known = [results[gradient] for gradient in gradients]
             found = _Differentiated.apply(found, known, *(self.tensor(n) for n in gradients.values()))
         return found
+
+    def _without_gradient(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the feeds of a loss whose backward pass is written out, in the parameters' type.
+
+        Raises:
+            ArgumentError: one of them wants a gradient, which that pass does not find.
+        """
+        wanted = [n for n, v in feeds.items() if isinstance(v, Tensor) and v.requires_grad]
+        if wanted and torch.is_grad_enabled():
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "the backward pass that is written out finds gradients by parameters only",
+                    found="inputs that require a gradient: " + ", ".join(f"`{n}`" for n in wanted),
+                    hint="detach them, or let autograd find the gradients: to_torch(model)",
+                )
+            )
+        own = next((p.dtype for p in self.parameters()), torch.float32)
+        return {
+            n: v.to(own) if isinstance(v, Tensor) and v.dtype in (torch.float16, torch.bfloat16) else v
+            for n, v in feeds.items()
+        }
 
     def _feeds(self, values: Sequence[Tensor], named: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
         given = {**dict(zip(names, values, strict=False)), **named}

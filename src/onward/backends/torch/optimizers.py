@@ -107,13 +107,14 @@ def _torch_optimizer(model: TrainingModel, entry: TrainingEntry, module: OnnxMod
     if settings.get("decoupled") and settings["name"] not in _WITH_OWN_DECAY:
         return None
     kind, translate, slots = found
-    groups: dict[str | None, list[str]] = {}
+    groups: dict[str, list[str]] = {}  # by their settings, as text: a group of the file may be one parameter of several
     for name in gradient_names(entry).values():
         chosen = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g)), None)
-        groups.setdefault(chosen, []).append(name)
+        own = {**settings, **(settings["groups"][chosen] if chosen is not None else {})}
+        groups.setdefault(json.dumps(own, sort_keys=True), []).append(name)
     param_groups = []
-    for pattern, names in groups.items():
-        own = {**settings, **(settings["groups"][pattern] if pattern is not None else {})}
+    for described, names in groups.items():
+        own = json.loads(described)
         param_groups.append(
             {
                 "params": [module.tensor(n) for n in names],
@@ -218,11 +219,17 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        return {"state": dict(self._own), "settings": dict(self.settings)}
+        (group,) = self.param_groups
+        groups = [{**group, "params": list(range(len(group["params"])))}]
+        return {"state": dict(self._own), "settings": dict(self.settings), "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._own.update({n: v.clone() for n, v in state_dict["state"].items()})
         self.settings.update(state_dict["settings"])
+        if self._rate_name is not None:
+            self._rate = float(self.settings[self._rate_name])
+        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update({key: value for key, value in loaded.items() if key != "params"})
 
 
 def _agree(exact: torch.optim.Optimizer, graph: GraphOptimizer, module: OnnxModule) -> bool:

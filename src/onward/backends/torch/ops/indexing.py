@@ -50,11 +50,20 @@ def gather_nd(attributes: Attributes, data: Tensor, indices: Tensor) -> Tensor:
     return picked.reshape([*indices.shape[:-1], *rest])
 
 
+def _of_one_type(data: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both in the wider type: the zeros of a graph stay float32 in a module that was made `.double()`."""
+    if data.dtype == updates.dtype:
+        return data, updates
+    wide = torch.promote_types(data.dtype, updates.dtype)
+    return data.to(wide), updates.to(wide)
+
+
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 @op("ScatterElements", "Scatter")
 def scatter_elements(attributes: Attributes, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    data, updates = _of_one_type(data, updates)
     axis = attributes["axis"] % data.ndim
     wrapped = torch.where(indices < 0, indices + data.shape[axis], indices).to(torch.int64)
     reduction = attributes.get("reduction", "none")
@@ -67,6 +76,7 @@ def scatter_elements(attributes: Attributes, data: Tensor, indices: Tensor, upda
 
 @op("ScatterND")
 def scatter_nd(attributes: Attributes, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    data, updates = _of_one_type(data, updates)
     depth = indices.shape[-1]
     sizes, rest = list(data.shape[:depth]), list(data.shape[depth:])
     flat = _flat_index(indices, sizes).reshape(-1)
