@@ -24,6 +24,7 @@ _MEANING_CHANGED = {
     "MaxPool": [22],
     "LpPool": [22],
     "DFT": [20],  # axis became an input
+    "GridSample": [20],  # the modes have other names
     "BatchNormalization": [14, 15],
     "Attention": [24],
     "Cast": [24],

@@ -28,13 +28,19 @@ def squeeze(rule: Rule, dsqueezed: Value) -> Grads:
     axes = rule.optional_input("axes")
     if axes is None:
         return {"data": rule.reshape_like(dsqueezed, rule.input("data"))}
-    return {"data": rule.op.Unsqueeze(dsqueezed, axes)}
+    return {"data": rule.op.Unsqueeze(dsqueezed, _list_of_axes(rule, axes))}
 
 
 @gradient("Unsqueeze", opset=13, integers=True, axes=NON_DIFFERENTIABLE)
 def unsqueeze(rule: Rule, dexpanded: Value) -> Grads:
     """expanded has further axes of size 1, so ddata is without them."""
-    return {"data": rule.op.Squeeze(dexpanded, rule.input("axes"))}
+    return {"data": rule.op.Squeeze(dexpanded, _list_of_axes(rule, rule.input("axes")))}
+
+
+def _list_of_axes(rule: Rule, axes: Value) -> Value:
+    """Return axes as a list: exporters write one axis as a number, which ONNX Runtime's Squeeze does not take."""
+    known = rule.constant_input("axes")
+    return rule.op.constant(known.reshape(1)) if known is not None and known.ndim == 0 else axes
 
 
 @gradient("Transpose", opset=13, integers=True)

@@ -81,7 +81,16 @@ def export(
     assert program is not None
     proto: onnx.ModelProto = program.model_proto
     exact_numbers(proto, program.exported_program)
+    _forget_shapes(proto)
     return proto, program.exported_program
+
+
+def _forget_shapes(proto: onnx.ModelProto) -> None:
+    """Drop what the exporter says of the shape of a loss per sample: with free sizes, it takes it for one number."""
+    losses = {v for n in proto.graph.node if n.op_type == "SoftmaxCrossEntropyLoss" for v in n.output}
+    kept = [v for v in proto.graph.value_info if v.name not in losses]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(kept)
 
 
 def _hint(error: BaseException) -> str:
@@ -93,6 +102,8 @@ def _hint(error: BaseException) -> str:
                 f"PyTorch's exporter has no ONNX form of `{unknown[1]}`: write that part with other torch operators; a "
                 "newer onnxscript may know more of them"
             )
+        if "_ctc_loss" in str(link):
+            return "PyTorch's exporter does not know CTC; onward.losses has it"
     return (
         "data-dependent Python control flow must be written with torch operators; dynamic=False captures fixed shapes"
     )
@@ -235,7 +246,10 @@ class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
         flat_outputs, self._outputs = pytree.tree_flatten(outputs)
         flat_targets, self._targets = pytree.tree_flatten(() if targets is None else targets)
         self._count = len(flat_outputs)
-        self.example = (*flat_outputs, *flat_targets)
+        # A view with gaps would make its strides part of the loss, for which ONNX has no operator.
+        self.example = tuple(
+            t.contiguous() if isinstance(t, torch.Tensor) else t for t in (*flat_outputs, *flat_targets)
+        )
         self.target_count = len(flat_targets)
 
     def forward(self, values: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
 from onward.frontends.torch import capture
 from onward.frontends.torch.embeddings import checked_bags
-from onward.frontends.torch.gradients import WithoutDropout, evaluate, gradient_names
+from onward.frontends.torch.gradients import WithoutDropout, evaluate, gradient_names, without_recurrent_dropout
 from onward.model.graphs import all_nodes
 from onward.model.training_model import TrainingModel
 
@@ -317,7 +317,8 @@ def check_evaluation(
     for name, ours, theirs in zip(names, found, expected, strict=True):
         wanted = theirs.detach().numpy() if theirs.dtype != torch.bfloat16 else theirs.detach().float().numpy()
         wide = np.asarray(ours, wanted.dtype)
-        scale = float(np.abs(wanted).max(initial=0.0)) if wanted.dtype.kind == "f" else 1.0
+        finite = wanted[np.isfinite(wanted)]
+        scale = float(np.abs(finite).max(initial=0.0)) if wanted.dtype.kind == "f" else 1.0
         tolerance = 1e-2 if wanted.dtype == np.float16 or theirs.dtype == torch.bfloat16 else 1e-3
         if wanted.shape != wide.shape or not np.allclose(
             wide, wanted, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True
@@ -353,15 +354,17 @@ def check_training(
 ) -> None:
     """Make sure that the file trains as the module does: its own gradients, lowered, against PyTorch's on the example.
 
-    `loss` is the callable over (outputs, targets). Dropout, whose masks differ, is left out of both; a module that
-    draws other random numbers is not compared. Nor is one whose gradients no backend can run here, with a warning.
+    `loss` is the callable over (outputs, targets). Dropout, whose masks differ, is left out of both. What draws other
+    random numbers is not compared, nor are gradients that no backend can run here: a warning says so. Another one says
+    where float64 has fewer digits than it should.
     """
     from onward.lower.random import is_random
 
     (entry,) = model.entries
     assert entry.algorithm is not None
-    dropouts = {n for n in entry.algorithm if n.op_type == "Dropout"}
-    if any(is_random(n) and n not in dropouts for n in all_nodes(entry.algorithm)):
+    random = [n for n in [*all_nodes(model.graph), *all_nodes(entry.algorithm)] if is_random(n)]
+    if any(n.op_type != "Dropout" for n in random):
+        _not_compared("the module or the loss draws random numbers of its own")
         return
     inputs, keywords = arguments
     leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(targets))
@@ -376,18 +379,25 @@ def check_training(
                 [t for t in leaves if isinstance(t, torch.Tensor)],
             )
     except BackendError as error:
-        warnings.warn(f"the gradients of the file were not compared with PyTorch's: {error}", stacklevel=3)
+        _not_compared(str(error))
         return
-    with training_mode(module), _restored(module), torch.enable_grad(), WithoutDropout():
-        random = torch.get_rng_state()
+    with (
+        training_mode(module),
+        _restored(module),
+        torch.enable_grad(),
+        without_recurrent_dropout(module),
+        WithoutDropout(),
+    ):
+        before = torch.get_rng_state()
         outputs = module(*inputs, **keywords)
         value = loss(outputs) if targets is None else loss(outputs, targets)
-        if not torch.equal(random, torch.get_rng_state()):
-            return  # a dropout inside of one of PyTorch's own kernels, such as that between the layers of an LSTM
+        if not torch.equal(before, torch.get_rng_state()):
+            _not_compared("the module or the loss draws random numbers of its own")
+            return
         expected = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
     pairs = {name: (_dense(a), _dense(b)) for name, a, b in zip(weights, found, expected, strict=True)}
     cut = [n for n, a, b in zip(weights, found, expected, strict=True) if b is None and bool(a.any())]
-    largest = max((float(b.abs().max()) for _, b in pairs.values() if b.numel()), default=0.0)
+    largest = max((float(b[b.isfinite()].abs().max()) for _, b in pairs.values() if b.isfinite().any()), default=0.0)
     wrong = [
         name
         for name, (a, b) in pairs.items()
@@ -405,9 +415,27 @@ def check_training(
                 hint=f"in PyTorch no gradient reaches {', '.join(f'`{n}`' for n in cut[:5])}: the forward cuts it with "
                 "detach() or no_grad(); freeze them with requires_grad_(False)"
                 if cut
-                else "a torch.autograd.Function with a backward of its own cannot be captured",
+                else "a hook on a tensor, detach() of a part, or a torch.autograd.Function with a backward of its own "
+                "cannot be captured; or the exporter writes an operator wrongly",
             )
         )
+    off = max((_distance(a, b) for a, b in pairs.values()), default=0.0)
+    if off > 1e-9 and all(p.dtype == torch.float64 for p in weights.values()):
+        warnings.warn(
+            f"the gradients of the file differ from PyTorch's by {off:.0e} of their size, much for float64: an "
+            "attribute of ONNX, such as an epsilon, has 32 bits, or a part of the module computes in fewer",
+            stacklevel=3,
+        )
+
+
+def _not_compared(reason: str) -> None:
+    warnings.warn(f"the gradients of the file were not compared with PyTorch's: {reason}", stacklevel=4)
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return ‖a - b‖ / ‖b‖, and 0 for gradients that are nothing but rounding."""
+    size = float(torch.linalg.vector_norm(b))
+    return float(torch.linalg.vector_norm(a - b)) / size if size > 1e-12 else 0.0
 
 
 def _dense(gradient: torch.Tensor | None) -> torch.Tensor:
@@ -423,6 +451,7 @@ def _differs(module: torch.nn.Module, what: str, found: str) -> ArgumentError:
             f"{what} of the module in evaluation mode differs from its graph",
             place=type(module).__name__,
             found=found,
-            hint="the module's forward asks `self.training` itself, or draws random numbers in evaluation mode as well",
+            hint="the module's forward asks `self.training` itself, draws random numbers of its own (noise, "
+            "F.dropout without training=self.training), or has an operator that PyTorch's exporter writes wrongly",
         )
     )

@@ -27,6 +27,7 @@ from onward.frontends.torch.checks import (
     example_outputs,
     training_mode,
 )
+from onward.frontends.torch.dropouts import written_dropouts
 from onward.frontends.torch.embeddings import (
     all_graphs,
     check_options,
@@ -47,6 +48,15 @@ A201 = define(
     "the loss is not one number",
     why="A training step minimises one number.",
     fix="Reduce the loss with .mean() or .sum().",
+)
+
+A213 = define(
+    "A213",
+    "the loss reads parameters of the module",
+    why="The loss is captured as a function of the module's outputs and the targets; a parameter in it would be a "
+    "constant of the file, without a gradient.",
+    fix="Compute that part in the module, and return it as one more output, which the loss adds. An L2 penalty of the "
+    "weights is the optimizer's weight_decay.",
 )
 
 
@@ -113,7 +123,7 @@ def from_torch(
         shapes = (
             _dynamic_shapes(module, inputs, keywords) if dynamic is True else (None if dynamic is False else dynamic)
         )
-        with written_bags():
+        with written_bags(), written_dropouts():
             proto, program = capture.export(module, inputs, keywords, shapes, input_names, output_names, "the module")
     _use_first_names(proto, module)
     lookups = padded_lookups(program, module, trained, [v.name for v in proto.graph.output])
@@ -138,6 +148,20 @@ def from_torch(
         hold_padding(model, aliases)
         if isinstance(wrapped, capture.LossModule):
             check_training(module, wrapped.loss, (inputs, keywords), part.targets, model)
+        else:
+            probe = capture.LossModule(_probe, outputs, None)
+            tried = make_trainable(
+                proto,
+                loss=_capture_loss(probe, dynamic, batch),
+                optimizer="sgd",
+                train=[glob.escape(n) for n in _present(chosen, proto)],
+                label=[],
+                loss_name=f"{key}/probe",
+                batch_norm="always",
+                keep_shared=True,
+            )
+            hold_padding(tried, aliases)
+            check_training(module, _probe, (inputs, keywords), None, tried)
         fix_running_statistics(model, module, replaced)
         if isinstance(part.optimizer, torch.optim.Optimizer):
             _put_state(model, optimizer_state(part.optimizer, names, ours.label(), part.scheduler))
@@ -146,6 +170,12 @@ def from_torch(
             name_entry(model, key)
             proto = _with_functions(proto, model)  # so that the next entry's functions have names of their own
     return merge_entries(models)
+
+
+def _probe(outputs: Any) -> torch.Tensor:
+    """Return a loss of any outputs, to try the module's gradients with where the loss is one of `onward.losses`."""
+    found = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return torch.stack([(0.5 * t * t + t).mean() for t in found]).sum()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,8 +322,28 @@ def _loss(part: _Part, outputs: Any, module: torch.nn.Module) -> Any:
                 hint="reduce it with .mean() or .sum()",
             )
         )
+    _check_reads_outputs_only(value, module, _callable_name(loss))
     check_dependence(value, [t for t in leaves[:count] if getattr(t, "requires_grad", False)], _callable_name(loss))
     return wrapped
+
+
+def _check_reads_outputs_only(value: torch.Tensor, module: torch.nn.Module, name: str) -> None:
+    weights = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    if not value.requires_grad or not weights:
+        return
+    found = torch.autograd.grad(value.sum(), list(weights.values()), allow_unused=True, retain_graph=True)
+    read = [n for n, g in zip(weights, found, strict=True) if g is not None]
+    if read:
+        raise ArgumentError(
+            Diagnostic(
+                A213,
+                "the loss reads parameters of the module",
+                place=f"loss={name}",
+                found=", ".join(f"`{n}`" for n in read[:5]) + (", …" if len(read) > 5 else ""),
+                needed="a loss of the module's outputs and the targets",
+                hint="return the penalty from the module as one more output; for L2 use the optimizer's weight_decay",
+            )
+        )
 
 
 def _callable_name(loss: Any) -> str:

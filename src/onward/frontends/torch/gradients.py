@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ def gradient_names(entry: TrainingEntry) -> tuple[str, dict[str, str]]:
     return loss, names
 
 
+_DROPOUTS = (F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, F.alpha_dropout,
+             torch.alpha_dropout, F.feature_alpha_dropout, torch.feature_alpha_dropout)  # fmt: skip
 # At which position these take `dropout_p`.
 _DROPOUT_ARGUMENT: dict[Any, int] = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 
@@ -41,13 +44,26 @@ class WithoutDropout(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
-        if function in (F.dropout, torch.dropout):
+        if function in _DROPOUTS:
             return args[0] if args else given["input"]
         if function in _DROPOUT_ARGUMENT:
             index = _DROPOUT_ARGUMENT[function]
             args = (*args[:index], 0.0, *args[index + 1 :]) if len(args) > index else args
             given.update({"dropout_p": 0.0} if "dropout_p" in given else {})
         return function(*args, **given)
+
+
+@contextlib.contextmanager
+def without_recurrent_dropout(module: torch.nn.Module) -> Iterator[None]:
+    """Take out the dropout between the layers of recurrent modules, which is inside of PyTorch's kernels."""
+    found = {part: part.dropout for part in module.modules() if isinstance(part, torch.nn.RNNBase)}
+    for part in found:
+        part.dropout = 0.0
+    try:
+        yield
+    finally:
+        for part, dropout in found.items():
+            part.dropout = dropout
 
 
 def evaluate(

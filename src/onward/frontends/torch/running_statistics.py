@@ -9,9 +9,18 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onward.errors import ArgumentError, Diagnostic, define
 from onward.model import graphs
 from onward.model.builder import Builder, Names
 from onward.model.training_model import TrainingModel
+
+A214 = define(
+    "A214",
+    "running statistics that several calls update",
+    why="A batch normalisation that is called several times in a step updates its statistics one call after the other. "
+    "With `momentum=None`, and in float64, the update is rewritten after the capture, which knows of one call only.",
+    fix="Give the module a batch normalisation for each call, or a momentum.",
+)
 
 _STAND_IN = 0.5  # the momentum under which such a module is captured
 
@@ -40,6 +49,11 @@ def stand_in_momentum(module: torch.nn.Module) -> Iterator[dict[str, float | Non
             part.momentum = true[name]
 
 
+def _calls(algorithm: ir.Graph, mean: ir.Value) -> int:
+    """Return how many batch normalisations of the training step update the running mean."""
+    return sum(n.op_type == "BatchNormalization" and n.inputs[3] is mean for n in algorithm)
+
+
 def fix_running_statistics(model: TrainingModel, module: torch.nn.Module, replaced: Mapping[str, float | None]) -> None:
     """Count batches as PyTorch does (`num_batches_tracked`), and turn stand-in momenta into the true ones."""
     entry = model.entries[0]
@@ -63,7 +77,18 @@ def fix_running_statistics(model: TrainingModel, module: torch.nn.Module, replac
             const_value=ir.tensor(array, name=label),
         )
         algorithm.register_initializer(counter)
-        following = op.Add(counter, 1)
+        calls = _calls(algorithm, model.graph.initializers[f"{prefix}running_mean"])
+        if calls > 1 and name in replaced:
+            raise ArgumentError(
+                Diagnostic(
+                    A214,
+                    f"a batch normalisation is called {calls} times in a step",
+                    place=f"`{name or '(the module itself)'}` ({type(part).__name__})",
+                    found="momentum=None" if replaced[name] is None else "float64",
+                    hint="give it a momentum, such as 0.1" if replaced[name] is None else "use one for each call",
+                )
+            )
+        following = op.Add(counter, calls)
         following.name, following.shape = names.unique(f"new/{label}"), ir.Shape([])
         entry.update_binding[label] = following.name
         algorithm.outputs.append(following)
