@@ -3,16 +3,18 @@
     nox -s "tests(versions='oldest')"   # the lower bounds of pyproject.toml (constraints-oldest.txt)
     nox -s "tests(versions='newest')"   # whatever is newest on PyPI, but for torch
     nox -s "tests(versions='tested')"   # the pinned ones of `make test` (constraints.txt)
+    nox -s core                         # what needs no torch, on the oldest and on the newest Python
     nox -s old_runtimes                 # compiled programs on ONNX Runtime 1.17 and up, without Onward
 
-Arguments after `--` go to pytest. `make test` runs the short form: tests/versions.
+Arguments after `--` go to pytest. `make test` runs the short form: tests/versions, which takes a model through the
+oldest versions.
 """
 
 from __future__ import annotations
 
 import nox
 
-nox.options.sessions = ["tests", "old_runtimes"]
+nox.options.sessions = ["tests", "core", "old_runtimes"]
 VERSIONS = {
     "oldest": ["-c", "constraints-oldest.txt"],
     # The newest torch is not asked for: PyPI's build brings gigabytes of CUDA. In one command, or eager replaces it.
@@ -29,6 +31,13 @@ def tests(session: nox.Session, versions: str) -> None:
     """All tests with one set of versions."""
     session.install("-e", ".[dev,demo]", *VERSIONS[versions])
     session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", *session.posargs)
+
+
+@nox.session(python=["3.10", "3.13"])
+def core(session: nox.Session) -> None:
+    """The tests that need no torch, with the newest packages that this Python has."""
+    session.install("-e", ".[fast,data,images,tensorboard,demo]", "pytest", "pytest-xdist", "hypothesis", "jsonschema")
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", *(session.posargs or ["tests"]))
 
 
 @nox.session

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import sys
+from pathlib import Path
 
 import pytest
+
+if sys.version_info < (3, 11):
+    import tomli  # which pytest brings there
+
+    sys.modules["tomllib"] = tomli
+
+_TORCH = importlib.util.find_spec("torch") is not None
+_NEEDS_TORCH = re.compile(r"torch|^ *(from|import) cases", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Without torch (`nox -s core`), leave out what needs it: files, by themselves or through `cases`, and folders."""
+    if _TORCH or collection_path == Path(__file__).parent:
+        return None
+    file = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    needs = file.suffix == ".py" and file.exists() and _NEEDS_TORCH.search(file.read_text()) is not None
+    return True if needs else None
 
 
 @pytest.fixture(autouse=True, scope="session")

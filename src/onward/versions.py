@@ -36,7 +36,7 @@ class Range:
 
 SUPPORTED: Mapping[str, Range] = {
     "numpy": Range("2.0", "2.4"),
-    "onnx": Range("1.22", "1.23"),
+    "onnx": Range("1.23", "1.23"),
     "onnx-ir": Range("1.1", "1.1"),
     "onnxruntime": Range("1.22", "1.31"),
     "protobuf": Range("6.31", "7.36"),
