@@ -39,7 +39,7 @@ SUPPORTED: Mapping[str, Range] = {
     "onnx": Range("1.23", "1.23"),
     "onnx-ir": Range("1.1", "1.1"),
     "onnxruntime": Range("1.22", "1.31"),
-    "protobuf": Range("6.31", "7.36"),
+    "protobuf": Range("6.31.1", "7.36"),
     "safetensors": Range("0.5", "0.8"),
     "rich": Range("13.0", "15.0"),
     "typer": Range("0.16", "0.29"),
