@@ -167,14 +167,13 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         gradients = self._loss.gradients
         if gradients:
             feeds = self._without_gradient(feeds)
-        kind = next((v.device.type for v in feeds.values() if isinstance(v, Tensor)), "cpu")
-        with (
-            torch.set_grad_enabled(torch.is_grad_enabled() and not gradients),
-            torch.autocast(kind, enabled=torch.is_autocast_enabled(kind) and not gradients),
-        ):
+            kind = next((p.device.type for p in self.parameters()), "cpu")
+            with torch.no_grad(), torch.autocast(kind, enabled=False):
+                results = self._run(self._loss, feeds)
+                if self._loss.counters is not None:
+                    self._run(self._loss.counters, {})
+        else:
             results = self._run(self._loss, feeds)
-            if self._loss.counters is not None:
-                self._run(self._loss.counters, {})
         found: Tensor = results[self._loss.outputs[0]]
         if gradients:
             known = [results[gradient] for gradient in gradients]
