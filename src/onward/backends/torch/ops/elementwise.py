@@ -147,9 +147,10 @@ def is_inf(attributes: Attributes, x: Tensor) -> Tensor:
 @op("Clip")
 @widened
 def clip(attributes: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    if low is not None:
-        x = torch.maximum(x, low.to(x.dtype))
-    return torch.minimum(x, high.to(x.dtype)) if high is not None else x
+    if low is None and high is None:
+        return x
+    # Not by maximum and minimum, whose gradient is a half where the value is the limit.
+    return torch.clamp(x, None if low is None else low.to(x.dtype), None if high is None else high.to(x.dtype))
 
 
 @op("LeakyRelu")
@@ -184,7 +185,9 @@ def thresholded_relu(attributes: Attributes, x: Tensor) -> Tensor:
 
 @op("HardSigmoid")
 def hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
-    return torch.clamp(attributes["alpha"] * x + attributes["beta"], 0, 1)
+    line = attributes["alpha"] * x + attributes["beta"]
+    inside = (line > 0) & (line < 1)
+    return torch.where(inside, line, torch.clamp(line, 0, 1).detach())  # flat at the limits, as PyTorch's own
 
 
 @op("Softplus")

@@ -89,7 +89,7 @@ def group_normalization_by_group(attributes: Attributes, x: Tensor, scale: Tenso
 @op("LpNormalization")
 def lp_normalization(attributes: Attributes, x: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(x, attributes["p"], attributes["axis"], keepdim=True)
-    return torch.where(norm == 0, torch.zeros_like(x), x / norm)
+    return torch.where(norm == 0, torch.zeros_like(x), x / torch.where(norm == 0, torch.ones_like(norm), norm))
 
 
 @op("MeanVarianceNormalization")

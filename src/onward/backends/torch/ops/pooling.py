@@ -115,9 +115,8 @@ def average_pool(attributes: Attributes, x: Tensor) -> Tensor:
 
 @op("LpPool")
 def lp_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    p = attributes["p"]
     windows, _, _ = _windows(attributes, x, 0.0)
-    return (windows.abs() ** p).sum(-1) ** (1.0 / p)
+    return torch.linalg.vector_norm(windows, attributes["p"], -1)
 
 
 @op("GlobalAveragePool")
@@ -127,13 +126,13 @@ def global_average_pool(attributes: Attributes, x: Tensor) -> Tensor:
 
 @op("GlobalMaxPool")
 def global_max_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    return x.amax(list(range(2, x.ndim)), keepdim=True)
+    largest = x.flatten(2).max(-1).values  # the first of several takes the gradient
+    return largest.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 
 
 @op("GlobalLpPool")
 def global_lp_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    p = attributes["p"]
-    return (x.abs() ** p).sum(list(range(2, x.ndim)), keepdim=True) ** (1.0 / p)
+    return torch.linalg.vector_norm(x, attributes["p"], list(range(2, x.ndim)), keepdim=True)
 
 
 @op("MaxUnpool")

@@ -39,6 +39,12 @@ def _mean(data: Tensor, axes: list[int], keep: bool) -> Tensor:
     return wide.mean(axes, keepdim=keep).to(data.dtype)
 
 
+def _l2(data: Tensor, axes: list[int], keep: bool) -> Tensor:
+    if data.is_floating_point() and axes:
+        return torch.linalg.vector_norm(data, 2, axes, keepdim=keep)  # its gradient at zero is zero, not NaN
+    return (data * data).sum(axes, keepdim=keep).sqrt()
+
+
 def _log_sum_exp(data: Tensor, axes: list[int], keep: bool) -> Tensor:
     return torch.logsumexp(data, axes, keepdim=keep)
 
@@ -64,7 +70,7 @@ op("ReduceMax")(_reduction(lambda x, a, k: _extreme(x, a, k, largest=True)))
 op("ReduceMin")(_reduction(lambda x, a, k: _extreme(x, a, k, largest=False)))
 op("ReduceProd")(_reduction(_prod))
 op("ReduceL1")(_reduction(lambda x, a, k: x.abs().sum(a, keepdim=k)))
-op("ReduceL2")(_reduction(lambda x, a, k: (x * x).sum(a, keepdim=k).sqrt()))
+op("ReduceL2")(_reduction(_l2))
 op("ReduceLogSum")(_reduction(lambda x, a, k: x.sum(a, keepdim=k).log()))
 op("ReduceLogSumExp")(_reduction(_log_sum_exp))
 op("ReduceSumSquare")(_reduction(lambda x, a, k: (x * x).sum(a, keepdim=k)))
