@@ -178,7 +178,9 @@ class NumericGuard:
 
     def _hold(self, number: int, feeds: Mapping[str, np.ndarray], entry: str | None) -> None:
         self._held.append((number, dict(feeds), entry))
-        self._held_bytes += sum(a.nbytes for a in feeds.values())
+        # Several processes hold parts of unequal size: what decides when a copy is taken is the whole batch.
+        whole = [(a.nbytes, (getattr(a, "total", 0) or len(a), len(a)) if a.ndim else (1, 1)) for a in feeds.values()]
+        self._held_bytes += sum(size * samples // max(own, 1) for size, (samples, own) in whole)
 
     def _keep(self, state: dict[str, np.ndarray]) -> None:
         self._snapshot = state
