@@ -237,6 +237,52 @@ def test_a_loss_with_a_weight_for_each_sample() -> None:
     assert_trains_alike(nn.Linear(6, 3), rows, weighted, targets)
 
 
+def test_a_loss_that_goes_on_with_the_losses_of_the_samples() -> None:
+    torch.manual_seed(0)
+
+    def focal(y: Tensor, t: Tensor) -> Tensor:
+        losses = F.cross_entropy(y, t, reduction="none")
+        return ((1.0 - torch.exp(-losses)) ** 2 * losses).mean()
+
+    assert_trains_alike(nn.Linear(6, 3), rows, focal)
+
+
+def by_len(y: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(y, t, reduction="sum") / len(t)
+
+
+def test_a_loss_that_takes_the_size_of_the_example_for_a_constant() -> None:
+    with pytest.raises(ArgumentError, match="the batch size of the example is a constant") as caught:
+        convert(nn.Linear(6, 3), rows(), by_len)
+
+    assert "found: for 8 samples in place of 4: a loss of" in str(caught.value)
+    assert "x.shape[0] in place of len(x)" in str(caught.value)
+    assert convert(nn.Linear(6, 3), rows(), by_len, dynamic=False).parameters
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, "cross_entropy"], ids=["of torch", "of onward"])
+def test_a_module_that_takes_the_size_of_the_example_for_a_constant(loss: Any) -> None:
+    with pytest.raises(ArgumentError, match="the batch size of the example is a constant") as caught:
+        convert(Of(lambda s, x: s.out(x) * len(x), out=nn.Linear(6, 3)), rows(), loss)
+
+    assert "found: for 8 samples in place of 4: the file takes no such batch" in str(caught.value)
+
+
+def test_a_loss_for_batches_of_any_size() -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(6, 3)
+
+    def by_shape(y: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(y, t, reduction="sum") / t.shape[0]
+
+    trainer = onward.Trainer(convert(module, rows(), by_shape), threads=1)
+    optimizer = sgd(module)
+
+    for count in (3, 2, 4):
+        expected = torch_step(module, optimizer, by_shape, (rows()[:count],), LABELS[:count])
+        np.testing.assert_allclose(onward_step(trainer, (rows()[:count],), LABELS[:count]), expected, rtol=1e-5)
+
+
 def test_a_loss_that_draws_random_numbers_is_not_compared_and_says_so() -> None:
     with pytest.warns(UserWarning, match=r"were not compared with PyTorch's: .* random numbers of its own"):
         convert(nn.Linear(6, 3), rows(), lambda y, t: F.cross_entropy(y + torch.randn_like(y), t))

@@ -86,11 +86,10 @@ def export(
 
 
 def _forget_shapes(proto: onnx.ModelProto) -> None:
-    """Drop what the exporter says of the shape of a loss per sample: with free sizes, it takes it for one number."""
-    losses = {v for n in proto.graph.node if n.op_type == "SoftmaxCrossEntropyLoss" for v in n.output}
-    kept = [v for v in proto.graph.value_info if v.name not in losses]
-    del proto.graph.value_info[:]
-    proto.graph.value_info.extend(kept)
+    """Drop what the exporter says of shapes behind a loss per sample: with free sizes, it takes it for one number."""
+    losses = [n for n in proto.graph.node if n.op_type == "SoftmaxCrossEntropyLoss"]
+    if any(a.s == b"none" for n in losses for a in n.attribute if a.name == "reduction"):
+        del proto.graph.value_info[:]
 
 
 def _hint(error: BaseException) -> str:
@@ -245,7 +244,7 @@ class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
         self.loss = loss
         flat_outputs, self._outputs = pytree.tree_flatten(outputs)
         flat_targets, self._targets = pytree.tree_flatten(() if targets is None else targets)
-        self._count = len(flat_outputs)
+        self.output_count = len(flat_outputs)
         # A view with gaps would make its strides part of the loss, for which ONNX has no operator.
         self.example = tuple(
             t.contiguous() if isinstance(t, torch.Tensor) else t for t in (*flat_outputs, *flat_targets)
@@ -255,7 +254,7 @@ class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
     def forward(self, values: tuple[torch.Tensor, ...]) -> torch.Tensor:
         import torch.utils._pytree as pytree
 
-        outputs = pytree.tree_unflatten(list(values[: self._count]), self._outputs)
-        targets = pytree.tree_unflatten(list(values[self._count :]), self._targets)
+        outputs = pytree.tree_unflatten(list(values[: self.output_count]), self._outputs)
+        targets = pytree.tree_unflatten(list(values[self.output_count :]), self._targets)
         result: torch.Tensor = self.loss(outputs, targets) if self.target_count else self.loss(outputs)
         return result

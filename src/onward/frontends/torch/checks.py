@@ -240,7 +240,7 @@ def check_dependence(value: torch.Tensor, outputs: list[torch.Tensor], name: str
 
 def example_outputs(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     """Return the outputs in training mode; a parameter or buffer that changes is an error, running statistics apart."""
-    with training_mode(module), _restored(module) as before:
+    with training_mode(module), restored(module) as before:
         with torch.no_grad(), checked_bags(module), example_fails("the module", module, _input_hint(inputs)):
             outputs = module(*inputs, **keywords)
         allowed = _statistics(module)
@@ -268,7 +268,7 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _restored(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+def restored(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Yield copies of all parameters and buffers, and put them back after where the forward wrote into them."""
     before = {n: t.detach().clone() for n, t in _tensors(module).items()}
     try:
@@ -383,7 +383,7 @@ def check_training(
         return
     with (
         training_mode(module),
-        _restored(module),
+        restored(module),
         torch.enable_grad(),
         without_recurrent_dropout(module),
         WithoutDropout(),

@@ -17,6 +17,7 @@ import torch.utils._pytree as pytree
 from onward.author import make_trainable
 from onward.errors import A101, ArgumentError, Diagnostic, define
 from onward.frontends.torch import capture
+from onward.frontends.torch.batch_size import check_batch_size
 from onward.frontends.torch.checks import (
     check_dependence,
     check_evaluation,
@@ -148,6 +149,7 @@ def from_torch(
         hold_padding(model, aliases)
         if isinstance(wrapped, capture.LossModule):
             check_training(module, wrapped.loss, (inputs, keywords), part.targets, model)
+            check_batch_size(module, wrapped.loss, (inputs, keywords), part.targets, model, batch, dynamic is True)
         else:
             probe = capture.LossModule(_probe, outputs, None)
             tried = make_trainable(
@@ -162,6 +164,7 @@ def from_torch(
             )
             hold_padding(tried, aliases)
             check_training(module, _probe, (inputs, keywords), None, tried)
+            check_batch_size(module, _probe, (inputs, keywords), None, tried, batch, dynamic is True)
         fix_running_statistics(model, module, replaced)
         if isinstance(part.optimizer, torch.optim.Optimizer):
             _put_state(model, optimizer_state(part.optimizer, names, ours.label(), part.scheduler))

@@ -1,0 +1,89 @@
+"""Proof that the captured step is not one for the example's batch size only, which PyTorch can make of `len(x)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from onward.errors import ArgumentError, BackendError, Diagnostic, OnwardError
+from onward.frontends.torch import capture
+from onward.frontends.torch.checks import restored, training_mode
+from onward.frontends.torch.gradients import WithoutDropout, evaluate, gradient_names, without_recurrent_dropout
+from onward.lower.random import is_random
+from onward.model.graphs import all_nodes
+from onward.model.training_model import TrainingModel
+
+
+def check_batch_size(
+    module: torch.nn.Module,
+    loss: Any,
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
+    targets: Any,
+    model: TrainingModel,
+    batch: int | None,
+    wanted_free: bool,
+) -> None:
+    """Make sure that a batch of twice the example's size has the loss in the file that it has in PyTorch.
+
+    Nothing is compared where the batch size is fixed (an error if it was `wanted_free`), where random numbers are
+    drawn, or where the module or the loss itself takes no other size.
+    """
+    (entry,) = model.entries
+    assert entry.algorithm is not None
+    tensors = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
+    free = [
+        not isinstance(value.shape[0], int)
+        for value, tensor in zip(model.graph.inputs, tensors, strict=True)
+        if tensor.ndim and tensor.shape[0] == batch and value.shape is not None
+    ]
+    drawn = [n for n in [*all_nodes(model.graph), *all_nodes(entry.algorithm)] if is_random(n)]
+    if wanted_free and not all(free):
+        raise _constant(module, batch or 0, "the file takes no such batch")
+    if not free or not all(free) or any(n.op_type != "Dropout" for n in drawn):
+        return
+
+    def twice(value: Any) -> Any:
+        batched = isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == batch
+        return torch.cat([value, value.flip(0)]) if batched else value
+
+    (inputs, keywords), wanted = pytree.tree_map(twice, (arguments, targets))
+    with training_mode(module), restored(module), torch.no_grad(), without_recurrent_dropout(module), WithoutDropout():
+        try:
+            outputs = module(*inputs, **keywords)
+            expected = loss(outputs) if targets is None else loss(outputs, wanted)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            return  # for this module or loss, such a batch is none
+    leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(wanted))
+    try:
+        (found,) = evaluate(
+            model, entry, [gradient_names(entry)[0]], [t for t in leaves if isinstance(t, torch.Tensor)]
+        )
+    except BackendError:
+        return  # check_training has warned that no backend runs it
+    except OnwardError:
+        raise
+    except Exception as error:  # kernels raise anything
+        raise _constant(module, batch or 0, f"{type(error).__name__}: {error}".splitlines()[0]) from error
+    if not _close(found, expected):
+        problem = f"a loss of {float(found):.6g} where PyTorch has {float(expected):.6g}"
+        raise _constant(module, batch or 0, problem)
+
+
+def _constant(module: torch.nn.Module, batch: int, problem: str) -> ArgumentError:
+    return ArgumentError(
+        Diagnostic(
+            capture.A200,
+            "the batch size of the example is a constant in the captured graph",
+            place=f"{type(module).__name__}, or its loss",
+            found=f"for {2 * batch} samples in place of {batch}: {problem}",
+            hint="write x.shape[0] in place of len(x), and no int() of a size; dynamic=False fixes the batch size",
+        )
+    )
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    wanted = expected.double().reshape(found.shape)
+    return bool(torch.allclose(found.double(), wanted, rtol=1e-3, atol=1e-6, equal_nan=True))
