@@ -101,7 +101,7 @@ def deform_conv(
         start = taps.reshape(before + [1] * rank) + places.reshape([1] * rank + before)
         at.append(start + moved.select(2 + rank, axis))
     low = [torch.floor(a.detach()).to(torch.int64) for a in at]
-    flat = x.reshape(n, shifts, channels // shifts, -1)
+    flat = x.flatten(2).unflatten(1, (shifts, channels // shifts))
     columns: Tensor | None = None
     for corner in itertools.product((0, 1), repeat=rank):
         index = [i + side for i, side in zip(low, corner, strict=True)]
@@ -114,13 +114,13 @@ def deform_conv(
             weight = share if weight is None else weight * share
             place = place * sizes[axis] + i.clamp(0, sizes[axis] - 1)
         assert weight is not None
-        chosen = place.reshape(n, shifts, 1, -1).expand(-1, -1, flat.shape[2], -1)
-        read = flat.gather(3, chosen) * torch.where(inside, weight, 0).reshape(n, shifts, 1, -1)
+        chosen = place.flatten(2).unsqueeze(2).expand(-1, -1, flat.shape[2], -1)
+        read = flat.gather(3, chosen) * torch.where(inside, weight, 0).flatten(2).unsqueeze(2)
         columns = read if columns is None else columns + read
     assert columns is not None
     if mask is not None:
-        columns = columns * mask.reshape(n, shifts, 1, -1)
-    rows = columns.reshape(n, groups, -1, math.prod(image))
+        columns = columns * mask.reshape(n, shifts, 1, math.prod(kernel) * math.prod(image))
+    rows = columns.reshape(n, groups, channels // groups * math.prod(kernel), math.prod(image))
     y = torch.matmul(w.reshape(groups, w.shape[0] // groups, -1), rows).reshape(n, w.shape[0], *image)
     return y if b is None else y + b.reshape([-1] + [1] * rank)
 
@@ -151,7 +151,7 @@ def col2im(attributes: Attributes, x: Tensor, image: Tensor, block: Tensor) -> T
     channels = x.shape[1] // index[..., :].reshape(-1).shape[0] * 0 + x.shape[1]
     for k in kernel:
         channels //= k
-    values = x.reshape(n, channels, -1)
+    values = x.reshape(n, channels, x.shape[1] // channels * x.shape[2])
     out = torch.zeros(n, channels, total, dtype=x.dtype, device=x.device)
     out = out.scatter_add(2, index.reshape(1, 1, -1).expand(n, channels, -1).to(x.device), values)
     out = out.reshape(n, channels, *padded)

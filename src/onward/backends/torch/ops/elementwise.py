@@ -264,7 +264,7 @@ def log_softmax(attributes: Attributes, x: Tensor) -> Tensor:
 @op("Softmax", "LogSoftmax", since=1)
 def softmax_flat(attributes: Attributes, x: Tensor) -> Tensor:
     axis = attributes["axis"] % max(x.ndim, 1)
-    flat = x.reshape(math.prod(x.shape[:axis]), -1)
+    flat = x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
     function = torch.softmax if attributes._key[0] == "Softmax" else torch.log_softmax
     return function(flat, 1).reshape(x.shape)
 

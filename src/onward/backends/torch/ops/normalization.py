@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -39,9 +40,9 @@ def batch_normalization(
 @op("InstanceNormalization")
 def instance_normalization(attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     axes = list(range(2, x.ndim))
-    mean = x.mean(axes, keepdim=True)
-    var = x.var(axes, unbiased=False, keepdim=True)
-    normal = (x - mean) / torch.sqrt(var + attributes["epsilon"])
+    centred = x - x.mean(axes, keepdim=True)
+    var = (centred * centred).mean(axes, keepdim=True)  # `x.var` warns of a batch without samples
+    normal = centred / torch.sqrt(var + attributes["epsilon"])
     return normal * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)
 
 
@@ -69,10 +70,10 @@ def rms_normalization(attributes: Attributes, x: Tensor, scale: Tensor) -> Tenso
 
 def _group_normal(attributes: Attributes, x: Tensor) -> Tensor:
     groups = attributes["num_groups"]
-    grouped = x.reshape(x.shape[0], groups, -1)
-    mean = grouped.mean(-1, keepdim=True)
-    var = grouped.var(-1, unbiased=False, keepdim=True)
-    return (grouped - mean) / torch.sqrt(var + attributes["epsilon"])
+    grouped = x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
+    centred = grouped - grouped.mean(-1, keepdim=True)
+    var = (centred * centred).mean(-1, keepdim=True)
+    return centred / torch.sqrt(var + attributes["epsilon"])
 
 
 @op("GroupNormalization", since=21)

@@ -43,7 +43,7 @@ def _windows(attributes: Attributes, x: Tensor, fill: float) -> tuple[Tensor, Te
         shape[i], shape[rank + i] = counts[i], kernel[i]
         index = index * padded.shape[2 + i] + where.reshape(shape)
     index = index.reshape(*counts, -1)
-    flat = padded.reshape(*padded.shape[:2], -1)
+    flat = padded.flatten(2)
     return flat[:, :, index], index, extended
 
 
@@ -96,7 +96,7 @@ def _unpadded(position: Tensor, x: Tensor, pads: list[tuple[int, int]], order: i
 @op("AveragePool")
 def average_pool(attributes: Attributes, x: Tensor) -> Tensor:
     windows, _, pads = _windows(attributes, x, 0.0)
-    ones = torch.ones_like(x[:1, :1])
+    ones = x.new_ones(1, 1, *x.shape[2:])  # of one image, also where there is none
     if attributes.get("count_include_pad", 0):
         kernel = attributes["kernel_shape"]
         rank = len(kernel)
@@ -106,7 +106,7 @@ def average_pool(attributes: Attributes, x: Tensor) -> Tensor:
         ones = pad_spatial(ones, given, 1.0)
         ones = pad_spatial(ones, [(0, p[1] - g[1]) for p, g in zip(pads, given, strict=True)], 0.0)
         flat = ones.reshape(1, 1, -1)
-        _, index, _ = _windows(attributes, x[:1, :1], 0.0)
+        _, index, _ = _windows(attributes, x.new_ones(1, 1, *x.shape[2:]), 0.0)
         count = flat[:, :, index].sum(-1)
     else:
         count = _windows(attributes, ones, 0.0)[0].sum(-1)

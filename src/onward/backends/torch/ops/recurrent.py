@@ -120,7 +120,7 @@ def _plain(attributes: Attributes, layer: _Layer) -> bool:
 def _fused(function: Any, layer: _Layer, state: Any, weights: list[Tensor]) -> tuple[Tensor, ...]:
     Y, *finals = function(layer.X, state, weights, len(weights) > 2 * layer.directions, 1, 0.0, False,
                           layer.directions == 2, False)  # fmt: skip
-    return layer.results(Y.reshape(layer.steps, layer.batch, layer.directions, -1).transpose(1, 2), *finals)
+    return layer.results(Y.unflatten(2, (layer.directions, -1)).transpose(1, 2), *finals)
 
 
 def _reordered(value: Tensor, order: Sequence[int], hidden: int) -> Tensor:
