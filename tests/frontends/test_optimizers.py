@@ -55,6 +55,13 @@ SCHEDULERS = {
     "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
     "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 8, 1e-3),
     "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 15, 2.0),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4, 2, 1e-3),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.2, 1.0, 6), lr_scheduler.CosineAnnealingLR(o, 20)], [6]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.3, 7), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.2, 40, cycle_momentum=False),
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -35,6 +38,24 @@ CASES = {
     "warm-up, then step": (
         schedules.Warmup(schedules.Step(0.1, every=5, gamma=0.5), 10, start=0.1),
         lambda o: S.LambdaLR(o, lambda t: 0.1 + 0.9 * t / 10 if t < 10 else 0.5 ** ((t - 10) // 5)),
+    ),
+    "cosine with restarts": (
+        schedules.CosineRestarts(0.1, 7, end=0.1), lambda o: S.CosineAnnealingWarmRestarts(o, 7, 1, 0.01),
+    ),
+    "cosine with longer and longer cycles": (
+        schedules.CosineRestarts(0.1, 5, growth=2), lambda o: S.CosineAnnealingWarmRestarts(o, 5, 2),
+    ),
+    "one after the other": (
+        schedules.Sequential(0.1, [
+            schedules.Linear(0.1, 6, start=0.2, end=1.0), schedules.Constant(0.1), schedules.CosineAnnealing(0.1, 20),
+        ], [6, 15]),
+        lambda o: S.SequentialLR(
+            o, [S.LinearLR(o, 0.2, 1.0, 6), S.ConstantLR(o, 1.0, 1), S.CosineAnnealingLR(o, 20)], [6, 15]
+        ),
+    ),
+    "multiplied": (
+        schedules.Product(0.1, [schedules.Linear(0.1, 10, start=0.2, end=1.0), schedules.Exponential(0.1, gamma=0.9)]),
+        lambda o: S.ChainedScheduler([S.LinearLR(o, 0.2, 1.0, 10), S.ExponentialLR(o, 0.9)]),
     ),
     "one-cycle": (schedules.OneCycle(0.1, STEPS), lambda o: S.OneCycleLR(o, 0.1, total_steps=STEPS)),
     "one-cycle with an odd peak": (
@@ -103,3 +124,21 @@ def test_a_wrong_schedule_says_what_is_right(make, message: str) -> None:
         make()
 
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_schedule_is_what_its_description_describes(name: str) -> None:
+    schedule, _ = CASES[name]
+
+    assert schedules.from_description(json.loads(json.dumps(schedule.describe()))) == schedule
+
+
+@pytest.mark.parametrize(("make", "expected"), [
+    (lambda: schedules.Sequential(0.1, [], []), "the parts of `Sequential` are not schedules"),
+    (lambda: schedules.Product(0.1, [0.5]), "the parts of `Product` are not schedules"),
+    (lambda: schedules.Sequential(0.1, [schedules.Constant(1)], [3]), "the boundaries of `Sequential` do not fit"),
+    (lambda: schedules.CosineRestarts(0.1, 5, growth=1.5), "`growth` of `CosineRestarts` is out of range"),
+])  # fmt: skip
+def test_parts_that_do_not_fit_are_named(make: Callable[[], schedules.Schedule], expected: str) -> None:
+    with pytest.raises(ArgumentError, match=expected):
+        make()

@@ -7,8 +7,9 @@ from typing import Any
 
 from onward.errors import unknown_name
 from onward.schedules.base import Schedule
+from onward.schedules.combined import Product, Sequential
 from onward.schedules.constant import Constant
-from onward.schedules.cosine import Cosine, CosineAnnealing
+from onward.schedules.cosine import Cosine, CosineAnnealing, CosineRestarts
 from onward.schedules.exponential import Exponential
 from onward.schedules.linear import Linear
 from onward.schedules.one_cycle import OneCycle
@@ -23,11 +24,14 @@ NAMES: dict[str, type[Schedule]] = {
         Constant,
         Cosine,
         CosineAnnealing,
+        CosineRestarts,
         Exponential,
         Linear,
         OneCycle,
         Piecewise,
         Polynomial,
+        Product,
+        Sequential,
         Step,
         Warmup,
     )
@@ -45,6 +49,8 @@ def from_description(description: Mapping[str, Any]) -> Schedule:
     name = str(settings.pop("name", ""))
     if name not in NAMES:
         raise unknown_name("schedule", name, NAMES)
+    if "parts" in settings:
+        settings["parts"] = [from_description(part) for part in settings["parts"]]
     after = settings.pop("after", None)  # what follows a warm-up
     if after is not None:
         settings["learning_rate"] = from_description(after)
@@ -56,12 +62,15 @@ __all__ = [
     "Constant",
     "Cosine",
     "CosineAnnealing",
+    "CosineRestarts",
     "Exponential",
     "Linear",
     "OneCycle",
     "Piecewise",
     "Polynomial",
+    "Product",
     "Schedule",
+    "Sequential",
     "Step",
     "Warmup",
     "from_description",

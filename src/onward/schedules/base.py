@@ -37,10 +37,13 @@ class Schedule(abc.ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return name and settings as plain values."""
-        settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {"name": type(self).__name__} | {
-            k: v.describe() if isinstance(v, Schedule) else v for k, v in settings.items()
-        }
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, Schedule):
+                return value.describe()
+            return [plain(v) for v in value] if isinstance(value, tuple) else value
+
+        return {"name": type(self).__name__} | {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     @abc.abstractmethod
     def factor(self, step: int) -> float:

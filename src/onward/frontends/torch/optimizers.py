@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from onward.errors import ArgumentError, Diagnostic, define
-from onward.frontends.torch.schedulers import convert_scheduler
+from onward.frontends.torch.schedulers import convert_scheduler, steps_of
 from onward.optimizers import (
     ASGD,
     SGD,
@@ -221,7 +221,7 @@ def optimizer_state(
             )
         )
     if scheduler is not None:
-        found["step"] = np.array(int(scheduler.last_epoch), np.int64)
+        found["step"] = np.array(steps_of(scheduler), np.int64)
     elif steps:
         found["step"] = np.array(next(iter(steps)), np.int64)
     elif found:  # SGD keeps no counter; any step but the first is like any other

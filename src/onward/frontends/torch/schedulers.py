@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -47,9 +47,10 @@ def convert_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> tuple
     if kind_of is lr_scheduler.OneCycleLR:
         rates = [float(g["max_lr"]) for g in optimizer.param_groups]
     else:
-        rates = [float(rate) for rate in scheduler.base_lrs]
+        first = scheduler._schedulers[0] if kind_of in _OF_PARTS else scheduler
+        rates = [float(rate) for rate in first.base_lrs]
     schedule = _TABLE[kind_of](scheduler, rates)
-    steps = int(scheduler.last_epoch)
+    steps = steps_of(scheduler)
     problems = []
     taken = _steps_taken(optimizer)
     if taken is not None and taken != steps:
@@ -77,6 +78,12 @@ def convert_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> tuple
     if problems:
         raise ArgumentError(problems)
     return rates, schedule, steps
+
+
+def steps_of(scheduler: Any) -> int:
+    """Return how often a scheduler was stepped."""
+    chained = isinstance(scheduler, lr_scheduler.ChainedScheduler)  # it keeps no count of its own
+    return int((scheduler._schedulers[0] if chained else scheduler).last_epoch)
 
 
 def _steps_taken(optimizer: torch.optim.Optimizer) -> int | None:
@@ -140,6 +147,38 @@ def _one_cycle(s: Any, rates: list[float]) -> Schedule:
     )
 
 
+def _restarts(s: Any, rates: list[float]) -> Schedule:
+    if s.eta_min and len(set(rates)) > 1:
+        raise _refuse("CosineAnnealingWarmRestarts", "eta_min and several rates", "use eta_min=0, or one rate")
+    return schedules.CosineRestarts(
+        rates[0], steps=s.T_0, growth=s.T_mult, end=s.eta_min / rates[0] if s.eta_min else 0.0
+    )
+
+
+def _sequential(s: Any, rates: list[float]) -> Schedule:
+    return schedules.Sequential(
+        rates[0], _parts(s, rates, set(_TABLE) - {lr_scheduler.OneCycleLR, *_OF_PARTS}), s._milestones
+    )
+
+
+def _product(s: Any, rates: list[float]) -> Schedule:
+    return schedules.Product(rates[0], _parts(s, rates, _FACTORS))
+
+
+def _parts(s: Any, rates: list[float], allowed: Collection[type]) -> list[Schedule]:
+    """Return the parts of a scheduler of schedulers, which must all be of the kinds that are exact there."""
+    others = [type(part).__name__ for part in s._schedulers if type(part) not in allowed]
+    if others:
+        known = ", ".join(sorted(k.__name__ for k in allowed))
+        raise _refuse(type(s).__name__, " and ".join(dict.fromkeys(others)), f"its parts may be: {known}")
+    return [_TABLE[type(part)](part, rates) for part in s._schedulers]
+
+
+_OF_PARTS = {lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler}
+# Chained, PyTorch multiplies the rate of the moment: exact for schedulers that only multiply.
+_FACTORS = {lr_scheduler.StepLR, lr_scheduler.MultiStepLR, lr_scheduler.ConstantLR, lr_scheduler.LinearLR,
+            lr_scheduler.ExponentialLR}  # fmt: skip
+
 _TABLE: dict[type, Callable[[Any, list[float]], Schedule]] = {
     lr_scheduler.StepLR: _step,
     lr_scheduler.MultiStepLR: _multi_step,
@@ -149,4 +188,7 @@ _TABLE: dict[type, Callable[[Any, list[float]], Schedule]] = {
     lr_scheduler.CosineAnnealingLR: _cosine,
     lr_scheduler.PolynomialLR: _polynomial,
     lr_scheduler.OneCycleLR: _one_cycle,
+    lr_scheduler.CosineAnnealingWarmRestarts: _restarts,
+    lr_scheduler.SequentialLR: _sequential,
+    lr_scheduler.ChainedScheduler: _product,
 }
