@@ -43,7 +43,7 @@ SUPPORTED: Mapping[str, Range] = {
     "safetensors": Range("0.5", "0.8"),
     "rich": Range("13.0", "15.0"),
     "typer": Range("0.16", "0.29"),
-    "torch": Range("2.8", "2.13", "torch", untested="2.10 to 2.12"),
+    "torch": Range("2.8", "2.13", "torch", untested="2.9 to 2.12"),
     "onnxscript": Range("0.7.1", "0.7", "torch"),
     "numba": Range("0.60", "0.68", "fast"),
 }
