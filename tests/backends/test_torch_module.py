@@ -443,3 +443,8 @@ def test_inputs_that_are_no_tensors_are_named() -> None:
 
     with pytest.raises(ArgumentError, match="`x`: ndarray"):
         module(pair()[0].numpy())
+
+
+def test_an_option_that_is_not_there_is_told() -> None:
+    with pytest.raises(ArgumentError, match="did you mean `gradients`"):
+        onward.to_torch(make(), gradient="graph")

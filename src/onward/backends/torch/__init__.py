@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from onward import versions
-from onward.errors import require_extra
+from onward.errors import ArgumentError, require_extra, unknown_name
 
 
 def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
@@ -31,6 +32,10 @@ def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
     versions.check(installed_torch("onward.to_torch"))
     from onward.backends.torch.convert import convert
 
+    valid = list(inspect.signature(convert).parameters)[2:]
+    unknown = [unknown_name("option of `to_torch`", name, valid) for name in options if name not in valid]
+    if unknown:
+        raise ArgumentError([d for error in unknown for d in error.diagnostics])
     return convert(model, mode, **options)
 
 
