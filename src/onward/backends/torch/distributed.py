@@ -123,7 +123,7 @@ class Group(Team):
         )
 
     @staticmethod
-    def is_loss(error: Exception) -> bool:
+    def is_lost(error: Exception) -> bool:
         """Return whether an error of PyTorch is about another process that is gone."""
         return isinstance(error, dist.DistError) or "gloo" in str(error)
 

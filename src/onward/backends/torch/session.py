@@ -239,7 +239,7 @@ class TorchSession:
     def _failure(self, key: str, error: Exception) -> OnwardError:
         if isinstance(error, OnwardError):
             return error
-        if self._group is not None and self._group.is_loss(error):
+        if self._group is not None and self._group.is_lost(error):
             lost: BackendError = self._group.lost(error)
             return lost
         return BackendError(Diagnostic(B301, f"PyTorch failed in the {key} graph: {error}"))
