@@ -114,7 +114,7 @@ def count_operations(size: int, origin: Origin) -> tuple[int, list[str]]:
 def kill_writers(kills: int, seed: int) -> dict[str, int]:
     """Kill `kills` writers and return the counts; raises at the first checkpoint that is lost."""
     rng = random.Random(seed)
-    origin = Origin(linear_program())
+    origin = Origin(None, linear_program())
     operations, names = count_operations(1 << 19, origin)
     assert {"open", "write", "fsync", "rename", "fsync_dir", "remove"} <= set(names)
     result = {"kills": 0, "at_boundaries": 0, "stale_temps": 0, "not_yet_one": 0}

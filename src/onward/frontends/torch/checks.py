@@ -420,7 +420,8 @@ def check_training(
             )
         )
     off = max((_distance(a, b) for a, b in pairs.values()), default=0.0)
-    if off > 1e-9 and all(p.dtype == torch.float64 for p in weights.values()):
+    # A number of 32 bits shows as 1e-8 and more; a sixth that PyTorch itself has in 32 bits (hardsigmoid) as 1.5e-9.
+    if off > 5e-9 and all(p.dtype == torch.float64 for p in weights.values()):
         warnings.warn(
             f"the gradients of the file differ from PyTorch's by {off:.0e} of their size, much for float64: an "
             "attribute of ONNX, such as an epsilon, has 32 bits, or a part of the module computes in fewer",
