@@ -7,7 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
+import onnxruntime
+import pytest
 from onnx import helper, numpy_helper
+
+from onward import versions
 
 
 def perceptron(sizes: Sequence[int] = (4, 8, 3), *, opset: int = 18, dtype: type = np.float32) -> onnx.ModelProto:
@@ -54,3 +58,12 @@ def batch(rows: int = 16, features: int = 4, classes: int = 3, seed: int = 0) ->
         "x": rng.standard_normal((rows, features)).astype(np.float32),
         "labels": rng.integers(0, classes, rows),
     }
+
+
+def stock_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """Return a session of ONNX Runtime on the CPU; skip the test where the installed one does not read such a graph."""
+    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    needed = versions.runtime_needed(onnxruntime.__version__, opset, model.ir_version)
+    if needed:
+        pytest.skip(f"needs {needed}")
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

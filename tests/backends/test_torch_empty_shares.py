@@ -15,6 +15,7 @@ from backends.test_torch_autograd import _leaves, _total
 from backends.test_torch_shares import arrays_of, graph_of, shared_cases
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.shares import Cut, Shared
+from onward.versions import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,6 +48,8 @@ def test_every_operator_runs_in_a_process_without_samples() -> None:
     wrong, tried = {}, 0
     for case in shared_cases():
         if "bitcast" in case.name:  # the bits of what is float64 here are others
+            continue
+        if "constant_pad" in case.name and parse(torch.__version__) < (2, 9):  # its pad refuses a batch without samples
             continue
         inputs, _ = case.data_sets[0]
         names = [v.name for v in case.model.graph.input]

@@ -138,6 +138,7 @@ def test_an_optimizer_goes_on_exactly(name: str, before: int, monkeypatch: pytes
     assert_same_state(trainer.state, module, 2e-4)
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # PyTorch 2.8 warns of its own SequentialLR
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_goes_on_exactly(name: str, before: int, monkeypatch: pytest.MonkeyPatch) -> None:

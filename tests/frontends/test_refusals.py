@@ -44,7 +44,8 @@ class Branching(Mlp):
 def test_control_flow_that_depends_on_data() -> None:
     text = refusal(Branching())
 
-    assert "error[A200]: PyTorch cannot capture the module" in text
+    # PyTorch 2.8 captures the branch that the example takes, and the graph then differs from the module.
+    assert "error[A200]: PyTorch cannot capture the module" in text or "error[A203]" in text
     assert "data-dependent" in text
     assert "if y.sum() > 0" in text  # the line
     assert "Branching" in text

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
 from cases import array
+from models import stock_session
 from onward.autodiff.api import gradient
 from onward.autodiff.rules.quantization import straight_through
 from onward.backends.reference import Evaluator
@@ -52,7 +52,7 @@ def assert_straight_through(
         lowered = gradient(model, of="y", wrt=wrt)
 
     onnx.checker.check_model(lowered, full_check=True)
-    session = onnxruntime.InferenceSession(lowered.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = stock_session(lowered)
     run = dict(zip([o.name for o in session.get_outputs()], session.run(None, dict(feeds)), strict=True))
     for actual in (Evaluator(lowered).run(feeds), run):
         np.testing.assert_allclose(actual["y"], total.detach(), rtol=1e-4, atol=1e-4)

@@ -79,6 +79,7 @@ def in_onnx(schedule: schedules.Schedule, dtype: type, steps: list[int]) -> list
     return [float(o) for o in outputs]
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # PyTorch 2.8 warns of its own SequentialLR
 @pytest.mark.parametrize("name", CASES)
 def test_a_schedule_equals_torch(name: str) -> None:
     schedule, make = CASES[name]

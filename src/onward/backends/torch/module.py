@@ -231,7 +231,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         tensors = {n: self.tensor(n) for n in forward.interpreter.input_slots if n in self._paths}
         tensors.update({n: self.tensor(parameter).detach() for n, parameter in forward.constants.items()})
         again = (
-            STEP in forward.updates.values() and not torch.compiler.is_compiling() and self._is_repeated(feeds, tensors)
+            STEP in list(forward.updates.values())
+            and not torch.compiler.is_compiling()
+            and self._is_repeated(feeds, tensors)
         )
         results = forward.interpreter.run({**tensors, **feeds})
         if not again:

@@ -171,6 +171,8 @@ def hold_padding(model: TrainingModel, aliases: Mapping[str, tuple[str, str]]) -
 
     Weight decay still reaches the padding row, as in PyTorch.
     """
+    if not aliases:
+        return
     algorithm = model.entries[0].algorithm
     assert algorithm is not None
     values = model.values()
