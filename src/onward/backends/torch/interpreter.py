@@ -153,9 +153,9 @@ class Interpreter:
                 body.values = {name: values[slot] for name, slot in body.outer.items()}
             result = self.call(instruction, arguments)
             results = result if isinstance(result, tuple) else (result,)
-            for slot, value in zip(instruction.outputs, results, strict=False):
+            for index, slot in enumerate(instruction.outputs[: len(results)]):
                 if slot >= 0:
-                    values[slot] = value
+                    values[slot] = results[index]
             for slot in instruction.dead:
                 values[slot] = None
         return {name: _as_tensor(values[slot]) for name, slot in zip(self.output_names, self._outputs, strict=True)}
@@ -266,7 +266,8 @@ def on_device(instruction: Instruction, arguments: list[Any]) -> list[Any]:
     if not any(isinstance(a, Host) for a in arguments):
         return arguments
     kept = _WANTED_ON_HOST.get(instruction.op_type, set())
-    device = next((a.device for a in arguments if isinstance(a, torch.Tensor)), None)
+    devices = [a.device for a in arguments if isinstance(a, torch.Tensor)]
+    device = devices[0] if devices else None
     return [a.tensor(device) if isinstance(a, Host) and i not in kept else a for i, a in enumerate(arguments)]
 
 

@@ -40,7 +40,8 @@ def widened(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(attributes: Attributes, *inputs: Any) -> Any:
-        kind = next((x.dtype for x in inputs if isinstance(x, Tensor) and x.dtype in _FEW_KERNELS), None)
+        few = [x.dtype for x in inputs if isinstance(x, Tensor) and x.dtype in _FEW_KERNELS]
+        kind = few[0] if few else None  # not next(): torch.compile of PyTorch 2.8 does not know it with a default
         if kind is None:
             return function(attributes, *inputs)
         wide = [x.to(torch.int64) if isinstance(x, Tensor) and x.dtype in _FEW_KERNELS else x for x in inputs]
