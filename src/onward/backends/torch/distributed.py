@@ -12,7 +12,9 @@ it is there and cut, and the update runs on the parts.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
+import weakref
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -115,12 +117,11 @@ class Group(Team):
 
     def parallel(self, forward: Forward) -> torch.nn.Module:
         """Return the module in DistributedDataParallel, which averages gradients while others are still computed."""
-        return torch.nn.parallel.DistributedDataParallel(
-            forward,
-            broadcast_buffers=False,
-            static_graph=not forward.branches,
-            find_unused_parameters=forward.branches,
+        module = torch.nn.parallel.DistributedDataParallel(
+            forward, static_graph=not forward.branches, find_unused_parameters=forward.branches
         )
+        _PARALLEL.add(module)
+        return module
 
     @staticmethod
     def is_lost(error: Exception) -> bool:
@@ -178,6 +179,18 @@ def _join(backend: str, own: int, size: int) -> None:
     dist.init_process_group(backend, store=dist.PrefixStore(f"onward/{attempt}", store), rank=own, world_size=size)
 
 
+_PARALLEL: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
 def _leave() -> None:
+    """Leave the other processes while Python still runs.
+
+    What DistributedDataParallel keeps holds the connection, and in a cycle it would outlive Python: the connection's
+    threads would then be destroyed while they run, which aborts the process.
+    """
+    for module in list(_PARALLEL):
+        for held in ("reducer", "logger", "process_group"):
+            module.__dict__.pop(held, None)
+    gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
