@@ -90,6 +90,10 @@ def worker(folder: Path, name: str, engine: str) -> None:
         seconds.append(time.perf_counter() - start)
     if os.environ["RANK"] == "0":
         (folder / "result.json").write_text(json.dumps(statistics.median(seconds[WARM:])))
+    if engine == "torch" and int(os.environ["WORLD_SIZE"]) > 1:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()  # without it PyTorch may abort at the end
 
 
 def save_models(folder: Path) -> None:
