@@ -18,7 +18,7 @@ from pathlib import Path
 import networks
 import onnx
 
-from onward.autodiff.api import gradient
+from onward.compiler.derivatives import gradient
 
 NETWORKS: dict[str, Callable[[], tuple[onnx.ModelProto, list[str]]]] = {
     "ResNet-50": networks.resnet50,

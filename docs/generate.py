@@ -43,7 +43,7 @@ def measure() -> dict[str, Any]:
 
 
 def _takes_bfloat16(operator: str) -> bool:
-    from onward.model.schema import newest_opset, schema
+    from onward.graph.schema import newest_opset, schema
 
     found = schema(operator, "", newest_opset())
     floating = [p for p in found.inputs if "tensor(float)" in p.types] if found is not None else []
@@ -52,7 +52,7 @@ def _takes_bfloat16(operator: str) -> bool:
 
 def _cost(case: Any) -> int:
     """Return how many nodes, constants aside, the backward of one node takes where shapes are known."""
-    from onward.autodiff.api import gradient
+    from onward.compiler.derivatives import gradient
     from onward.testing import gradcheck
 
     model = case.model()
@@ -64,7 +64,7 @@ def _cost(case: Any) -> int:
 
 def coverage_page(measured: dict[str, Any]) -> str:
     """Return docs/coverage.md."""
-    from onward.autodiff import coverage as module
+    from onward.compiler import coverage as module
 
     module.measurements.cache_clear()
     module.measurements = lambda: measured  # type: ignore[assignment]  # the page shows what was just measured

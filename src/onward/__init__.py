@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from onward import schedules as schedules
     from onward import testing as testing
     from onward.author import make_trainable as make_trainable
-    from onward.autodiff.api import gradient as gradient
-    from onward.autodiff.api import jvp as jvp
-    from onward.autodiff.api import lower_gradients as lower_gradients
-    from onward.autodiff.api import vjp as vjp
     from onward.autodiff.registry import register_gradient as register_gradient
     from onward.autodiff.rules.quantization import straight_through as straight_through
     from onward.check import check as check
+    from onward.compiler.compile import compile_model as compile  # noqa: F401  # the public name differs
+    from onward.compiler.derivatives import gradient as gradient
+    from onward.compiler.derivatives import jvp as jvp
+    from onward.compiler.derivatives import lower_gradients as lower_gradients
+    from onward.compiler.derivatives import vjp as vjp
+    from onward.compiler.program import Program as Program
     from onward.errors import OnwardError as OnwardError
-    from onward.lower.pipeline import compile_model as compile  # noqa: F401  # the public name differs
-    from onward.model.convert import to_inference as to_inference
+    from onward.model.inference import to_inference as to_inference
     from onward.model.serde import load as load
     from onward.model.serde import save as save
     from onward.model.training_model import TrainingModel as TrainingModel
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from onward.optimizers import Adam as Adam
     from onward.optimizers import AdamW as AdamW
     from onward.optimizers import Momentum as Momentum
-    from onward.program import Program as Program
     from onward.train.trainer import Trainer as Trainer
 
 # Public names and where they live. They are imported on first use, so that `import onward` stays fast and no
@@ -49,24 +49,24 @@ _PUBLIC = {
     "AdamW": "onward.optimizers",
     "Momentum": "onward.optimizers",
     "OnwardError": "onward.errors",
-    "Program": "onward.program",
+    "Program": "onward.compiler.program",
     "SGD": "onward.optimizers",
     "Trainer": "onward.train.trainer",
     "TrainingModel": "onward.model.training_model",
     "check": "onward.check",
-    "compile": "onward.lower.pipeline:compile_model",
+    "compile": "onward.compiler.compile:compile_model",
     "from_torch": "onward.frontends.torch",
-    "gradient": "onward.autodiff.api",
-    "jvp": "onward.autodiff.api",
+    "gradient": "onward.compiler.derivatives",
+    "jvp": "onward.compiler.derivatives",
     "load": "onward.model.serde",
-    "lower_gradients": "onward.autodiff.api",
+    "lower_gradients": "onward.compiler.derivatives",
     "make_trainable": "onward.author",
     "register_gradient": "onward.autodiff.registry",
     "save": "onward.model.serde",
     "straight_through": "onward.autodiff.rules.quantization",
-    "to_inference": "onward.model.convert",
+    "to_inference": "onward.model.inference",
     "to_torch": "onward.backends.torch",
-    "vjp": "onward.autodiff.api",
+    "vjp": "onward.compiler.derivatives",
 }
 _MODULES = ("losses", "optimizers", "samples", "schedules", "testing")
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import numpy_helper
 
 from author.small import MLP, f32
-from onward.lower.pipeline import compile_model
+from onward.compiler.compile import compile_model
 from onward.model.training_model import TrainingModel
 
 Build = Callable[..., onnx.ModelProto]

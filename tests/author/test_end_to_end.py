@@ -9,7 +9,7 @@ import torch
 from onward import losses, optimizers, samples, schedules
 from onward.author import make_trainable
 from onward.check import check
-from onward.model.convert import to_inference
+from onward.model.inference import to_inference
 
 RNG = np.random.default_rng(21)
 X = RNG.normal(size=(64, 3)).astype(np.float32)

@@ -10,10 +10,10 @@ from onnx.reference import ReferenceEvaluator
 
 from onward import optimizers, samples
 from onward.author import make_trainable
-from onward.author.draw import normal, uniform
+from onward.author.random_numbers import normal, uniform
+from onward.compiler.compile import compile_model
 from onward.errors import ArgumentError
-from onward.lower.pipeline import compile_model
-from onward.model.convert import to_inference
+from onward.model.inference import to_inference
 
 
 def run_initialization(model) -> dict[str, np.ndarray]:

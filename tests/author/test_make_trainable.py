@@ -13,7 +13,7 @@ from onward.author import make_trainable
 from onward.check import check
 from onward.errors import ArgumentError
 from onward.model import serde
-from onward.model.convert import combined_proto
+from onward.model.inference import combined_proto
 
 VARIANTS = {
     "plain": {},

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from onward.author import make_trainable
 from onward.check import check
 from onward.errors import ArgumentError, Severity
-from onward.model.convert import to_inference
+from onward.model.inference import to_inference
 
 EVERY = 16  # the whole set (1884 models) takes two minutes
 RANDOM = ("training", "bernoulli", "random", "dropout", "multinomial")

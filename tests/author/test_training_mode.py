@@ -16,7 +16,7 @@ from onward import losses, optimizers
 from onward.author import make_trainable
 from onward.check import check
 from onward.errors import ArgumentError
-from onward.model.convert import to_inference
+from onward.model.inference import to_inference
 
 RNG = np.random.default_rng(5)
 

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 from onward.errors import NotDifferentiable
 
 Shape = tuple[int, ...]

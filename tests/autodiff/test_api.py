@@ -13,7 +13,7 @@ import torch
 
 from autodiff.text_models import model, parse, run
 from cases.control_flow import CASES as CONTROL_FLOW
-from onward.autodiff.api import gradient, jvp, vjp
+from onward.compiler.derivatives import gradient, jvp, vjp
 
 NET = """g (double[N,3] x) => (double loss, double[N,2] y) {
     p = MatMul(x, w)

@@ -9,7 +9,7 @@ import pytest
 
 from autodiff.text_models import model, parse, run
 from cases.control_flow import CASES as ALL
-from onward.autodiff.api import gradient
+from onward.compiler.derivatives import gradient
 from onward.errors import NotDifferentiable
 from onward.testing import assert_gradients
 

@@ -10,7 +10,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 def test_the_coverage_page_and_its_measurements_have_every_operator_with_cases() -> None:
     """`python docs/generate.py` writes both; run it after adding a rule."""
     from cases import all_cases
-    from onward.autodiff.coverage import coverage, measurements
+    from onward.compiler.coverage import coverage, measurements
 
     page = (DOCS / "coverage.md").read_text()
 

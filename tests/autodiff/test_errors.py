@@ -10,8 +10,8 @@ import pytest
 
 from autodiff.text_models import parse
 from onward.autodiff import registry
-from onward.autodiff.api import gradient, jvp, lower_gradients, vjp
 from onward.autodiff.registry import find_rule
+from onward.compiler.derivatives import gradient, jvp, lower_gradients, vjp
 from onward.errors import ArgumentError, NotDifferentiable
 
 G = "ai.onnx.preview.training.Gradient"

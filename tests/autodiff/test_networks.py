@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from onward.autodiff.api import gradient
+from onward.compiler.derivatives import gradient
 
 sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))
 import networks

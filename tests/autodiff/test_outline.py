@@ -10,9 +10,9 @@ import pytest
 import onward.testing.gradcheck as gradcheck
 from autodiff.text_models import parse, run
 from cases import Case, all_cases
-from onward.autodiff.api import gradient
-from onward.autodiff.outline import DOMAIN
+from onward.autodiff.gradient_functions import DOMAIN
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 
 FIRST = list({c.op: c for c in reversed(all_cases()) if c.kind == "ordinary"}.values())
 TWO_LAYERS = """net (double[3,4] x, double[4] s, double[4] b) => (double[3,4] y) {

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from autodiff.text_models import parse, run
-from onward.autodiff.api import lower_gradients
+from onward.compiler.derivatives import lower_gradients
 from onward.model import serde
 
 G = "ai.onnx.preview.training.Gradient"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from onward.backends.torch.shares import Team
+from onward.backends.torch.batch_split import Team
 
 
 class _Meeting:

@@ -16,12 +16,12 @@ from backends.test_torch_shares import graph_of, images, shared_cases
 from frontends.runs import batches, start
 from frontends.zoo import ZOO, Subject
 from onward.backends.torch.autograd import Forward, why_not
+from onward.backends.torch.batch_split import Cut, Shared
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.session import TorchSession
-from onward.backends.torch.shares import Cut, Shared
 from onward.backends.torch.tensors import to_tensor
+from onward.compiler.compile import compile_model
 from onward.errors import ArgumentError
-from onward.lower.pipeline import compile_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -191,7 +191,7 @@ def test_a_message_without_a_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch
     arrays = {v.name: onnx.numpy_helper.to_array(x) if isinstance(x, onnx.TensorProto) else x
               for v, x in zip(case.model.graph.input, case.data_sets[0][0], strict=True)}  # fmt: skip
     expected = _gradients(case.model, arrays, None, 0)
-    monkeypatch.setattr("onward.backends.torch.shares._Added.backward", staticmethod(lambda context, g: (g, None)))
+    monkeypatch.setattr("onward.backends.torch.batch_split._Added.backward", staticmethod(lambda context, g: (g, None)))
 
     members = together(2, lambda team: _gradients(case.model, arrays, team, 0))
 

@@ -13,8 +13,8 @@ from backends.node_tests import difference
 from backends.team import ThreadTeam, together
 from backends.test_torch_autograd import _leaves, _total
 from backends.test_torch_shares import arrays_of, graph_of, shared_cases
+from onward.backends.torch.batch_split import Cut, Shared
 from onward.backends.torch.interpreter import Interpreter
-from onward.backends.torch.shares import Cut, Shared
 from onward.versions import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,12 +17,12 @@ from backends.team import ThreadTeam, together
 from backends.test_torch_module import convolutional
 from models import perceptron
 from onward.backends.torch import share_rules_layers  # noqa: F401 - registers the rules
+from onward.backends.torch.batch_split import RULES, Cut, Partial, Share, Shared
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.registry import find
-from onward.backends.torch.shares import RULES, Cut, Partial, Share, Shared
 from onward.backends.torch.tensors import to_numpy, to_tensor
-from onward.lower.pipeline import compile_model
-from onward.program import Program
+from onward.compiler.compile import compile_model
+from onward.compiler.program import Program
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

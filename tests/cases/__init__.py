@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.model.schema import newest_opset
+from onward.graph.schema import newest_opset
 from onward.testing import OneNodeModel, one_node_model
 
 

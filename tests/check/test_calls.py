@@ -11,7 +11,7 @@ from check import models
 from check.broken import Cases, algorithm, assert_reported, set_names
 from check.models import FLOAT, info, node, tensor
 from onward.check import check
-from onward.check.copies import Copier
+from onward.check.inference_copies import Copier
 
 CASES = Cases()
 

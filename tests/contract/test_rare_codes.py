@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
+from onward.compiler.program import TensorSpec
 from onward.errors import ArgumentError, BackendError, CheckpointError
-from onward.program import TensorSpec
 
 
 def test_a_scheduler_of_another_kind_is_refused() -> None:

@@ -34,9 +34,9 @@ from onnx import TensorProto, helper, numpy_helper
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import onward
-from onward.train import fsio
+from onward.storage import atomic as fsio
 from onward.train.checkpoint import CheckpointDirectory
-from onward.train.origin import Origin
+from onward.train.source import Origin
 from train.fake import linear_program
 
 KEEP = 2

@@ -253,7 +253,7 @@ def canonical(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def externalise(proto: onnx.ModelProto, folder: Any, file: str = "weights.bin") -> onnx.ModelProto:
     """Return a copy whose every numeric tensor, of every graph, is in `folder`/`file` (not written by Onward)."""
-    from onward.model.external_data import all_tensors
+    from onward.storage.external_data import all_tensors
 
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)

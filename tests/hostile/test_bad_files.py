@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from hostile.files import floats, known_gap, rich_model, small_model, value
 from onward.errors import ModelError
 from onward.model import serde
-from onward.model.limits import Limits
+from onward.storage.limits import Limits
 
 LOADERS = [serde.load, serde.read_proto]
 

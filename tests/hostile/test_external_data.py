@@ -14,7 +14,7 @@ from onnx import TensorProto
 from hostile.files import externalise, floats, known_gap, rich_model, small_model
 from onward.errors import ModelError
 from onward.model import serde
-from onward.model.external_data import all_tensors
+from onward.storage.external_data import all_tensors
 
 SECRET = b"the secret of another file, 24 bytes or more"
 

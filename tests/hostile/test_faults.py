@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from onward.errors import CheckpointError
-from onward.train import Callback, CheckpointWarning, Trainer, fsio
+from onward.storage import atomic as fsio
+from onward.train import Callback, CheckpointWarning, Trainer
 from onward.train.checkpoint import CheckpointDirectory
 from train.fake import linear_data, linear_program
 from train.test_fit import digest

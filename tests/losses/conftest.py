@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onward.autodiff.api import gradient
+from onward.compiler.derivatives import gradient
+from onward.graph.builder import Builder
 from onward.losses import Loss
-from onward.model.builder import Builder
 
 Run = Callable[..., np.ndarray]
 

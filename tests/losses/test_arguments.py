@@ -5,7 +5,7 @@ import pytest
 
 from onward import losses
 from onward.errors import ArgumentError
-from onward.model.builder import Builder
+from onward.graph.builder import Builder
 
 
 def value(*shape: int | str, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:

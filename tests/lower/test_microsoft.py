@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from onward.autodiff.api import gradient
-from onward.lower.decompose.microsoft import decompose_microsoft
+from onward.compiler.derivatives import gradient
+from onward.upgrade.microsoft import decompose_microsoft
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:

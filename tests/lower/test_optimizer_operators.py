@@ -10,10 +10,10 @@ from onnx import helper
 
 from onward.backends.reference import Evaluator
 from onward.errors import ModelError
-from onward.lower.decompose.optimizers import decompose_optimizers
-from onward.model.builder import Names
-from onward.model.graphs import all_names
-from onward.model.schema import TRAINING_DOMAIN
+from onward.graph.builder import Names
+from onward.graph.schema import TRAINING_DOMAIN
+from onward.graph.walk import all_names
+from onward.passes.optimizers import decompose_optimizers
 
 
 def update(op_type: str, kinds: int, T: int, *, dtype: type = np.float64, **attributes: object) -> tuple:

@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from onward.backends.reference import Evaluator
-from onward.lower.random import KEY, STEP, lower_random
-from onward.model.builder import Names
-from onward.model.graphs import all_names
+from onward.graph.builder import Names
+from onward.graph.walk import all_names
+from onward.passes.randomness import KEY, STEP, lower_random
 
 
 def draw(op_type: str, shape: tuple[int, ...], *, key: int = 0, step: int = 0, **attributes: object) -> np.ndarray:

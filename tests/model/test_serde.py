@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hostile.files import canonical, externalise, note, rich_model, small_model, value
 from onward.errors import ModelError
 from onward.model import serde
-from onward.model.external_data import all_tensors
+from onward.storage.external_data import all_tensors
 
 DATA = pathlib.Path(onnx.__file__).parent / "backend" / "test" / "data"
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hostile.files import canonical, known_gap, rich_model, small_model
 from onward.errors import ArgumentError, ModelError
 from onward.model import files, serde
-from onward.model.external_data import all_tensors
+from onward.storage.external_data import all_tensors
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:

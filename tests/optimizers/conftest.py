@@ -8,12 +8,12 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onward.lower.decompose.optimizers import decompose_optimizers
-from onward.model.builder import Builder, Names
-from onward.model.graphs import all_names
+from onward.graph.builder import Builder, Names
+from onward.graph.walk import all_names
 from onward.optimizers import Optimizer
 from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import emit_update, initializer
+from onward.passes.optimizers import decompose_optimizers
 
 OPSET = 18
 

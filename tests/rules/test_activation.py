@@ -8,8 +8,8 @@ import pytest
 import torch
 from onnx import parser
 
-from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 
 LARGE = np.array([-1000.0, -300.0, -2.0, 0.0, 2.0, 300.0, 1000.0], np.float16)
 

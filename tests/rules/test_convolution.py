@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 
 SHAPE_OPERATORS = {"Shape", "Size", "Gather", "Concat"}
 

@@ -15,10 +15,10 @@ import tomllib
 import onward.testing.gradcheck as gradcheck
 from cases import Case, all_cases
 from cases.text import TextCase
-from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 from onward.errors import ModelError
-from onward.lower.opset import lower_opset
+from onward.passes.opset import lower_opset
 from onward.testing import assert_gradients, gradients
 from onward.versions import RUNTIMES, parse, runtime_needed
 

@@ -9,8 +9,8 @@ import torch
 from onnx import parser
 
 from cases import array
-from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 from onward.errors import NotDifferentiable
 
 

@@ -9,8 +9,8 @@ import torch
 from onnx import TensorProto, helper
 
 from cases import array
-from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 
 SHAPES = {"Q": (1, 4, 3, 2), "K": (1, 2, 3, 2), "V": (1, 2, 3, 2)}
 

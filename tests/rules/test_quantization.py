@@ -9,9 +9,9 @@ import torch
 from onnx import parser
 
 from cases import array
-from onward.autodiff.api import gradient
 from onward.autodiff.rules.quantization import straight_through
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 from onward.errors import NotDifferentiable
 
 

@@ -11,9 +11,9 @@ import torch
 
 from cases import array
 from models import stock_session
-from onward.autodiff.api import gradient
 from onward.autodiff.rules.quantization import straight_through
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 from onward.errors import NotDifferentiable
 
 Tensors = Mapping[str, torch.Tensor]

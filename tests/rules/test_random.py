@@ -7,7 +7,7 @@ import onnxruntime
 from onnx import parser
 
 from cases import array
-from onward.autodiff.api import gradient
+from onward.compiler.derivatives import gradient
 
 MODEL = """<ir_version: 10, opset_import: ["" : 18]>
     net (float[8,16] X, float ratio, bool training) => (float[8,16] Z)

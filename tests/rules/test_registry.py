@@ -16,8 +16,6 @@ import onward.autodiff
 import onward.testing.gradcheck as gradcheck
 from cases import Case, all_cases
 from onward.autodiff import rules as rules
-from onward.autodiff.api import gradient as differentiate
-from onward.autodiff.coverage import coverage
 from onward.autodiff.registry import (
     GRADIENT,
     NON_DIFFERENTIABLE,
@@ -28,7 +26,9 @@ from onward.autodiff.registry import (
     gradient,
     register_gradient,
 )
-from onward.model.schema import WORKING_OPSET, all_schemas, newest_opset, raw_schema, schema, versions
+from onward.compiler.coverage import coverage
+from onward.compiler.derivatives import gradient as differentiate
+from onward.graph.schema import WORKING_OPSET, all_schemas, newest_opset, raw_schema, schema, versions
 from onward.testing import assert_gradients, one_node_model
 
 TESTS = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ import onward.testing.gradcheck as gradcheck
 from cases import Case
 from cases.resize import CASES
 from models import stock_session
-from onward.autodiff.api import gradient
+from onward.compiler.derivatives import gradient
 
 LINEAR = [c for c in CASES if c.kind != "special" and not c.arguments.get("extrapolation_value")]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onward.model import graphs, serde
+from onward.graph import shapes
+from onward.model import serde
 from onward.testing import one_node_model
 
 
@@ -19,6 +20,6 @@ def test_an_stft_without_attribute_is_inferred_to_be_one_sided() -> None:
     )
     loaded: ir.Model = serde.from_proto(model.proto).ir
 
-    graphs.infer_shapes(loaded)
+    shapes.infer_shapes(loaded)
 
-    assert graphs.static_shape(loaded.graph.outputs[0]) == (1, 3, 3, 2)
+    assert shapes.static_shape(loaded.graph.outputs[0]) == (1, 3, 3, 2)

@@ -9,7 +9,7 @@ import pytest
 
 import onward.testing.gradcheck as gradcheck
 from cases import Case
-from onward.autodiff.api import gradient
+from onward.compiler.derivatives import gradient
 
 FAMILIES = ("arithmetic", "elementary", "activation", "softmax", "reduction", "loss", "normalization", "random")
 CASES = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import onward.testing.gradcheck as gradcheck
-from onward.autodiff.api import gradient
+from onward.compiler.derivatives import gradient
 from onward.testing import OneNodeModel, one_node_model
 
 W = np.ones((3, 4), np.float32)

@@ -10,8 +10,8 @@ import pytest
 
 import onward.testing.gradcheck as gradcheck
 from cases import Case
-from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 from onward.errors import NotDifferentiable
 from onward.testing import gradients
 

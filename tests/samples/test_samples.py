@@ -12,9 +12,9 @@ import pytest
 
 from onward import samples
 from onward.check import check
+from onward.compiler.compile import compile_model
 from onward.errors import ArgumentError
-from onward.lower.pipeline import compile_model
-from onward.model.convert import combined_proto
+from onward.model.inference import combined_proto
 
 
 @pytest.mark.parametrize("name", sorted(samples.SAMPLES))

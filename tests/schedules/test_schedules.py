@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onward import schedules
 from onward.errors import ArgumentError
-from onward.model.builder import Builder
+from onward.graph.builder import Builder
 from onward.optimizers.emit import initializer
 
 S = torch.optim.lr_scheduler

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onward.backends.base import register_backend
-from onward.program import Program, StepGraph, TensorSpec
+from onward.compiler.program import Program, StepGraph, TensorSpec
 
 WIDTH = 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onward.program import TensorSpec
+from onward.compiler.program import TensorSpec
 from onward.train.data import BatchRequest, Preparation, as_source, match
 
 IMAGES = (TensorSpec("images", "float32", ("N", 1, 4, 4)),)

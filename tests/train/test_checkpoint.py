@@ -13,8 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from onward.errors import CheckpointError
-from onward.model.tensorfile import Damaged, read_tensor_bytes, read_tensor_file, tensor_file_chunks
-from onward.train import Trainer, fsio
+from onward.storage import atomic as fsio
+from onward.storage.tensor_file import Damaged, read_tensor_bytes, read_tensor_file, tensor_file_chunks
+from onward.train import Trainer
 from onward.train.checkpoint import CheckpointDirectory, CheckpointWarning
 from train.fake import linear_data
 from train.test_fit import digest, make_trainer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onward.compiler.program import TensorSpec
 from onward.errors import ArgumentError, DataError
-from onward.program import TensorSpec
 from onward.train.data import BatchRequest, IterableSource, Preparation, as_source, match
 from onward.train.data.files import open_data
 from onward.train.data.prefetch import Prefetcher

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from onward.compiler.program import TensorSpec
 from onward.errors import DataError, MissingExtra
-from onward.program import TensorSpec
 from onward.train.data import Preparation
 from onward.train.data.files import open_data, open_named
 from train.specs import FEATURES, IMAGES, LABELS, TARGET, feeds_of

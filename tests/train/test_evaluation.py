@@ -172,7 +172,7 @@ def test_sums_of_half_precision_do_not_overflow():
 
 @pytest.mark.parametrize("loss", [losses.CrossEntropy(), losses.CrossEntropy(weight=WEIGHT)], ids=["mean", "weights"])
 def test_the_search_for_totals_leaves_no_node_behind(loss, monkeypatch):
-    from onward.lower import pipeline
+    from onward.compiler import compile as pipeline
 
     seen = []
     whole = pipeline.loss_totals

@@ -13,7 +13,7 @@ import pytest
 import onward
 from models import dropout_network
 from onward.errors import OnwardError
-from onward.model.schema import schema
+from onward.graph.schema import schema
 from onward.versions import RUNTIMES
 from versions.old_runtimes import _write, losses
 

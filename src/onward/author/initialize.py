@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.author.draw import normal, uniform
+from onward.author.random_numbers import normal, uniform
 from onward.author.training_mode import is_batch_norm
 from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
-from onward.model.builder import Builder, Names, Value
-from onward.model.roles import final_uses, no_match
+from onward.graph.builder import Builder, Names, Value
+from onward.model.trainable import final_uses, no_match
 from onward.model.training_model import TrainingEntry
 from onward.optimizers.emit import Update, const_array
 from onward.schedules.base import check_number

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic, counted, unknown_name
+from onward.graph.builder import Names
 from onward.losses import LabelSpec
-from onward.model.builder import Names
 
 LabelArgument = str | Sequence[str] | Mapping[str, Any] | None
 

@@ -9,28 +9,29 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onward.author.hidden import inline_hiding_functions
+from onward.author.constants import lift_constants
+from onward.author.functions import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
 from onward.author.labels import LabelArgument
-from onward.author.lift import lift_constants
 from onward.author.merged import separate_merged
 from onward.author.objective import build_loss, resolve_loss
 from onward.author.training_mode import build_training_forward, to_inference_mode
 from onward.author.untie import tied_layers
 from onward.author.untie import untie as part
 from onward.errors import A101, ArgumentError, Diagnostic, define, unknown_name
+from onward.graph.builder import Builder, Names, Value
+from onward.graph.schema import TRAINING_DOMAIN, WORKING_OPSET
+from onward.graph.shapes import infer_shapes
+from onward.graph.walk import all_names, ancestors, reads
 from onward.losses import Loss
 from onward.model import serde
-from onward.model.builder import Builder, Names, Value
-from onward.model.graphs import all_names, ancestors, infer_shapes, reads
-from onward.model.microsoft import decompose_microsoft
-from onward.model.roles import as_patterns, choose, influential_nodes
-from onward.model.schema import TRAINING_DOMAIN, WORKING_OPSET
+from onward.model.trainable import as_patterns, choose, influential_nodes
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer, by_name
 from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import emit_update
 from onward.upgrade import to_working_opset
+from onward.upgrade.microsoft import decompose_microsoft
 
 A112 = define(
     "A112",

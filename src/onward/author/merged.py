@@ -12,7 +12,7 @@ from collections.abc import Hashable
 import numpy as np
 import onnx_ir as ir
 
-from onward.model.builder import Names, Value
+from onward.graph.builder import Names, Value
 from onward.model.training_model import FLOAT_TYPES
 
 _NORMALISERS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization")

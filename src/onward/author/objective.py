@@ -12,10 +12,10 @@ import onnx_ir as ir
 from onward.author.labels import LabelArgument, find_value, label_specs, wrong_outputs
 from onward.author.training_mode import TrainingForward
 from onward.errors import A101, ArgumentError, Diagnostic, define
+from onward.graph.builder import Builder, Names, Value
+from onward.graph.shapes import infer_shapes
 from onward.losses import LabelSpec, Loss, by_name, custom
 from onward.losses.custom import ANY_NUMBER
-from onward.model.builder import Builder, Names, Value
-from onward.model.graphs import infer_shapes
 from onward.model.training_model import FLOAT_TYPES, TrainingModel
 from onward.schedules.base import check_number
 

@@ -14,9 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic, define
-from onward.model.builder import Builder, Names, Value
-from onward.model.graphs import ancestors, constant_of, copy_nodes, reads, subgraphs
-from onward.model.roles import walk
+from onward.graph.builder import Builder, Names, Value
+from onward.graph.edit import copy_nodes
+from onward.graph.walk import ancestors, constant_of, reads, subgraphs
+from onward.model.trainable import walk
 from onward.model.training_model import TrainingModel
 
 A116 = define(

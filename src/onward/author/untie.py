@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from onward.author.merged import copy_initializer
 from onward.errors import ArgumentError, Diagnostic, Severity, counted, define
-from onward.model.builder import Names, Value
-from onward.model.roles import as_patterns, final_uses, is_passed_on, no_match
+from onward.graph.builder import Names, Value
+from onward.model.trainable import as_patterns, final_uses, is_passed_on, no_match
 from onward.model.training_model import FLOAT_TYPES
 
 A117 = define(

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from onward.autodiff.emit import Emitter
 from onward.autodiff.engine import FLOAT_OR_ANY, Backward, find_slice, helper
 from onward.autodiff.rule import Rule
-from onward.model import graphs
-from onward.model.builder import Value
+from onward.graph import edit, walk
+from onward.graph.builder import Value
 
 
 @dataclasses.dataclass
@@ -37,7 +37,7 @@ class BodyGradient:
 def active_captures(rule: Rule, *bodies: ir.Graph) -> list[Value]:
     """Return the values that the bodies capture and that depend on what is differentiated by, each once."""
     assert rule.sweep is not None
-    found = dict.fromkeys(v for body in bodies for v in graphs.captured(body))
+    found = dict.fromkeys(v for body in bodies for v in walk.captured(body))
     return [v for v in found if rule.sweep.wants(v)]
 
 
@@ -75,7 +75,7 @@ def live(nodes: Sequence[ir.Node], wanted: Iterable[Value]) -> list[ir.Node]:
         if node is None or node in needed or node not in inside:
             continue
         needed.add(node)
-        queue += [v.producer() for v in graphs.reads(node)]
+        queue += [v.producer() for v in walk.reads(node)]
     for node in nodes:
         if node not in needed:
             detach(node)
@@ -84,7 +84,7 @@ def live(nodes: Sequence[ir.Node], wanted: Iterable[Value]) -> list[ir.Node]:
 
 def detach(node: ir.Node) -> None:
     """Let `node`, which is in no graph, read nothing any more."""
-    for graph in graphs.subgraphs(node):
+    for graph in walk.subgraphs(node):
         for inner in list(graph):
             detach(inner)
         graph.outputs.clear()
@@ -98,7 +98,7 @@ def substitute(nodes: Iterable[ir.Node], values: Mapping[Value, Value]) -> None:
         for index, value in enumerate(node.inputs):
             if value is not None and value in values:
                 node.replace_input_with(index, values[value])
-        for graph in graphs.subgraphs(node):
+        for graph in walk.subgraphs(node):
             substitute(graph, values)
             for index, value in enumerate(graph.outputs):
                 if value in values:
@@ -114,7 +114,7 @@ def owned(value: Value, body: ir.Graph) -> bool:
 
 
 def _read_from(nodes: Iterable[ir.Node], results: Sequence[Value | None], body: ir.Graph) -> list[Value]:
-    found = dict.fromkeys(v for n in nodes for v in graphs.reads(n))
+    found = dict.fromkeys(v for n in nodes for v in walk.reads(n))
     found.update(dict.fromkeys(r for r in results if r is not None))
     return [v for v in found if owned(v, body)]
 
@@ -125,7 +125,7 @@ def _copy_constants(op: Emitter, body: ir.Graph, results: Sequence[Value | None]
     for value in _read_from(op.nodes, results, body):
         node = value.producer()
         if node is not None and node.op_type == "Constant" and node.domain == "":
-            nodes += graphs.copy_nodes([node], copies, names=op.names, prefix=op.prefix)
+            nodes += edit.copy_nodes([node], copies, names=op.names, prefix=op.prefix)
         elif node is None and value.const_value is not None:
             constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], num_outputs=1)
             constant.name = op.names.unique(f"{op.prefix}{value.name}")
@@ -143,7 +143,7 @@ def _keep_shapes_only(op: Emitter, body: ir.Graph, residuals: Sequence[Value]) -
     by_input: dict[Value, list[ir.Node]] = {}
     others: set[Value] = set()
     for node in op.nodes:
-        for value in graphs.reads(node):
+        for value in walk.reads(node):
             if node.op_type == "Shape" and node.domain == "":
                 by_input.setdefault(value, []).append(node)
             else:
@@ -180,7 +180,7 @@ def carried_states(
     used = set(given)
     while True:
         wanted = [*targets, *(pairs[k][1] for k in used)]
-        read = {*wanted, *(v for n in graphs.ancestors(wanted) if n.graph is body for v in graphs.reads(n))}
+        read = {*wanted, *(v for n in walk.ancestors(wanted) if n.graph is body for v in walk.reads(n))}
         more = {k for k, (start, _) in enumerate(pairs) if start in read} - used
         if not more:
             break

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.model.builder import Builder, Names, Operand, Value
-from onward.model.schema import schema
+from onward.graph.builder import Builder, Names, Operand, Value
+from onward.graph.schema import schema
 
 # Two of these are two draws, not one value.
 RANDOM = frozenset(

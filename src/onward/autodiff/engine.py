@@ -20,9 +20,9 @@ from onward.autodiff.problems import Problem, refusal
 from onward.autodiff.problems import Unsupported as Unsupported
 from onward.autodiff.registry import GRADIENT, RuleSpec, find_rule
 from onward.autodiff.rule import Rule
-from onward.model import graphs
-from onward.model.builder import Builder, Value
-from onward.model.schema import Schema, schema
+from onward.graph import walk
+from onward.graph.builder import Builder, Value
+from onward.graph.schema import Schema, schema
 from onward.model.training_model import FLOAT_TYPES
 
 # Types that may carry a gradient; None is a type that inference did not find.
@@ -50,11 +50,11 @@ def find_slice(
 ) -> Slice:
     """Return the nodes on the ways from `wrt` to `of` that do not pass through `constants`."""
     cut = set(constants)
-    needed = graphs.ancestors([of] if isinstance(of, ir.Value) else of, stop=cut)
+    needed = walk.ancestors([of] if isinstance(of, ir.Value) else of, stop=cut)
     active: set[Value] = {w for w in wrt if w not in cut}
     nodes = []
     for node in order:
-        if node in needed and any(v in active for v in graphs.reads(node)):
+        if node in needed and any(v in active for v in walk.reads(node)):
             nodes.append(node)
             active.update(v for v in node.outputs if v not in cut)
     return Slice(nodes, active)
@@ -146,7 +146,7 @@ class Backward:
                 message = f"no gradient by input `{name}` of `{node.op_type}`: {condition.reason}"
                 self._refuse(D202, node, message, node.inputs[index])
         needed = frozenset(i for i, n in positions.items() if spec.conditions.get(n, GRADIENT) is GRADIENT)
-        if spec.function is None or (not needed and not any(True for _ in graphs.subgraphs(node))):
+        if spec.function is None or (not needed and not any(True for _ in walk.subgraphs(node))):
             return
         before = self.op.prefix
         self.op.prefix = f"grad/{node.name or node.outputs[0].name}/"
@@ -213,7 +213,7 @@ class Backward:
             # A gradient that does not flow is said to be None: what is left out may have been forgotten. (Unless some
             # output has no gradient: then a rule may leave out what only that one leads to.)
             forgotten = rule.needed_names() - set(result)
-            if forgotten and (result or not any(True for _ in graphs.subgraphs(node))):
+            if forgotten and (result or not any(True for _ in walk.subgraphs(node))):
                 raise TypeError(f"the rule of {node.op_type} returned no gradient for {', '.join(sorted(forgotten))}")
         return names
 
@@ -260,9 +260,9 @@ class Backward:
 
     def _dequantizes_inside(self, node: ir.Node) -> bool:
         """Return whether a subgraph may make floats of integers that carry a gradient here: sweeps inside see none."""
-        inner = [n for g in graphs.subgraphs(node) for n in graphs.all_nodes(g)]
+        inner = [n for g in walk.subgraphs(node) for n in walk.all_nodes(g)]
         return any(n.op_type == "DequantizeLinear" for n in inner) and any(
-            v in self.part.active and _is_integer(v) for v in graphs.reads(node)
+            v in self.part.active and _is_integer(v) for v in walk.reads(node)
         )
 
     def _carries_integers(self, value: Value) -> bool:
@@ -271,7 +271,7 @@ class Backward:
     def _refuse(self, code: str, node: ir.Node, message: str, value: Value | None = None) -> None:
         """Note a blocking node, and let a stand-in flow on so that the sweep finds those behind it too."""
         self.problems.append(Problem(code, message, node, value, self.within))
-        for source in graphs.reads(node) if value is None or value not in node.inputs else [value]:
+        for source in walk.reads(node) if value is None or value not in node.inputs else [value]:
             if source in self.part.active and source.dtype in FLOAT_OR_ANY:
                 stand_in = ir.Value(name=f"blocked/{source.name}", type=source.type, shape=source.shape)
                 self._contributions.setdefault(source, []).append(stand_in)

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onward.autodiff import expand
-from onward.autodiff.again import evaluate_again
+from onward.autodiff import function_bodies as expand
 from onward.autodiff.engine import Backward, Slice, find_slice, zeros
+from onward.autodiff.other_point import evaluate_again
 from onward.autodiff.scope import Scope
 from onward.autodiff.shapes import infer_bodies
 from onward.errors import Diagnostic, NotDifferentiable, define
-from onward.model import graphs
-from onward.model.builder import Names, Value
-from onward.model.schema import TRAINING_DOMAIN
+from onward.graph import edit, shapes, walk
+from onward.graph.builder import Names, Value
+from onward.graph.schema import TRAINING_DOMAIN
 
 D102 = define(
     "D102",
@@ -51,15 +51,15 @@ def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
     Changes the graphs in place. A function that contains Gradient nodes is put in the place of its calls, where the
     types are known, and is gone afterwards.
     """
-    names = Names(graphs.all_names(model.graph))
+    names = Names(walk.all_names(model.graph))
     for algorithm in algorithms:
-        names.taken |= graphs.all_names(algorithm)
+        names.taken |= walk.all_names(algorithm)
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
     _inline_gradient_functions(model, [model.graph, *algorithms], names)
     count = 0
     if _has_gradient(model.graph):
-        graphs.infer_shapes(model)
-        scope = Scope([model.graph], opset, names, model.functions, lambda: graphs.infer_shapes(model))
+        shapes.infer_shapes(model)
+        scope = Scope([model.graph], opset, names, model.functions, lambda: shapes.infer_shapes(model))
         count += _lower(model.graph, scope)
     for algorithm in algorithms:
         if _has_gradient(algorithm):
@@ -67,24 +67,24 @@ def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
             infer()
             scope = Scope([model.graph, algorithm], opset, names, model.functions, infer)
             count += _lower(algorithm, scope)
-    if count and not any(is_gradient(n) for g in (model.graph, *algorithms) for n in graphs.all_nodes(g)):
+    if count and not any(is_gradient(n) for g in (model.graph, *algorithms) for n in walk.all_nodes(g)):
         _drop_import(model, algorithms)
     return count
 
 
 def _drop_import(model: ir.Model, algorithms: Sequence[ir.Graph]) -> None:
     """Forget the training domain where nothing of it is left: a stock runtime need not know it."""
-    everything: list[graphs.GraphLike] = [model.graph, *algorithms, *model.functions.values()]
-    if all(n.domain != TRAINING_DOMAIN for g in everything for n in graphs.all_nodes(g)):
+    everything: list[walk.GraphLike] = [model.graph, *algorithms, *model.functions.values()]
+    if all(n.domain != TRAINING_DOMAIN for g in everything for n in walk.all_nodes(g)):
         model.opset_imports.pop(TRAINING_DOMAIN, None)
 
 
 def _inference(model: ir.Model, algorithm: ir.Graph) -> Callable[[], None]:
-    return lambda: graphs.infer_shapes(model, algorithm)
+    return lambda: shapes.infer_shapes(model, algorithm)
 
 
-def _has_gradient(graph: graphs.GraphLike) -> bool:
-    return any(is_gradient(n) for n in graphs.all_nodes(graph))
+def _has_gradient(graph: walk.GraphLike) -> bool:
+    return any(is_gradient(n) for n in walk.all_nodes(graph))
 
 
 def _inline_gradient_functions(model: ir.Model, callers: Sequence[ir.Graph], names: Names) -> None:
@@ -94,14 +94,13 @@ def _inline_gradient_functions(model: ir.Model, callers: Sequence[ir.Graph], nam
         more = {
             key
             for key, function in model.functions.items()
-            if key not in guilty
-            and any((n.domain, n.op_type, n.overload) in guilty for n in graphs.all_nodes(function))
+            if key not in guilty and any((n.domain, n.op_type, n.overload) in guilty for n in walk.all_nodes(function))
         }
         if not more:
             break
         guilty |= more
     while guilty:
-        calls = [n for g in callers for n in graphs.all_nodes(g) if (n.domain, n.op_type, n.overload) in guilty]
+        calls = [n for g in callers for n in walk.all_nodes(g) if (n.domain, n.op_type, n.overload) in guilty]
         if not calls:
             break
         for call in calls:
@@ -110,18 +109,18 @@ def _inline_gradient_functions(model: ir.Model, callers: Sequence[ir.Graph], nam
         del model.functions[key]
 
 
-def _lower(graph: graphs.GraphLike, scope: Scope) -> int:
+def _lower(graph: walk.GraphLike, scope: Scope) -> int:
     count = 0
     nodes = list(graph)
     scope.pending.update(nodes)
     for node in nodes:
-        for sub in graphs.subgraphs(node):
+        for sub in walk.subgraphs(node):
             count += _lower(sub, scope.inner(sub))
         if is_gradient(node):
             lower_gradient(node, scope)
             count += 1
         scope.pending.discard(node)
-    graphs.remove_dead_nodes(graph, scope.emitted)
+    edit.remove_dead_nodes(graph, scope.emitted)
     return count
 
 
@@ -188,7 +187,7 @@ def _finish(
     xs: Sequence[Value],
     grads: Sequence[Value | None],
     backward: Backward,
-    graph: graphs.GraphLike,
+    graph: walk.GraphLike,
     scope: Scope,
 ) -> None:
     """Put the backward nodes in the place of `node` and let its outputs be the gradients."""
@@ -289,7 +288,7 @@ def _dependence_problems(cut: Sequence[Value], scope: Scope, place: str) -> list
         producer = value.producer()
         if producer is None:
             continue
-        behind = {v for n in graphs.ancestors([value]) for v in graphs.reads(n)}
+        behind = {v for n in walk.ancestors([value]) for v in walk.reads(n)}
         sources = [v for v in dict.fromkeys(cut) if v in behind and v is not value]
         if sources:
             problems.append(
@@ -297,9 +296,9 @@ def _dependence_problems(cut: Sequence[Value], scope: Scope, place: str) -> list
                     D103,
                     "xs and zs are not independent",
                     place=place,
-                    found=f"`{value.name}` is computed from {graphs.sequence_of(sources)}",
+                    found=f"`{value.name}` is computed from {walk.sequence_of(sources)}",
                     needed="a cut of the graph in which no member is computed from another",
-                    hint=f"leave out `{value.name}`, or leave out {graphs.sequence_of(sources)}",
+                    hint=f"leave out `{value.name}`, or leave out {walk.sequence_of(sources)}",
                 )
             )
     return problems

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onward.errors import Diagnostic, NotDifferentiable, define
-from onward.model import graphs
-from onward.model.builder import Value
+from onward.graph import walk
+from onward.graph.builder import Value
 
 if TYPE_CHECKING:
     from onward.autodiff.engine import Slice
@@ -62,9 +62,9 @@ def refusal(problems: Sequence[Problem], of: Value, wrt: Sequence[Value], part: 
 
 def _diagnostic(problem: Problem, of: Value, wrt: Sequence[Value], part: Slice) -> Diagnostic:
     outer = problem.within[0] if problem.within else problem.node
-    behind = graphs.ancestors([v for v in graphs.reads(outer) if v in part.active])
-    sources = [w for w in wrt if w in graphs.reads(outer) or any(w in graphs.reads(n) for n in behind)]
-    named = graphs.sequence_of(sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
+    behind = walk.ancestors([v for v in walk.reads(outer) if v in part.active])
+    sources = [w for w in wrt if w in walk.reads(outer) or any(w in walk.reads(n) for n in behind)]
+    named = walk.sequence_of(sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
     kinds = {kind_of(w) for w in sources} or {"value"}
     kind = kinds.pop() if len(kinds) == 1 else "value"
     place = f"node `{problem.node.name or problem.node.op_type}`"
@@ -98,19 +98,19 @@ def _path(node: ir.Node, of: Value, sources: Sequence[Value], part: Slice) -> st
         return ""
     came_from: dict[Value, ir.Node | None] = {sources[0]: None}
     for step in part.nodes:
-        if any(v in came_from for v in graphs.reads(step)):
+        if any(v in came_from for v in walk.reads(step)):
             for output in step.outputs:
                 came_from.setdefault(output, step)
     goes_to: dict[Value, ir.Node | None] = {of: None}
     for step in reversed(part.nodes):
         if any(v in goes_to for v in step.outputs):
-            for value in graphs.reads(step):
+            for value in walk.reads(step):
                 goes_to.setdefault(value, step)
     before: list[str] = []
     at: ir.Node | None = node
     while at is not None:
         before.append(at.name or at.op_type)
-        source = next((v for v in graphs.reads(at) if v in came_from), None)
+        source = next((v for v in walk.reads(at) if v in came_from), None)
         at = came_from[source] if source is not None else None
     after: list[str] = []
     at = node

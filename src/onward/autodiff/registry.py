@@ -22,14 +22,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from onward.model.schema import Schema, newest_opset, schema
+from onward.graph.schema import Schema, newest_opset, schema
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from onward.autodiff.rule import Rule
     from onward.autodiff.types import Grads
-    from onward.model.builder import Value
+    from onward.graph.builder import Value
 
 
 @dataclasses.dataclass(frozen=True)

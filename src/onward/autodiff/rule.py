@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff import sequences
-from onward.model import graphs
-from onward.model.builder import Builder, Value, output_type
-from onward.model.schema import Schema, attribute_default
+from onward.graph import shapes, walk
+from onward.graph.builder import Builder, Value, output_type
+from onward.graph.schema import Schema, attribute_default
 
 if TYPE_CHECKING:
     from onward.autodiff.engine import Backward
@@ -22,7 +22,7 @@ Dims = tuple[int | str | None, ...]
 class Rule:
     """The forward node seen through its schema: inputs and outputs by name, attributes with defaults, shapes.
 
-    `op` makes backward nodes (see `onward.model.builder.Builder`).
+    `op` makes backward nodes (see `onward.graph.builder.Builder`).
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class Rule:
 
     def constant_input(self, name: str) -> np.ndarray | None:
         """Return the array of an input that is a constant, else None (absent or computed at run time)."""
-        return graphs.constant_of(self.optional_input(name))
+        return walk.constant_of(self.optional_input(name))
 
     def dims(self, value: Value) -> Dims | None:
         """Return per dimension an int, a symbol or None; None if the rank is unknown."""
-        return graphs.dims(value)
+        return shapes.dims(value)
 
     def static_shape(self, value: Value) -> tuple[int, ...] | None:
         """Return the shape if all of it is known, else None."""
-        return graphs.static_shape(value)
+        return shapes.static_shape(value)
 
     def rank(self, value: Value) -> int | None:
         """Return the number of dimensions, or None if it is unknown."""
@@ -132,7 +132,7 @@ class Rule:
 
     def shape_of(self, value: Value) -> Value:
         """Return the shape as a 1-D int64 value: a constant where it is known, a `Shape` node where not."""
-        static = graphs.static_shape(value)
+        static = shapes.static_shape(value)
         if static is not None:
             return self.op.constant(np.array(static, dtype=np.int64))
         out = self.op.Shape(value)
@@ -142,7 +142,7 @@ class Rule:
 
     def dim_of(self, value: Value, axis: int) -> Value:
         """Return one dimension as a 1-D int64 value of one element: a constant where it is known."""
-        known = graphs.dims(value)
+        known = shapes.dims(value)
         if known is not None and isinstance(known[axis], int):
             return self.op.constant(np.array([known[axis]], dtype=np.int64))
         if axis < 0 and known is not None:
@@ -166,7 +166,7 @@ class Rule:
             value = self.op.OptionalGetElement(value)
         dtype = value.dtype or ir.DataType.FLOAT
         array = np.array([fill]).astype(dtype.numpy())
-        static = graphs.static_shape(value)
+        static = shapes.static_shape(value)
         if static == ():
             return self.op.constant(array.reshape(()))
         if dtype == ir.DataType.BFLOAT16 and self.op.opset < 20:  # ConstantOfShape has no bfloat16 before opset 20
@@ -178,7 +178,7 @@ class Rule:
 
     def reshape_like(self, value: Value, like: Value) -> Value:
         """Return `value` with the shape of `like`."""
-        template = _reshape_template(graphs.dims(value), graphs.dims(like))
+        template = _reshape_template(shapes.dims(value), shapes.dims(like))
         if template is not None:
             out = self.op.Reshape(value, np.array(template, dtype=np.int64))
         else:
@@ -221,7 +221,7 @@ def _reshape_template(own: Dims | None, wanted: Dims | None) -> list[int] | None
 
 
 def _may_be_empty(value: Value) -> bool:
-    known = graphs.dims(value)
+    known = shapes.dims(value)
     return known is None or any(not isinstance(d, int) or d == 0 for d in known)
 
 

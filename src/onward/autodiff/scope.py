@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from onward.autodiff import expand
+from onward.autodiff import function_bodies as expand
 from onward.autodiff.emit import Cache, Emitter
 from onward.errors import Diagnostic, define
-from onward.model import graphs
-from onward.model.builder import Names, Value
+from onward.graph import walk
+from onward.graph.builder import Names, Value
 from onward.model.training_model import FLOAT_TYPES
 
 D100 = define(
@@ -33,7 +33,7 @@ D101 = define(
 class Scope:
     """The graphs whose values can be named, outermost first; names, functions and caches that go with them."""
 
-    graphs: list[graphs.GraphLike]
+    graphs: list[walk.GraphLike]
     opset: int
     names: Names
     functions: expand.Functions
@@ -66,7 +66,7 @@ class Scope:
             calls = [
                 (call, body)
                 for node in wanted()
-                for call in (node, *(n for g in graphs.subgraphs(node) for n in graphs.all_nodes(g)))
+                for call in (node, *(n for g in walk.subgraphs(node) for n in walk.all_nodes(g)))
                 if expand.needs_expansion(call, self.opset)
                 and (body := expand.body_of(call, self.functions, self.opset)) is not None
             ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 
 
 def element(op: Builder, sequence: Value, name: str = "element") -> Value:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import onnx
 import onnx_ir as ir
 
-from onward.model import graphs
-from onward.model.builder import Value
+from onward.graph import shapes, walk
+from onward.graph.builder import Value
 
 _SYMBOLS = "onward.symbols"
 _SMALL = 1024  # elements of a captured constant that takes part by value
@@ -27,7 +27,7 @@ def infer_bodies(nodes: Iterable[ir.Node], opset: int) -> None:
             body = node.attributes["body"].as_graph()
             given = _given(node, body)
             _infer(body, given, _carried(node), opset)
-        for graph in graphs.subgraphs(node):
+        for graph in walk.subgraphs(node):
             infer_bodies(graph, opset)
 
 
@@ -92,7 +92,7 @@ def _infer(body: ir.Graph, given: Sequence[Typed], carried: Sequence[tuple[int, 
             value.type = type_
         if shape is not None:
             value.shape = shape.copy()
-    declared = [(v, v.shape) for n in graphs.all_nodes(body) for v in n.outputs]
+    declared = [(v, v.shape) for n in walk.all_nodes(body) for v in n.outputs]
     while True:
         for value, shape in declared:  # what an assumption that was given up had led to is forgotten
             value.shape = shape
@@ -129,9 +129,9 @@ def _run(body: ir.Graph, opset: int) -> set[str]:
     """Infer the body as a graph of its own; return the symbols that mean one number in every iteration."""
     graph = onnx.GraphProto(name="body")
     symbols: set[str] = set()
-    outer = graphs.captured(body)
+    outer = walk.captured(body)
     for value in [*body.inputs, *outer]:
-        constant = graphs.constant_of(value) if value in outer else None
+        constant = walk.constant_of(value) if value in outer else None
         if constant is not None and constant.size <= _SMALL:
             graph.initializer.append(onnx.numpy_helper.from_array(constant, value.name))
         elif value.type is not None:
@@ -146,8 +146,8 @@ def _run(body: ir.Graph, opset: int) -> set[str]:
         ir.serde.serialize_node_into(graph.node.add(), node)
     model = onnx.ModelProto(ir_version=10, graph=graph)
     model.opset_import.add(version=opset)
-    for domain in {n.domain for n in graphs.all_nodes(body)} - {""}:
+    for domain in {n.domain for n in walk.all_nodes(body)} - {""}:
         model.opset_import.add(domain=domain, version=1)
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    graphs.merge_inferred(list(body), inferred.graph)
+    shapes.merge_inferred(list(body), inferred.graph)
     return symbols

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 # By input name: a gradient, None for "none flows here", or a list of them for a variadic input. A rule for a node with
 # subgraphs returns under "captured" the pairs of a captured value and its gradient.

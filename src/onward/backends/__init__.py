@@ -9,7 +9,7 @@ from onward.backends.base import Session as Session
 from onward.backends.base import make_session
 from onward.backends.base import open_session as open_session
 from onward.backends.base import register_backend as register_backend
-from onward.program import Program
+from onward.compiler.program import Program
 
 
 def _reference(program: Program, **options: Any) -> Session:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onward.compiler.program import Program
 from onward.errors import ArgumentError, unknown_name
-from onward.program import Program
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = dict[str, np.ndarray]

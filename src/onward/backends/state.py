@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import onnx
 
+from onward.compiler.program import Program, StepGraph
 from onward.errors import ArgumentError, BackendError, DataError, Diagnostic, define, unknown_name
-from onward.lower.random import KEY, STEP
-from onward.program import Program, StepGraph
+from onward.passes.randomness import KEY, STEP
 
 B100 = define(
     "B100",

@@ -13,8 +13,8 @@ from typing import Any
 
 import onnx
 
-from onward.check.copies import ABSENT, Signature, bind_attributes
 from onward.check.gradient_nodes import check_gradient_types
+from onward.check.inference_copies import ABSENT, Signature, bind_attributes
 from onward.check.optimizers import check_optimizer_types, is_optimizer
 from onward.check.report import Findings
 from onward.check.types import MAX_INFERRED_NODES, Known, Types

@@ -18,7 +18,7 @@ from onward.check.views import (
     known_opset,
 )
 from onward.errors import define
-from onward.model.schema import schema
+from onward.graph.schema import schema
 
 C118 = define(
     "C118",

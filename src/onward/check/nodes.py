@@ -21,7 +21,7 @@ from onward.check.views import (
     known_opset,
 )
 from onward.errors import define
-from onward.model.schema import TRAINING_DOMAIN, Schema, all_schemas, newest_opset, raw_schema, schema
+from onward.graph.schema import TRAINING_DOMAIN, Schema, all_schemas, newest_opset, raw_schema, schema
 
 C116 = define(
     "C116",

@@ -11,7 +11,7 @@ from onward.check.report import Findings, listing, quote
 from onward.check.types import Known, TensorType
 from onward.check.views import Model, Node, View, strings
 from onward.errors import counted, define
-from onward.model.schema import TRAINING_DOMAIN
+from onward.graph.schema import TRAINING_DOMAIN
 
 C301 = define(
     "C301",

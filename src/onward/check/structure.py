@@ -10,7 +10,7 @@ import onnx
 from onward.check.report import Findings, listing, quote
 from onward.check.views import BEFORE_ALL, Model, View, domain_of, domain_text, element_types, is_empty
 from onward.errors import define
-from onward.model.schema import newest_opset
+from onward.graph.schema import newest_opset
 
 C101 = define(
     "C101",

@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]  # ships no types
 
-from onward.check.copies import Copier
+from onward.check.inference_copies import Copier
 from onward.check.report import Findings, quote
 from onward.check.safety import element_count, is_data_type, type_text
 from onward.check.views import (

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 
 from onward.check.report import quote
-from onward.model.schema import TRAINING_DOMAIN, newest_opset
+from onward.graph.schema import TRAINING_DOMAIN, newest_opset
 
 Graph = Any  # a GraphProto, or a FunctionProto where `View.is_function`
 Node = Any  # a NodeProto

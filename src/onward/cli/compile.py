@@ -25,8 +25,8 @@ def compile_command(
     from rich.table import Table
 
     from onward.cli.console import stdout_console
+    from onward.compiler.compile import compile_model
     from onward.errors import counted
-    from onward.lower.pipeline import compile_model
 
     program = compile_model(file, target_opset=target_opset, target_ir=target_ir, seed=seed, split=split)
     program.save(output)

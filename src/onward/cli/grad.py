@@ -23,7 +23,7 @@ def grad(
 
     Example: onward grad net.onnx --of loss --wrt x --wrt fc.weight -o net.grad.onnx
     """
-    from onward.autodiff.api import gradient
+    from onward.compiler.derivatives import gradient
     from onward.errors import counted
     from onward.model import serde
 

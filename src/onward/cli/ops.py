@@ -18,8 +18,8 @@ def ops(
 
     Those of com.microsoft that are decomposed follow.
     """
-    from onward.autodiff.coverage import coverage, decomposed
     from onward.cli.console import stdout_console
+    from onward.compiler.coverage import coverage, decomposed
     from onward.errors import counted
 
     known = coverage()

@@ -17,7 +17,7 @@ def strip(
     from onward.cli.console import stdout_console
     from onward.errors import counted
     from onward.model import serde
-    from onward.model.convert import to_inference
+    from onward.model.inference import to_inference
 
     model = serde.load(file)
     serde.save(to_inference(model, average=average), output)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 
 Dim = int | str | None
 REDUCTIONS = ("mean", "sum", "none")

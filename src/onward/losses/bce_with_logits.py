@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onward.graph.builder import Builder, Value
 from onward.losses.base import ElementwiseLoss, element_type
-from onward.model.builder import Builder, Value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.graph.builder import Builder, Value
 from onward.losses.base import LabelSpec, ReducedLoss, element_type, shape_of
-from onward.model.builder import Builder, Value
 from onward.schedules.base import check_number
 
 TARGETS = ("index", "probability")

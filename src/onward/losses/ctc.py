@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic
+from onward.graph.builder import Builder, Value
 from onward.losses.base import LabelSpec, ReducedLoss, element_type, shape_of
-from onward.model.builder import Builder, Value
 from onward.schedules.base import check_count
 
 # Stands for the logarithm of 0: a true -∞ would make NaN of every difference. Sums of it stay finite in float32.

@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic, counted
+from onward.graph.builder import Builder, Value
+from onward.graph.edit import copy_nodes
 from onward.losses.base import LabelSpec, Loss
 from onward.model import serde
-from onward.model.builder import Builder, Value
-from onward.model.graphs import copy_nodes
 
 ANY_NUMBER = -1
 

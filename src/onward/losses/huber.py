@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from onward.graph.builder import Builder, Value
 from onward.losses.base import ElementwiseLoss
-from onward.model.builder import Builder, Value
 from onward.schedules.base import check_number
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from onward.errors import unknown_name
+from onward.graph.builder import Builder, Value
 from onward.losses.base import REDUCTIONS, ElementwiseLoss
-from onward.model.builder import Builder, Value
 
 
 @dataclasses.dataclass(frozen=True)

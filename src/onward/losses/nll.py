@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onward.graph.builder import Builder, Value
 from onward.losses.base import LabelSpec, ReducedLoss, shape_of
 from onward.losses.cross_entropy import check_ignore_index, class_axis, class_weight, classes_second
-from onward.model.builder import Builder, Value
 
 
 @dataclasses.dataclass(frozen=True)

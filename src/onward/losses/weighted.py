@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic
+from onward.graph.builder import Builder, Value
 from onward.losses.base import LabelSpec, Loss
-from onward.model.builder import Builder, Value
 from onward.schedules.base import check_number
 
 

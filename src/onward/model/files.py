@@ -19,11 +19,12 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic, ModelError, define
-from onward.model import serde, writer
-from onward.model.external_data import Folder, all_tensors
-from onward.model.graphs import GraphLike, subgraphs
-from onward.model.limits import DEFAULT, M102, tensor_nbytes
+from onward.graph.walk import GraphLike, subgraphs
+from onward.model import serde
 from onward.model.training_model import TrainingModel
+from onward.storage import writer
+from onward.storage.external_data import Folder, all_tensors
+from onward.storage.limits import DEFAULT, M102, tensor_nbytes
 
 M111 = define(
     "M111",

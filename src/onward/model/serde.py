@@ -18,12 +18,12 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]  # has no stubs
 
 from onward.errors import Diagnostic, ModelError, define
-from onward.model import writer
-from onward.model.external_data import Folder, all_tensors
-from onward.model.limits import DEFAULT, M102, Limits, check_structure, check_tensor
-from onward.model.reader import M110, Reader, Scope, metadata
 from onward.model.training_model import TrainingEntry, TrainingModel
-from onward.model.writer import Put, Writer, put_inline
+from onward.storage import writer
+from onward.storage.external_data import Folder, all_tensors
+from onward.storage.limits import DEFAULT, M102, Limits, check_structure, check_tensor
+from onward.storage.reader import M110, Reader, Scope, metadata
+from onward.storage.writer import Put, Writer, put_inline
 
 M100 = define(
     "M100",

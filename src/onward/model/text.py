@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from onward.errors import counted
-from onward.model.graphs import subgraphs
+from onward.graph.walk import subgraphs
 
 _LONG = 60  # characters of one attribute
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onward.errors import counted
-from onward.model.graphs import subgraphs
-from onward.model.schema import TRAINING_DOMAIN
+from onward.graph.schema import TRAINING_DOMAIN
+from onward.graph.walk import subgraphs
 
 if TYPE_CHECKING:
     import onnx

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Slot
 from onward.optimizers.formulas import blend
 from onward.schedules.base import Schedule, check_number

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Group, Optimizer, Slot, Updated
 from onward.optimizers.formulas import as_float, blend, one_minus_power
 from onward.optimizers.operators import emit_decayed, is_exact

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic, counted, unknown_name
-from onward.model.builder import Builder, Names, Value
+from onward.graph.builder import Builder, Names, Value
 from onward.schedules.base import Schedule, check_count, check_number
 
 DOMAIN = "onward.optimizers"

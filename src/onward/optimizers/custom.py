@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.model.builder import Builder, Names, Value
+from onward.graph.builder import Builder, Names, Value
 from onward.optimizers.base import FunctionLibrary, Group, Optimizer, Slot, Trained
 from onward.schedules.base import Schedule
 
@@ -186,7 +186,7 @@ def split_groups(optimizer: Optimizer, parameters: Sequence[Value]) -> list[tupl
     Raises:
         ArgumentError: a glob of `groups` matches no parameter.
     """
-    from onward.model.roles import no_match
+    from onward.model.trainable import no_match
 
     members: dict[str | None, list[Value]] = {None: []}
     members.update((pattern, []) for pattern in optimizer.groups)

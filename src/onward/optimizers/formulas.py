@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 
 
 def as_float(op: Builder, T: Value, like: Value) -> Value:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.optimizers.adagrad import Adagrad
 from onward.optimizers.base import Group, Slot, Updated, decay
 from onward.optimizers.operators import emit_operator, is_exact

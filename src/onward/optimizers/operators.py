@@ -6,8 +6,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onward.model.builder import Value
-from onward.model.schema import TRAINING_DOMAIN
+from onward.graph.builder import Value
+from onward.graph.schema import TRAINING_DOMAIN
 from onward.optimizers.base import Group, Optimizer, Updated, decay
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Slot
 from onward.schedules.base import Schedule, check_number
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated
 from onward.optimizers.operators import emit_decayed, is_exact
 from onward.schedules.base import check_number

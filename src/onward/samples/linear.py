@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onward.graph.builder import Builder, Value
+from onward.graph.schema import TRAINING_DOMAIN
 from onward.losses import MSE
-from onward.model.builder import Builder, Value
-from onward.model.schema import TRAINING_DOMAIN
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.samples.network import Network
 

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.schedules.base import Schedule, check_count
 
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.schedules.base import Schedule, between, check_count, check_number, cosine, kind, progress, ramp
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.schedules.base import Schedule, check_count, check_number, kind
 
 

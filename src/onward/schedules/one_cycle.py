@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.schedules.base import Schedule, between, check_count, check_number, cosine, kind
 
 

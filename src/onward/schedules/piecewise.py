@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 from onward.schedules.base import Schedule, check_count, check_number
 
 

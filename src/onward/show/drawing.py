@@ -7,8 +7,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onward.model.graphs import GraphLike, captured, subgraphs
-from onward.model.schema import TRAINING_DOMAIN
+from onward.graph.schema import TRAINING_DOMAIN
+from onward.graph.walk import GraphLike, captured, subgraphs
 from onward.model.text import attribute_text, shape_text, tensor_text, type_text
 from onward.show.layout import lay_out
 

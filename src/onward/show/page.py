@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onward.model.graphs import infer_shapes
+from onward.graph.shapes import infer_shapes
 from onward.model.training_model import TrainingModel
 from onward.show.drawing import Drawings
 from onward.show.summary import summarize

@@ -9,8 +9,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onward.model.graphs import subgraphs
-from onward.model.schema import TRAINING_DOMAIN, attribute_default, schema
+from onward.graph.schema import TRAINING_DOMAIN, attribute_default, schema
+from onward.graph.walk import subgraphs
 from onward.model.text import attribute_text, shape_text, type_text
 from onward.model.training_model import TrainingEntry, TrainingModel
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 
-from onward.autodiff.api import gradient
 from onward.backends.reference import Evaluator
+from onward.compiler.derivatives import gradient
 from onward.model.training_model import FLOAT_TYPES
 from onward.testing.models import OneNodeModel
 

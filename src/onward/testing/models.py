@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onward.model.schema import attribute_default as _default
-from onward.model.schema import newest_opset, schema
+from onward.graph.schema import attribute_default as _default
+from onward.graph.schema import newest_opset, schema
 
 DEFAULT_OPSET = 23
 

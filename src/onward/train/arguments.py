@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, DataError, Diagnostic, unknown_name
-from onward.program import Program
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint
 from onward.train.data.matching import T115, Preparation, fixed_batch

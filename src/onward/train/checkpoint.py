@@ -31,9 +31,9 @@ import numpy as np
 
 import onward
 from onward.errors import CheckpointError, Diagnostic, define
-from onward.model.tensorfile import Damaged, can_store, read_tensor_file, tensor_file_chunks
-from onward.train import fsio
-from onward.train.origin import Origin
+from onward.storage import atomic as fsio
+from onward.storage.tensor_file import Damaged, can_store, read_tensor_file, tensor_file_chunks
+from onward.train.source import Origin
 
 K100 = define(
     "K100",

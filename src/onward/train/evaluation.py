@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from onward.backends.base import Outputs, Session
+from onward.compiler import loss_over_batches as totals
+from onward.compiler.program import Program, TensorSpec, total_names
 from onward.errors import A101, ArgumentError, BackendError, DataError, Diagnostic
-from onward.lower import totals
-from onward.program import Program, TensorSpec, total_names
 from onward.train.data.matching import T115, Matching, fixed_batch
 from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
 from onward.train.metrics import ConfusionMatrix, Metric, get_metrics, label

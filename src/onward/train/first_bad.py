@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from onward.backends.onnxruntime.trace import trace
-from onward.program import Program
+from onward.compiler.program import Program
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onward.backends.processes import rank, world_size
+from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
-from onward.program import Program
 from onward.train import evaluation
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import CheckpointDirectory

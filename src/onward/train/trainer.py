@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 
 from onward.backends.base import Outputs, Session, open_session, wants_split
+from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.training_model import TrainingModel
-from onward.program import Program, TensorSpec
 from onward.train import evaluation
 from onward.train.arguments import (
     check_entry,
@@ -38,9 +38,9 @@ from onward.train.history import History
 from onward.train.loop import FitSettings, Position, Run, Schedule, Validation, rate_names
 from onward.train.metrics import Metric
 from onward.train.numeric import NumericGuard, bad_names
-from onward.train.origin import Origin, averages, inference_model, stored_preparation, with_state
 from onward.train.progress import progress_callback
 from onward.train.resuming import EXTRA, check_backend, describe_rate, extras, json_options
+from onward.train.source import Origin, averages, inference_model, stored_preparation, with_state
 
 
 class Trainer:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onward.autodiff.engine import Unsupported
 from onward.autodiff.rule import Rule, unbroadcast
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 DOTS = "..."
 

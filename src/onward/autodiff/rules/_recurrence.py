@@ -16,7 +16,7 @@ from onward.autodiff.emit import Emitter
 from onward.autodiff.problems import Unsupported
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._windows import extent, reshape_target
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 
 GradsByName = dict[str, Value | list[Value | None] | None]
 _LAST = (1 << 63) - 1

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff.rule import Rule
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 def size_of(rule: Rule, value: Value) -> Value:

@@ -9,7 +9,7 @@ import numpy as np
 
 from onward.autodiff.problems import Unsupported
 from onward.autodiff.rule import Rule
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 @dataclasses.dataclass(frozen=True)

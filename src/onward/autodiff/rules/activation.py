@@ -7,7 +7,7 @@ import math
 from onward.autodiff.registry import gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 def _times_mask(rule: Rule, grad: Value, mask: Value) -> Value:

@@ -11,14 +11,14 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff import expand
+from onward.autodiff import function_bodies as expand
 from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient, through_body
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._windows import extent, reshape_target
 from onward.autodiff.types import Grads
-from onward.model import graphs
-from onward.model.builder import Value
+from onward.graph import walk
+from onward.graph.builder import Value
 
 _AFTER_SOFTMAX = 3
 
@@ -31,17 +31,17 @@ def _linear_attention(node: ir.Node, opset: int) -> ir.Function | None:
     function = expand.standard_body(node, opset)
     if function is None or node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.DOUBLE:
         return function
-    for inner in graphs.all_nodes(function):
+    for inner in walk.all_nodes(function):
         if inner.op_type == "Cast" and inner.attributes["to"].as_int() == ir.DataType.FLOAT:
             inner.attributes["to"] = ir.AttrInt64("to", ir.DataType.DOUBLE.value)
         elif inner.op_type == "Constant":
-            value = graphs.constant_of(inner.outputs[0])
+            value = walk.constant_of(inner.outputs[0])
             if value is not None and value.dtype == np.float32:
                 inner.attributes.clear()
                 inner.attributes["value"] = ir.AttrTensor("value", ir.tensor(value.astype(np.float64)))
         elif inner.op_type == "ConstantOfShape":  # the first state: zeros, in float32 as nothing else is said
             inner.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1)))
-        for graph in graphs.subgraphs(inner):
+        for graph in walk.subgraphs(inner):
             for formal in (*graph.inputs, *graph.outputs):
                 if formal.dtype == ir.DataType.FLOAT:
                     formal.dtype = ir.DataType.DOUBLE

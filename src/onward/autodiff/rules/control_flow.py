@@ -10,8 +10,8 @@ from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model import graphs
-from onward.model.builder import Value
+from onward.graph import walk
+from onward.graph.builder import Value
 
 
 @gradient("If", opset=11, cond=NON_DIFFERENTIABLE)
@@ -27,7 +27,7 @@ def if_(rule: Rule, *doutputs: Value | None) -> Grads:
     sweeps = [flow.start_body(rule) for _ in branches]
     found: list[dict[Value, Value]] = []
     for sweep, branch in zip(sweeps, branches, strict=True):
-        read = set(graphs.captured(branch))
+        read = set(walk.captured(branch))
         mine = [v for v in wrt if v in read]
         seeds = [(value, d) for value, d in zip(branch.outputs, doutputs, strict=False) if d is not None]
         grads = flow.differentiate_body(sweep, branch, seeds, mine)

@@ -28,7 +28,7 @@ from onward.autodiff.rules._windows import (
     window,
 )
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 # Above this size the one-hot kernels are not repeated per channel: the channels become part of the batch instead.
 _LARGEST_KERNEL_CONSTANT = 1 << 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onward.autodiff.registry import NON_DIFFERENTIABLE, ZERO, declare, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 declare("Constant", opset=1)
 declare("ConstantOfShape", opset=9, input=NON_DIFFERENTIABLE)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 @gradient("CumSum", opset=14, axis=NON_DIFFERENTIABLE)

@@ -12,7 +12,7 @@ from onward.autodiff.registry import gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._windows import extent, reshape, reshape_target, spatial_rank
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 Size = int | Value
 

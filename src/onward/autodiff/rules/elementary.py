@@ -7,7 +7,7 @@ import math
 from onward.autodiff.registry import NON_DIFFERENTIABLE, ZERO, declare, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 @gradient("Identity", opset=16, integers=True)

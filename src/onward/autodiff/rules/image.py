@@ -13,7 +13,7 @@ from onward.autodiff.engine import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 # The weight of each neighbour as a polynomial of the distance t to the pixel at floor(coordinate), lowest power first.
 _LINEAR: dict[int, tuple[float, ...]] = {0: (1.0, -1.0), 1: (0.0, 1.0)}

@@ -20,7 +20,7 @@ from onward.autodiff.rules._scatter import (
     zeros,
 )
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 @gradient("Gather", opset=13, indices=NON_DIFFERENTIABLE)

@@ -8,7 +8,7 @@ from onward.autodiff.registry import gradient
 from onward.autodiff.rule import Rule, unbroadcast
 from onward.autodiff.rules._einsum import Equation
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 def swap_last(rule: Rule, matrix: Value) -> Value:

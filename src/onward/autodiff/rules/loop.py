@@ -13,8 +13,8 @@ from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.shapes import is_invariant
 from onward.autodiff.types import Grads
-from onward.model import graphs
-from onward.model.builder import Value
+from onward.graph import walk
+from onward.graph.builder import Value
 
 
 @gradient("Loop", opset=11, M=NON_DIFFERENTIABLE, cond=NON_DIFFERENTIABLE)
@@ -131,7 +131,7 @@ def _is_input(value: Value, formal: Value) -> bool:
 
 
 def _is_true(value: Value) -> bool:
-    array = graphs.constant_of(value)
+    array = walk.constant_of(value)
     return array is not None and bool(np.all(array))
 
 

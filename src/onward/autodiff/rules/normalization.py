@@ -12,7 +12,7 @@ from onward.autodiff.engine import Unsupported
 from onward.autodiff.registry import gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 Axes = Value | np.ndarray
 

@@ -21,7 +21,7 @@ from onward.autodiff.rules._windows import (
 )
 from onward.autodiff.rules.convolution import scatter
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 @gradient("MaxPool", opset=12)

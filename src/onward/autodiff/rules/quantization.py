@@ -19,7 +19,7 @@ from onward.autodiff.engine import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, gradient, through_body
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 _STRAIGHT_THROUGH = contextvars.ContextVar("straight_through", default=False)
 
@@ -32,7 +32,7 @@ def straight_through() -> Iterator[None]:
     refused, since its true gradient is 0 almost everywhere.
 
     >>> from onnx import parser
-    >>> from onward.autodiff.api import gradient
+    >>> from onward.compiler.derivatives import gradient
     >>> net = parser.parse_model('''
     ...     <ir_version: 10, opset_import: ["" : 21]>
     ...     net (float[N] x, float s) => (float[N] y) { q = QuantizeLinear(x, s) y = DequantizeLinear(q, s) }''')

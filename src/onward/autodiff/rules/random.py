@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onward.autodiff.registry import NON_DIFFERENTIABLE, ZERO, declare, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 @gradient("Dropout", opset=13, ratio=NON_DIFFERENTIABLE, training_mode=NON_DIFFERENTIABLE)

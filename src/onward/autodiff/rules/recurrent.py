@@ -10,7 +10,7 @@ from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._recurrence import Activation, GradsByName, Layer, activations, scan
 from onward.autodiff.types import Grads
-from onward.model.builder import Builder, Value
+from onward.graph.builder import Builder, Value
 
 
 @gradient("RNN", opset=14, sequence_lens=NON_DIFFERENTIABLE)

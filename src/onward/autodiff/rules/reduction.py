@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 def no_axes(rule: Rule) -> bool:

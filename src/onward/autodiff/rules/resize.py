@@ -16,7 +16,7 @@ from onward.autodiff.engine import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, UNSUPPORTED, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 _ATTRIBUTES = (
     "antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode", "nearest_mode",

@@ -12,7 +12,7 @@ from onward.autodiff.registry import NON_DIFFERENTIABLE, ZERO, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._scatter import scatter_rows
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 @gradient("RoiAlign", opset=16, batch_indices=NON_DIFFERENTIABLE)

@@ -10,7 +10,7 @@ from onward.autodiff import sequences
 from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 declare("SequenceEmpty", opset=11)
 declare("SequenceLength", opset=11, input_sequence=NON_DIFFERENTIABLE)

@@ -7,7 +7,7 @@ import numpy as np
 from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 @gradient("Reshape", opset=14, integers=True, shape=NON_DIFFERENTIABLE)

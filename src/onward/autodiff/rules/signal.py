@@ -9,7 +9,7 @@ from onward.autodiff.registry import NON_DIFFERENTIABLE, ZERO, declare, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._scatter import scatter_rows
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 Axis = int | Value  # a value where the axis is known at run time only
 

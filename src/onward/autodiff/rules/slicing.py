@@ -8,7 +8,7 @@ from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._scatter import positions, scatter_elements
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 _END = np.iinfo(np.int64).max
 

@@ -7,7 +7,7 @@ import numpy as np
 from onward.autodiff.registry import ZERO, declare, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
-from onward.model.builder import Value
+from onward.graph.builder import Value
 
 
 @gradient("Softmax", opset=13)

@@ -13,8 +13,8 @@ import onnx
 import onnx_ir as ir
 
 from onward.backends.onnxruntime.rewrite import rewrite_nodes
-from onward.model import graphs
-from onward.model.builder import Builder, Value
+from onward.graph import edit, walk
+from onward.graph.builder import Builder, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _mean_of(value: Value, rank: int) -> Value | None:
     for use in value.uses():
         node = use.node
         if node.op_type == "ReduceMean" and node.attributes.get_int("keepdims", 1) == 1 and len(node.inputs) == 2:
-            axes = graphs.constant_of(node.inputs[1])
+            axes = walk.constant_of(node.inputs[1])
             if axes is not None and np.array_equal(np.sort(axes % rank), [0, *range(2, rank)]):
                 return node.outputs[0]
     return None
@@ -99,5 +99,5 @@ def _share(node: ir.Node, op: Builder) -> bool:
     assert node.graph is not None
     node.graph.insert_before(node, op.nodes)
     for before, after in replaced:
-        graphs.take_place(before, after)
+        edit.take_place(before, after)
     return True

@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.backends.onnxruntime.row_gradients import RowGradient, row_gradient
-from onward.model import graphs
+from onward.graph import edit, shapes, walk
 
 _BINARY = {"Add": "{0} + {1}", "Sub": "{0} - {1}", "Mul": "{0} * {1}", "Div": "{0} / {1}"}
 _COMPARE = {"Greater": ">", "Less": "<", "GreaterOrEqual": ">=", "LessOrEqual": "<="}
@@ -94,7 +94,7 @@ class _Finder:
             if node.op_type not in _EXACT or node.domain or len(node.outputs) != 1:
                 continue
             output = node.outputs[0]
-            shape = graphs.static_shape(output)
+            shape = shapes.static_shape(output)
             if not shape or (output.dtype not in _TYPES and output.dtype != ir.DataType.BOOL):
                 continue
             if output.is_graph_output() and output not in final:
@@ -110,8 +110,8 @@ class _Finder:
     def _fits(self, value: ir.Value | None, shape: tuple[int, ...]) -> bool:
         if value is None:
             return False
-        own = graphs.static_shape(value)
-        constant = graphs.constant_of(value)
+        own = shapes.static_shape(value)
+        constant = walk.constant_of(value)
         return own in (shape, ()) or (constant is not None and constant.size == 1)
 
     def groups(self) -> list[Group]:
@@ -194,7 +194,7 @@ class _Finder:
                 graph.outputs.append(by_name[name])
         for node in [n for n in graph if n in self.pulled]:
             assert all(self.replaces.get(v.name or "", "") in states or not v.is_graph_output() for v in node.outputs)
-        graphs.remove_dead_nodes(graph)
+        edit.remove_dead_nodes(graph)
         for value in list(graph.inputs):
             if value.name in states and not value.uses():
                 graph.inputs.remove(value)
@@ -219,7 +219,7 @@ class _Component:
         self.body: list[str] = []
         self.states: list[str] = []
         self.results: list[str] = []
-        self.shapes = {graphs.static_shape(n.outputs[0]) or () for n in nodes}
+        self.shapes = {shapes.static_shape(n.outputs[0]) or () for n in nodes}
         types = {n.outputs[0].dtype for n in nodes} - {ir.DataType.BOOL}
         self.dtype = _TYPES.get(next(iter(types))) if len(types) == 1 else None  # type: ignore[arg-type]
         self._names: dict[ir.Value, str] = {}
@@ -249,7 +249,7 @@ class _Component:
     def _operand(self, value: ir.Value) -> str:
         if value in self._names:
             return self._names[value]
-        constant = graphs.constant_of(value)
+        constant = walk.constant_of(value)
         if constant is not None and constant.size == 1:
             number = float(constant.reshape(-1)[0])
             if number not in self.constants:
@@ -265,7 +265,7 @@ class _Component:
 
 
 def _is_scalar(value: ir.Value) -> bool:
-    shape = graphs.static_shape(value)
+    shape = shapes.static_shape(value)
     return shape == ()
 
 

@@ -13,8 +13,8 @@ import onnx
 import onnx_ir as ir
 
 from onward.backends.onnxruntime.rewrite import rewrite_nodes
-from onward.model import graphs
-from onward.model.builder import Builder, Value
+from onward.graph import edit
+from onward.graph.builder import Builder, Value
 
 WORTH_IT = 64  # hidden units; below, a Scan's step costs more than computing the gates twice
 _DEFAULTS = {"layout": 0, "input_forget": 0, "direction": "forward"}
@@ -127,7 +127,7 @@ def _keep(node: ir.Node, op: Builder) -> bool:
     node.graph.insert_before(node, op.nodes)
     old = [*zip(node.outputs, results, strict=False), *zip(again.gates, (i, o, f, candidates), strict=True)]
     for before, after in [*old, (again.cells, cells)]:
-        graphs.take_place(before, after)
+        edit.take_place(before, after)
     return True
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
-from onward.model import graphs
-from onward.model.builder import Builder, Names
+from onward.graph import edit, walk
+from onward.graph.builder import Builder, Names
 
 
 def rewrite_nodes(model: onnx.ModelProto, op_type: str, rewrite: Callable[[ir.Node, Builder], bool]) -> onnx.ModelProto:
@@ -21,10 +21,10 @@ def rewrite_nodes(model: onnx.ModelProto, op_type: str, rewrite: Callable[[ir.No
     own = onnx.ModelProto()
     own.CopyFrom(model)  # onnx-ir keeps the tensors it is given
     work = ir.serde.deserialize_model(own)
-    names, opset = Names(graphs.all_names(work.graph)), work.graph.opset_imports[""]
+    names, opset = Names(walk.all_names(work.graph)), work.graph.opset_imports[""]
     nodes = [n for n in work.graph if n.op_type == op_type and n.domain == ""]
     changed = [rewrite(node, Builder(opset, names, f"{node.name}/")) for node in nodes]
     if not any(changed):
         return model
-    graphs.remove_dead_nodes(work.graph)
+    edit.remove_dead_nodes(work.graph)
     return ir.serde.serialize_model(work)

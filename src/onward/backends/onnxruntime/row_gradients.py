@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onward.model import graphs
+from onward.graph import shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RowGradient:
 def row_gradient(value: ir.Value) -> RowGradient | None:
     """Return what the gradient consists of if it is a sum of rows in a matrix of zeros, else None."""
     node = value.producer()
-    if node is None or node.op_type != "ScatterElements" or node.domain or len(graphs.static_shape(value) or ()) != 2:
+    if node is None or node.op_type != "ScatterElements" or node.domain or len(shapes.static_shape(value) or ()) != 2:
         return None
     if node.attributes.get_int("axis", 0) != 0 or node.attributes.get_string("reduction", "none") != "add":
         return None

@@ -17,8 +17,8 @@ from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.batch_statistics import share_statistics
 from onward.backends.onnxruntime.recurrence import keep_gates
 from onward.backends.onnxruntime.row_gradients import RowBuffer
+from onward.compiler.program import Program, StepGraph
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define, require_extra, unknown_name
-from onward.program import Program, StepGraph
 
 B200 = define(
     "B200",

@@ -10,7 +10,7 @@ import onnx
 
 from onward.backends import state as states
 from onward.backends.reference.evaluator import Evaluator
-from onward.program import Program
+from onward.compiler.program import Program
 
 
 class ReferenceSession:

@@ -14,8 +14,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from onward.model import graphs
-from onward.program import Program, StepGraph
+from onward.compiler.program import Program, StepGraph
+from onward.graph import walk
 
 # Their gradient is a choice (`onward.straight_through`) that autograd does not know of.
 _ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear"}
@@ -106,7 +106,7 @@ def why_not(program: Program, entry: str) -> str:
         return f"`{y}` is not computed in the graph"
     given = {v.producer() for name, v in outputs.items() if name in gradients} - {None}
     forward = [v for name, v in outputs.items() if name not in gradients]
-    behind = graphs.ancestors([*forward, *(v for n in graph for v in n.outputs if v.name == y)])
+    behind = walk.ancestors([*forward, *(v for n in graph for v in n.outputs if v.name == y)])
     if given & behind:
         return "an output is computed from a gradient"
     if any(n.op_type in _ROUNDING for n in behind):

@@ -9,8 +9,8 @@ import torch
 from onward.backends.torch.module import OnnxModule
 from onward.backends.torch.optimizers import build_optimizer
 from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.graph.schema import WORKING_OPSET
 from onward.model import serde
-from onward.model.schema import WORKING_OPSET
 
 MODES = ("both", "training", "inference")
 GRADIENTS = ("autograd", "graph")

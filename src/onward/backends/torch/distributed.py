@@ -25,10 +25,10 @@ import torch.distributed as dist
 
 from onward.backends.processes import Rows, rank, share, world_size
 from onward.backends.torch.autograd import Forward
-from onward.backends.torch.shares import B303, Cut, Partial, Share, Team
+from onward.backends.torch.batch_split import B303, Cut, Partial, Share, Team
 from onward.backends.torch.tensors import to_numpy, to_tensor
+from onward.compiler.program import Program
 from onward.errors import ArgumentError, BackendError, Diagnostic
-from onward.program import Program
 
 
 class Group(Team):

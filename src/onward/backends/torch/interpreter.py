@@ -15,13 +15,13 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onward.autodiff.expand import body_of, inline_call
+from onward.autodiff.function_bodies import body_of, inline_call
 from onward.backends.torch.host import Host, host_constant, is_host_constant, run_on_host
 from onward.backends.torch.registry import Attributes, find, missing
 from onward.backends.torch.tensors import B302, to_tensor
 from onward.errors import BackendError, Diagnostic
-from onward.model import graphs
-from onward.model.builder import Names
+from onward.graph import shapes, walk
+from onward.graph.builder import Names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Interpreter:
         self._narrow: torch.dtype | None = None
         wanted = list(graph.outputs if outputs is None else outputs)
         wanted = _expand_functions(graph, opset, wanted)
-        needed = graphs.ancestors(wanted)
+        needed = walk.ancestors(wanted)
         nodes = [n for n in graph if n in needed]
         absent = sorted({_label(n) for n in _nested(nodes) if find(n.op_type, n.domain, opset) is None})
         if absent:
@@ -67,7 +67,7 @@ class Interpreter:
                 slot = self._slot(value)
                 assert value.const_value is not None
                 self.constants[slot] = constant(value.const_value.numpy())
-        for value in graphs.captured(graph):
+        for value in walk.captured(graph):
             self.input_slots.setdefault(value.name or "", self._slot(value))
         instructions = []
         for node in nodes:
@@ -180,7 +180,7 @@ class Body:
     """The graph of an If, Loop or Scan; `body(*inputs)` runs it with the outer values of the moment."""
 
     def __init__(self, graph: ir.Graph, interpreter: Interpreter) -> None:
-        self.captured = graphs.captured(graph)
+        self.captured = walk.captured(graph)
         self.interpreter = interpreter
         self.input_names = [v.name or "" for v in graph.inputs]
         self.outer: dict[str, int] = {}
@@ -217,7 +217,7 @@ def _expand_functions(graph: ir.Graph, opset: int, wanted: list[ir.Value]) -> li
         function = body_of(node, {}, opset)
         if function is None:
             continue
-        names = Names(graphs.all_names(graph)) if names is None else names
+        names = Names(walk.all_names(graph)) if names is None else names
         made = inline_call(node, function, names)
         _infer(graph, opset)
         queue = made + queue
@@ -231,14 +231,14 @@ def _expand_functions(graph: ir.Graph, opset: int, wanted: list[ir.Value]) -> li
 def _infer(graph: ir.Graph, opset: int) -> None:
     """Find the types of new values: a function's body may depend on them."""
     if graph.opset_imports:
-        graphs.infer_shapes(ir.Model(graph, ir_version=10))
+        shapes.infer_shapes(ir.Model(graph, ir_version=10))
 
 
 def _nested(nodes: Sequence[ir.Node]) -> list[ir.Node]:
     found: list[ir.Node] = []
     for node in nodes:
         found.append(node)
-        for graph in graphs.subgraphs(node):
+        for graph in walk.subgraphs(node):
             found += _nested(list(graph))
     return found
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from onward.autodiff.registry import is_own
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.tensors import to_tensor
+from onward.compiler.compile import TRAINING_PREFIX, compile_model, random_inputs
+from onward.compiler.unit import combine, inline_functions, state_names
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.lower.combine import combine, inline_functions, state_names
-from onward.lower.pipeline import TRAINING_PREFIX, compile_model, random_inputs
-from onward.lower.random import KEY, STEP, drop_inactive_dropout, is_random, lower_random
-from onward.model import graphs
-from onward.model.builder import Builder
+from onward.graph import edit, shapes, walk
+from onward.graph.builder import Builder
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel, differentiated, initializer_behind
+from onward.passes.randomness import KEY, STEP, drop_inactive_dropout, is_random, lower_random
 
 
 @dataclasses.dataclass
@@ -280,7 +280,7 @@ def _statistics(entry: TrainingEntry, known: set[str]) -> list[str]:
         new = outputs.get(value)
         if new is None or key not in known:
             continue
-        behind = graphs.ancestors([new])
+        behind = walk.ancestors([new])
         if not any(n.op_type == "Gradient" for n in behind) and _reads_forward(behind, key):
             found.append(key)
     return found
@@ -314,7 +314,7 @@ def _constants_as_inputs(graph: ir.Graph, model: TrainingModel) -> dict[str, str
     for node in list(graph):
         value = node.outputs[0]
         if value.name in found and value.uses():
-            given = graphs.copy_value(value)
+            given = edit.copy_value(value)
             value.name = f"{given.name}/cut"
             value.replace_all_uses_with(given)
             graph.inputs.append(given)
@@ -341,7 +341,7 @@ def _training(model: TrainingModel, entry: TrainingEntry, *, with_loss: bool) ->
     statistics = _statistics(entry, set(model.initializers()))
     updates: dict[str, ir.Value] = {}
     if any(is_random(n) for n in graph):
-        graphs.infer_shapes(combined.model)
+        shapes.infer_shapes(combined.model)
         key, step = random_inputs(combined)
         lower_random(graph, key, step, combined.opset, combined.names)
         op = Builder(combined.opset, combined.names, prefix="random/")
@@ -393,8 +393,8 @@ def _written_loss(model: TrainingModel, entry: TrainingEntry) -> _Forward:
 def _has_own_rules(model: TrainingModel, entry: TrainingEntry) -> bool:
     """Return whether a gradient rule that the user has registered is needed, which autograd does not know."""
     assert entry.algorithm is not None
-    places: list[graphs.GraphLike] = [model.graph, entry.algorithm, *model.ir.functions.values()]
-    return any(is_own(n.op_type, n.domain, model.opset) for place in places for n in graphs.all_nodes(place))
+    places: list[walk.GraphLike] = [model.graph, entry.algorithm, *model.ir.functions.values()]
+    return any(is_own(n.op_type, n.domain, model.opset) for place in places for n in walk.all_nodes(place))
 
 
 def _interpreter(model: onnx.ModelProto, outputs: Collection[str]) -> Interpreter:

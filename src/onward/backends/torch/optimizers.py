@@ -19,7 +19,7 @@ from torch import Tensor
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.module import OnnxModule, gradient_names
 from onward.backends.torch.tensors import to_tensor
-from onward.lower.pipeline import compile_model
+from onward.compiler.compile import compile_model
 from onward.model.training_model import TrainingEntry, TrainingModel
 
 Maker = Callable[[Mapping[str, Any]], tuple[type[torch.optim.Optimizer], dict[str, Any]]]

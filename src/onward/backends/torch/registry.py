@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from onward.errors import BackendError, Diagnostic, define
-from onward.model.schema import attribute_default, raw_schema
+from onward.graph.schema import attribute_default, raw_schema
 
 Handler = Callable[..., Any]
 

@@ -14,11 +14,11 @@ import torch
 from onward.backends import state as states
 from onward.backends.processes import world_size
 from onward.backends.torch.autograd import Forward, why_not
+from onward.backends.torch.batch_split import Shared, spread
 from onward.backends.torch.interpreter import Interpreter
-from onward.backends.torch.shares import Shared, spread
 from onward.backends.torch.tensors import to_numpy, to_tensor
+from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define, unknown_name
-from onward.program import Program
 
 B301 = define(
     "B301",

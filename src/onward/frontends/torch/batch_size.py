@@ -12,9 +12,9 @@ from onward.errors import ArgumentError, BackendError, Diagnostic, OnwardError
 from onward.frontends.torch import capture
 from onward.frontends.torch.checks import restored, training_mode
 from onward.frontends.torch.gradients import WithoutDropout, evaluate, gradient_names, without_recurrent_dropout
-from onward.lower.random import is_random
-from onward.model.graphs import all_nodes
+from onward.graph.walk import all_nodes
 from onward.model.training_model import TrainingModel
+from onward.passes.randomness import is_random
 
 
 def check_batch_size(

@@ -25,7 +25,7 @@ from onward.errors import ArgumentError, Diagnostic, define
 from onward.frontends.torch.cross_entropy import cross_entropy_loss
 from onward.frontends.torch.numbers import activations, exact_numbers, number
 from onward.frontends.torch.versions import always_used, installed
-from onward.model.schema import WORKING_OPSET
+from onward.graph.schema import WORKING_OPSET
 from onward.versions import beyond_tested
 
 A200 = define(

@@ -15,7 +15,7 @@ from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardE
 from onward.frontends.torch import capture
 from onward.frontends.torch.embeddings import checked_bags
 from onward.frontends.torch.gradients import WithoutDropout, evaluate, gradient_names, without_recurrent_dropout
-from onward.model.graphs import all_nodes
+from onward.graph.walk import all_nodes
 from onward.model.training_model import TrainingModel
 
 A202 = define(
@@ -335,8 +335,8 @@ def _run(model: TrainingModel, flat: list[torch.Tensor]) -> list[np.ndarray]:
         module = OnnxModule(model, "inference")
     except BackendError:
         from onward.backends import open_session
-        from onward.lower.pipeline import compile_model
-        from onward.model.convert import to_inference
+        from onward.compiler.compile import compile_model
+        from onward.model.inference import to_inference
 
         feeds = {n: to_numpy(t) for n, t in zip(model.inputs, flat, strict=True)}
         return list(open_session(compile_model(to_inference(model)), "reference").infer(feeds).values())
@@ -358,7 +358,7 @@ def check_training(
     random numbers is not compared, nor are gradients that no backend can run here: a warning says so. Another one says
     where float64 has fewer digits than it should.
     """
-    from onward.lower.random import is_random
+    from onward.passes.randomness import is_random
 
     (entry,) = model.entries
     assert entry.algorithm is not None

@@ -14,7 +14,7 @@ import torch
 
 from onward.autodiff.lowering import is_gradient
 from onward.errors import ArgumentError, Diagnostic, define
-from onward.model.builder import Names
+from onward.graph.builder import Names
 from onward.model.training_model import TrainingModel
 
 A212 = define(

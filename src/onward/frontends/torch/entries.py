@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onward.model import graphs
+from onward.graph import edit
 from onward.model.training_model import TrainingEntry, TrainingModel
 
 
@@ -43,7 +43,7 @@ def merge_entries(models: Mapping[str, TrainingModel]) -> TrainingModel:
         assert entry.algorithm is not None
         merged.entries.append(
             TrainingEntry(
-                graphs.copy_graph(entry.algorithm, values),
+                edit.copy_graph(entry.algorithm, values),
                 entry.initialization,
                 entry.update_binding,
                 entry.initialization_binding,

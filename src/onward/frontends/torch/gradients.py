@@ -14,12 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.lowering import is_gradient, lower_model
+from onward.compiler.unit import Combined, combine, inline_functions, set_outputs
 from onward.errors import BackendError, Diagnostic
-from onward.lower.combine import Combined, combine, inline_functions, set_outputs
-from onward.lower.random import drop_inactive_dropout
-from onward.lower.sequences import lower_sequences
-from onward.model import graphs, serde
+from onward.graph import edit
+from onward.model import serde
 from onward.model.training_model import TrainingEntry, TrainingModel, differentiated
+from onward.passes.randomness import drop_inactive_dropout
+from onward.passes.sequences import lower_sequences
 
 
 def gradient_names(entry: TrainingEntry) -> tuple[str, dict[str, str]]:
@@ -119,7 +120,7 @@ def _on_reference(combined: Combined, names: Sequence[str], feeds: Mapping[str, 
     from onward.backends.torch.registry import B300
 
     set_outputs(combined, list(zip(names, _values(combined, names), strict=True)))
-    graphs.remove_dead_nodes(combined.graph)
+    edit.remove_dead_nodes(combined.graph)
     given = {v.name or "": feeds[v.name or ""] for v in combined.graph.inputs}
     try:
         return list(Evaluator(serde.to_proto(TrainingModel(combined.model))).run(given).values())

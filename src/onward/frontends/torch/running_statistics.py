@@ -10,8 +10,8 @@ import onnx_ir as ir
 import torch
 
 from onward.errors import ArgumentError, Diagnostic, define
-from onward.model import graphs
-from onward.model.builder import Builder, Names
+from onward.graph import walk
+from onward.graph.builder import Builder, Names
 from onward.model.training_model import TrainingModel
 
 A214 = define(
@@ -59,7 +59,7 @@ def fix_running_statistics(model: TrainingModel, module: torch.nn.Module, replac
     entry = model.entries[0]
     algorithm = entry.algorithm
     assert algorithm is not None
-    names = Names(graphs.all_names(model.graph) | graphs.all_names(algorithm))
+    names = Names(walk.all_names(model.graph) | walk.all_names(algorithm))
     op = Builder(model.opset, names)
     produced = {v.name: v for n in algorithm for v in n.outputs}
     for name, part in module.named_modules():

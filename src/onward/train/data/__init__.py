@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
-from onward.program import TensorSpec
 from onward.train.data.matching import T110, Matching, Preparation, match
 from onward.train.data.source import (
     ArrayColumn,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, define
-from onward.program import TensorSpec
 from onward.train.data import idx
 from onward.train.data.matching import Preparation
 from onward.train.data.source import ArrayColumn, ColumnSource, DataSource

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, define, require_extra
-from onward.program import TensorSpec
 from onward.train.data.matching import number_classes
 from onward.train.data.source import ArrayColumn, Column, ColumnSource
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from onward.backends.processes import Rows
+from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, define
-from onward.program import TensorSpec
 from onward.train.data.preparation import Preparation as Preparation
 from onward.train.data.source import T107, Batch, DataSource, to_array
 
@@ -207,7 +207,7 @@ def match(
                 T110,
                 f"`specs()` of {type(source).__name__} says nothing about its columns",
                 found=repr(found)[:80],
-                needed="a list of onward.program.TensorSpec(name, dtype, shape), one per column",
+                needed="a list of onward.compiler.program.TensorSpec(name, dtype, shape), one per column",
             )
         )
     columns = {spec.name: spec for spec in found}

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from onward.backends.processes import Rows, share
+from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
-from onward.program import TensorSpec
 
 Batch = dict[str, np.ndarray]
 

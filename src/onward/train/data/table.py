@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, define, require_extra
-from onward.program import TensorSpec
 from onward.train.data.matching import Preparation, number_classes, numpy_dtype
 from onward.train.data.source import T106, ArrayColumn, ColumnSource
 

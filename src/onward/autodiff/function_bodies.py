@@ -1,0 +1,123 @@
+"""Function calls in the way of a gradient are replaced by their bodies: model-local ones and the standard's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import onnx
+import onnx_ir as ir
+
+from onward.autodiff.registry import BODIES, find_rule, replaced_by_its_body
+from onward.graph import edit, walk
+from onward.graph.builder import Names
+from onward.graph.schema import TRAINING_DOMAIN, raw_schema
+
+Functions = Mapping[tuple[str, str, str], ir.Function]
+
+
+def body_of(node: ir.Node, functions: Functions, opset: int) -> ir.Function | None:
+    """Return the function that defines `node`: the model's own, a rule's, or the standard's at `opset`."""
+    local = functions.get((node.domain, node.op_type, node.overload))
+    if local is not None:
+        return local
+    own = BODIES.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    return standard_body(node, opset) if own is None else own(node, opset)
+
+
+def standard_body(node: ir.Node, opset: int) -> ir.Function | None:
+    """Return the function that defines `node` in the standard at `opset`; None if there is none."""
+    raw = raw_schema(node.op_type, node.domain, opset if node.domain in ("", "ai.onnx") else None)
+    if raw is None:
+        return None
+    if raw.has_context_dependent_function:
+        fitting = [v for v in raw.context_dependent_function_opset_versions if v <= opset]
+        if not fitting:
+            return None
+        proto = ir.serde.serialize_node(node)
+        types = [_type_bytes(v) for v in node.inputs]
+        data = raw.get_context_dependent_function_with_opset_version(max(fitting), proto.SerializeToString(), types)
+    elif raw.has_function:
+        fitting = [v for v in raw.function_opset_versions if v <= opset]
+        if not fitting:
+            return None
+        data = raw.get_function_with_opset_version(max(fitting))
+    else:
+        return None
+    function = onnx.FunctionProto.FromString(data)
+    produced = {name for n in function.node for name in n.output} | set(function.input)
+    for name in function.output:  # a body that depends on its context leaves out what the node does not ask for
+        if name not in produced:
+            function.node.append(onnx.helper.make_node("Constant", [], [name], value_float=0.0))
+    return ir.serde.deserialize_function(function) if function.node else None
+
+
+def _type_bytes(value: ir.Value | None) -> bytes:
+    if value is None or value.type is None:
+        return bytes(onnx.TypeProto().SerializeToString())
+    return bytes(ir.serde.serialize_value(value).type.SerializeToString())
+
+
+def inline_call(node: ir.Node, function: ir.Function, names: Names) -> list[ir.Node]:
+    """Replace `node` in its graph by the body of `function`; return the new nodes. Output names are kept."""
+    graph = node.graph
+    assert graph is not None
+    values: dict[ir.Value, ir.Value] = {}
+    absent: set[ir.Value] = set()
+    for position, formal in enumerate(function.inputs):
+        actual = node.inputs[position] if position < len(node.inputs) else None
+        if actual is None:
+            absent.add(formal)
+        else:
+            values[formal] = actual
+    attributes = _attributes(node, function)
+    prefix = f"{node.name or node.op_type}/"
+    copies = edit.copy_nodes(function, values, names=names, prefix=prefix, attributes=attributes)
+    for copy in copies:
+        for position, value in enumerate(copy.inputs):
+            if value in absent:
+                copy.replace_input_with(position, None)
+    graph.insert_before(node, copies)
+    made = set(copies)
+    for old, formal in zip(node.outputs, function.outputs, strict=False):
+        new = values[formal]
+        if new.producer() not in made:  # the body hands an input through
+            identity = ir.Node("", "Identity", [new], num_outputs=1, name=names.unique(f"{prefix}Identity"))
+            graph.insert_before(node, identity)
+            copies.append(identity)
+            new = identity.outputs[0]
+        edit.take_place(old, new)
+    graph.remove(node, safe=True)
+    _rename_in_gradients(copies, {old.name or "": new.name or "" for old, new in values.items()})
+    return copies
+
+
+def _rename_in_gradients(nodes: Iterable[ir.Node], names: Mapping[str, str]) -> None:
+    """Let Gradient nodes, which name tensors by strings, name them as they are called now."""
+    for node in nodes:
+        for graph in walk.subgraphs(node):
+            _rename_in_gradients(graph, names)
+        if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN:
+            for key in ("xs", "zs"):
+                if key in node.attributes:
+                    renamed = [names.get(n, n) for n in node.attributes[key].as_strings()]
+                    node.attributes[key] = ir.AttrStrings(key, renamed)
+            if "y" in node.attributes:
+                y = node.attributes["y"].as_string()
+                node.attributes["y"] = ir.AttrString("y", names.get(y, y))
+
+
+def _attributes(node: ir.Node, function: ir.Function) -> dict[str, ir.Attr]:
+    attributes = {name: attr for name, attr in function.attributes.items() if attr.value is not None}
+    raw = raw_schema(node.op_type, node.domain)
+    if raw is not None:
+        for name, formal in raw.attributes.items():
+            if formal.default_value.type != onnx.AttributeProto.UNDEFINED:
+                attributes.setdefault(name, ir.serde.deserialize_attribute(formal.default_value))
+    attributes.update(node.attributes)
+    return attributes
+
+
+def needs_expansion(node: ir.Node, opset: int) -> bool:
+    """Return whether `node` has no gradient rule of its own."""
+    rule = find_rule(node.op_type, node.domain, opset)
+    return rule is None or rule.function is replaced_by_its_body

@@ -1,0 +1,173 @@
+"""Change onnx-ir graphs: copy values, nodes and graphs, replace one node by several, remove what is dead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onward.graph.builder import Builder, Names, Value
+from onward.graph.walk import GraphLike
+
+
+def copy_value(value: ir.Value, name: str | None = None) -> ir.Value:
+    """Return a new value with the type, shape and documentation of `value`."""
+    new = ir.Value(
+        name=name if name is not None else value.name,
+        type=value.type,
+        shape=None if value.shape is None else value.shape.copy(),
+        doc_string=value.doc_string,
+        const_value=value.const_value,
+    )
+    new.metadata_props.update(value.metadata_props)
+    return new
+
+
+def copy_nodes(
+    nodes: Iterable[ir.Node],
+    values: dict[ir.Value, ir.Value],
+    *,
+    names: Names | None = None,
+    prefix: str = "",
+    attributes: Mapping[str, ir.Attr] | None = None,
+) -> list[ir.Node]:
+    """Return copies of `nodes` that read `values[v]` wherever the originals read `v`.
+
+    `values` gains an entry for every output. Values that are not in it are read as they are (outer scope). With
+    `names`, outputs and nodes get fresh names under `prefix`; without, they keep theirs. `attributes` resolves
+    references to a function's attributes: present ones are substituted, absent ones dropped.
+    """
+    return [_copy_node(node, values, names, prefix, attributes) for node in nodes]
+
+
+def _copy_node(
+    node: ir.Node,
+    values: dict[ir.Value, ir.Value],
+    names: Names | None,
+    prefix: str,
+    attributes: Mapping[str, ir.Attr] | None,
+) -> ir.Node:
+    def fresh(name: str | None) -> str | None:
+        return name if names is None or not name else names.unique(prefix + name)
+
+    new_attributes: list[ir.Attr] = []
+    for key, attribute in node.attributes.items():
+        if attribute.is_ref():
+            if attributes is None:
+                new_attributes.append(attribute)
+            elif (given_name := attribute.ref_attr_name or "") in attributes:
+                given = attributes[given_name]
+                new_attributes.append(
+                    ir.RefAttr(key, given.ref_attr_name, given.type)
+                    if given.is_ref() and given.ref_attr_name is not None
+                    else ir.Attr(key, given.type, given.value)
+                )
+        elif attribute.type == ir.AttributeType.GRAPH:
+            graph = copy_graph(attribute.as_graph(), values, names=names, prefix=prefix, attributes=attributes)
+            new_attributes.append(ir.AttrGraph(key, graph))
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs = [
+                copy_graph(g, values, names=names, prefix=prefix, attributes=attributes) for g in attribute.as_graphs()
+            ]
+            new_attributes.append(ir.AttrGraphs(key, graphs))
+        else:
+            new_attributes.append(attribute)
+    new = ir.Node(
+        node.domain,
+        node.op_type,
+        [None if v is None else values.get(v, v) for v in node.inputs],
+        new_attributes,
+        overload=node.overload,
+        num_outputs=len(node.outputs),
+        version=node.version,
+        name=fresh(node.name),
+        doc_string=node.doc_string,
+        metadata_props=dict(node.metadata_props),
+    )
+    for old_output, new_output in zip(node.outputs, new.outputs, strict=True):
+        new_output.name = fresh(old_output.name)
+        new_output.type = old_output.type
+        new_output.shape = None if old_output.shape is None else old_output.shape.copy()
+        new_output.doc_string = old_output.doc_string
+        new_output.const_value = old_output.const_value
+        new_output.metadata_props.update(old_output.metadata_props)
+        values[old_output] = new_output
+    return new
+
+
+def copy_graph(
+    graph: ir.Graph,
+    values: dict[ir.Value, ir.Value] | None = None,
+    *,
+    names: Names | None = None,
+    prefix: str = "",
+    attributes: Mapping[str, ir.Attr] | None = None,
+) -> ir.Graph:
+    """Return a copy of `graph`; outer values are read through `values`, tensors are shared."""
+    values = {} if values is None else values
+    for value in [*graph.inputs, *graph.initializers.values()]:
+        if value not in values:
+            name = value.name
+            if names is not None and name:
+                name = names.unique(prefix + name)
+            values[value] = copy_value(value, name)
+    nodes = copy_nodes(graph, values, names=names, prefix=prefix, attributes=attributes)
+    new = ir.Graph(
+        [values[v] for v in graph.inputs],
+        [values.get(v, v) for v in graph.outputs],
+        nodes=nodes,
+        initializers=[values[v] for v in graph.initializers.values()],
+        doc_string=graph.doc_string,
+        opset_imports=dict(graph.opset_imports),
+        name=graph.name,
+        metadata_props=dict(graph.metadata_props),
+    )
+    new.meta.update(graph.meta)
+    return new
+
+
+def remove_dead_nodes(graph: GraphLike, candidates: Iterable[ir.Node] | None = None) -> int:
+    """Remove nodes whose outputs nobody reads; return how many. Looks only at `candidates` if given."""
+    allowed = None if candidates is None else set(candidates)
+    removed = 0
+    for node in reversed(list(graph)):
+        if allowed is not None and node not in allowed:
+            continue
+        if all(not v.uses() and not v.is_graph_output() for v in node.outputs):
+            graph.remove(node, safe=True)
+            removed += 1
+    return removed
+
+
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Let `new` have the name and every use of `old`, and its type and shape where it has a type."""
+    name = old.name
+    if old.type is not None:
+        new.type, new.shape = old.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = None
+    new.name = name
+
+
+def replace_node(node: ir.Node, op: Builder, outputs: Sequence[Value]) -> None:
+    """Put the nodes of `op` in the place of `node`, and let `outputs` have its outputs' names and uses."""
+    graph = node.graph
+    assert graph is not None
+    made = set(op.nodes)
+    finals: list[Value] = []
+    for value in outputs:
+        producer = value.producer()
+        if producer not in made or producer.op_type == "Constant" or value in finals:
+            value = op.Identity(value)
+        finals.append(value)
+    graph.insert_before(node, op.nodes)
+    for old, new in zip(node.outputs, finals, strict=False):
+        name = old.name
+        if new.type is None:
+            new.type = old.type
+        if new.shape is None:
+            new.shape = old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name = None
+        new.name = name
+    graph.remove(node, safe=True)

@@ -1,0 +1,118 @@
+"""Look at onnx-ir graphs: their nodes and subgraphs, what a node reads, what a value depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+GraphLike = ir.Graph | ir.Function
+
+_GRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """Yield the graphs that `node` carries in its attributes (the branches of If, the body of Loop and Scan)."""
+    for attribute in node.attributes.data.values():  # this is asked of every node: the plain dict is quicker
+        if attribute.type not in _GRAPH_TYPES or attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        else:
+            yield from attribute.as_graphs()
+
+
+def all_nodes(graph: GraphLike) -> Iterator[ir.Node]:
+    """Yield every node of `graph`, those of nested graphs included, outer ones first."""
+    for node in graph:
+        yield node
+        for sub in subgraphs(node):
+            yield from all_nodes(sub)
+
+
+def captured(graph: ir.Graph) -> list[ir.Value]:
+    """Return the values of outer scopes that `graph` reads, nested graphs included, each once, in order of use."""
+    own: set[int] = set()
+    seen: dict[int, ir.Value] = {}
+
+    def visit(inner: ir.Graph) -> None:
+        own.update(id(v) for v in inner.inputs)
+        own.update(id(v) for v in inner.initializers.values())
+        for node in inner:
+            for value in node.inputs:
+                if value is not None and id(value) not in own:
+                    seen.setdefault(id(value), value)
+            for sub in subgraphs(node):
+                visit(sub)
+            own.update(id(v) for v in node.outputs)
+        for value in inner.outputs:
+            if id(value) not in own:
+                seen.setdefault(id(value), value)
+
+    visit(graph)
+    return list(seen.values())
+
+
+def reads(node: ir.Node) -> list[ir.Value]:
+    """Return every value `node` reads: its inputs, and what its subgraphs capture."""
+    values = [v for v in node.inputs if v is not None]
+    for graph in subgraphs(node):
+        values += captured(graph)
+    return values
+
+
+def all_names(graph: GraphLike) -> set[str]:
+    """Return every value and node name in `graph` and its subgraphs."""
+    names: set[str] = set()
+
+    def visit(inner: GraphLike) -> None:
+        names.update(v.name for v in inner.inputs if v.name)
+        if isinstance(inner, ir.Graph):
+            names.update(inner.initializers)
+        for node in inner:
+            if node.name:
+                names.add(node.name)
+            names.update(v.name for v in node.outputs if v.name)
+            names.update(v.name for v in node.inputs if v is not None and v.name)
+            for sub in subgraphs(node):
+                visit(sub)
+
+    visit(graph)
+    return names
+
+
+def ancestors(wanted: Iterable[ir.Value], stop: Iterable[ir.Value] = ()) -> set[ir.Node]:
+    """Return every node that a `wanted` value depends on, not looking behind the values in `stop`."""
+    halt = {id(v) for v in stop}
+    found: set[ir.Node] = set()
+    queue = [v for v in wanted if id(v) not in halt]
+    while queue:
+        node = queue.pop().producer()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        queue += [v for v in reads(node) if id(v) not in halt]
+    return found
+
+
+def constant_of(value: ir.Value | None) -> np.ndarray | None:
+    """Return the array of a value that is a Constant's output, else None.
+
+    Initializers count only when they are not graph inputs; callers that may not bake in parameters must hand over
+    graphs whose state is pure inputs (decision 2), so an initializer here is a true constant.
+    """
+    if value is None or value.is_graph_input():
+        return None
+    tensor = value.const_value
+    if tensor is None:
+        node = value.producer()
+        if node is None or node.op_type != "Constant" or node.domain != "":
+            return None
+        tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def sequence_of(values: Sequence[ir.Value]) -> str:
+    """Return the names for a message: "`a`, `b`"."""
+    return ", ".join(f"`{v.name}`" for v in values)

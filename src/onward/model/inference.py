@@ -1,0 +1,123 @@
+"""From a training model to the plain models it stands for: the combined graph, and inference alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.graph.walk import subgraphs
+from onward.model import serde
+from onward.model.training_model import TrainingEntry, TrainingModel
+
+PROGRAM_STATE = "random/"  # state that a compiled program adds to the model's own: its random key and step
+
+
+def combined_proto(model: TrainingModel, entry: TrainingEntry) -> onnx.ModelProto:
+    """Return the standard's combined graph of one entry: the inference graph, then the algorithm."""
+    proto = serde.to_proto(TrainingModel(model.ir))
+    if entry.algorithm is not None:
+        algorithm = ir.serde.serialize_graph(entry.algorithm)
+        for field in ("input", "initializer", "output", "node", "value_info", "sparse_initializer"):
+            getattr(proto.graph, field).extend(getattr(algorithm, field))
+    return proto
+
+
+def to_inference(
+    model: serde.Source, state: Mapping[str, np.ndarray] | None = None, *, average: bool = False
+) -> onnx.ModelProto:
+    """Return a clean inference `ModelProto`: the same names and outputs, no training information.
+
+    `state` holds current values by name (as `Session.get_state()` gives them): those of the inference graph's
+    initializers replace the stored ones, the rest (moments, counters) is left out. Functions and operator sets that
+    only training used are left out too. With `average`, each weight that has a moving average (`ema/<name>`) takes it.
+
+    Raises:
+        ArgumentError: a value in `state` has another shape than the initializer of its name, or `average` was asked of
+            a model that keeps no averages.
+    """
+    source = serde.load(model)
+    proto = serde.to_proto(TrainingModel(source.ir))
+    clean = serde.from_proto(proto)
+    current = dict(state or {})
+    if average:
+        current |= _averages(source, current)
+    _write_state(clean, source, current)
+    _drop_unused(clean)
+    return serde.to_proto(clean)
+
+
+def _averages(source: TrainingModel, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the moving average of each weight that has one, from `state` or as stored."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in source.state.items():
+        if name.startswith("ema/") and name[4:] in source.graph.initializers:
+            assert value.const_value is not None
+            found[name[4:]] = state.get(name, value.const_value.numpy())
+    if not found:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the model keeps no moving average of its weights",
+                place="average=",
+                hint="ask for one when it is made trainable: Adam(1e-3, ema=0.999), or `--set ema=0.999`",
+            )
+        )
+    return found
+
+
+def _write_state(clean: TrainingModel, source: TrainingModel, state: Mapping[str, np.ndarray]) -> None:
+    known = source.initializers()
+    problems = []
+    for name, array in state.items():
+        if name.startswith(PROGRAM_STATE) and name not in known:
+            continue
+        if name not in known:
+            raise unknown_name("initializer", name, known, place="state=")
+        value = clean.graph.initializers.get(name)
+        if value is None:
+            continue
+        assert value.const_value is not None
+        stored = value.const_value
+        array = np.asarray(array)
+        if array.shape != tuple(stored.shape.numpy()) or array.dtype != stored.dtype.numpy():
+            problems.append(
+                Diagnostic(
+                    A101,
+                    f"the state of `{name}` does not fit",
+                    place="state=",
+                    found=f"{array.dtype} {list(array.shape)}",
+                    needed=f"{stored.dtype.numpy()} {list(stored.shape.numpy())}",
+                )
+            )
+            continue
+        value.const_value = ir.tensor(array, name=name)
+    if problems:
+        raise ArgumentError(problems)
+
+
+def _drop_unused(model: TrainingModel) -> None:
+    """Remove functions and operator sets that the inference graph does not use."""
+    used: set[tuple[str, str, str]] = set()
+    domains: set[str] = {""}
+
+    def visit(graph: ir.Graph | ir.Function) -> None:
+        for node in graph:
+            domains.add(node.domain)
+            key = (node.domain, node.op_type, node.overload)
+            if key in model.ir.functions and key not in used:
+                used.add(key)
+                visit(model.ir.functions[key])
+            for inner in subgraphs(node):
+                visit(inner)
+
+    visit(model.graph)
+    for key in list(model.ir.functions):
+        if key not in used:
+            del model.ir.functions[key]
+    for domain in list(model.ir.opset_imports):
+        if domain not in domains and domain != "ai.onnx":
+            del model.ir.opset_imports[domain]

@@ -1,0 +1,271 @@
+"""Which initializers may be trained, and which of them a person's globs choose."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.errors import ArgumentError, Diagnostic, define
+from onward.graph.walk import ancestors, subgraphs
+from onward.model.training_model import FLOAT_TYPES
+
+A110 = define(
+    "A110",
+    "a glob matches nothing",
+    why="A pattern that chooses weights by name fits none of them, most likely because of a typing error.",
+    fix="Use a name or pattern from the list that the message gives; `onward show FILE` lists them all.",
+)
+A111 = define(
+    "A111",
+    "nothing to train here",
+    why="What was chosen for training cannot be trained: it is not floating point, the loss does not depend on it, or "
+    "it is a constant such as an epsilon, a shape or a running statistic.",
+    fix="Choose other weights; the message says for each why it cannot be trained.",
+)
+
+# Inputs that are never trained: (operator, input) → what it is.
+CONSTANT_INPUTS = {
+    ("BatchNormalization", 3): "a running statistic",
+    ("BatchNormalization", 4): "a running statistic",
+    ("Clip", 1): "a limit of Clip",
+    ("Clip", 2): "a limit of Clip",
+    ("Dropout", 1): "a dropout ratio",
+    ("Pad", 2): "a padding value",
+    ("Pow", 1): "an exponent",
+    ("Resize", 1): "a region of Resize",
+    ("Resize", 2): "a scale of Resize",
+    ("Upsample", 1): "a scale of Upsample",
+    ("QuantizeLinear", 1): "a quantisation scale",
+    ("DequantizeLinear", 1): "a quantisation scale",
+    ("OneHot", 2): "the values of OneHot",
+    ("SoftmaxCrossEntropyLoss", 2): "class weights",
+    ("NegativeLogLikelihoodLoss", 2): "class weights",
+    ("RotaryEmbedding", 1): "a table of cosines",
+    ("RotaryEmbedding", 2): "a table of sines",
+    ("MelWeightMatrix", 3): "a frequency",
+    ("MelWeightMatrix", 4): "a frequency",
+    **{(op, i): "a quantisation scale" for op in ("QLinearConv", "QLinearMatMul") for i in (1, 4, 6)},
+}
+
+# Inputs that hold a constant as a rule, and a learned value now and then: trained only when they are named.
+USUALLY_CONSTANT_INPUTS = {(op, i): "an initial state" for op in ("LSTM", "GRU", "RNN") for i in (5, 6)}
+
+# Inputs that are weights by the operator's own meaning, whatever their size.
+WEIGHT_INPUTS = frozenset(
+    {
+        *((op, i) for op in ("Conv", "ConvTranspose", "DeformConv") for i in (1, 2, 3)),
+        *((op, i) for op in ("LSTM", "GRU", "RNN") for i in (1, 2, 3, 7)),
+        *((op, i) for op in ("BatchNormalization", "InstanceNormalization", "GroupNormalization") for i in (1, 2)),
+        *((op, i) for op in ("LayerNormalization", "RMSNormalization") for i in (1, 2)),
+        ("Gemm", 0), ("Gemm", 1), ("Gemm", 2), ("MatMul", 0), ("MatMul", 1), ("PRelu", 1), ("Gather", 0),
+    }
+)  # fmt: skip
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
+
+# These hand a weight on; what counts is who reads their output.
+_PASS_ON = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"})
+
+# A value that is read only by these has no influence on a gradient.
+_NO_GRADIENT = frozenset(
+    {
+        "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Shape", "Size", "IsNaN",
+        "IsInf", "NonZero", "NonMaxSuppression", "Range", "ConstantOfShape", "OneHot", "Sign", "Floor", "Ceil",
+        "Round", "Unique",
+    }
+)  # fmt: skip
+
+_TORCH_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+
+def is_passed_on(node: ir.Node, index: int) -> bool:
+    """Whether a node only hands on its input `index`."""
+    return node.op_type in _PASS_ON and node.domain in ("", "ai.onnx") and index == 0
+
+
+def final_uses(value: ir.Value) -> list[tuple[ir.Node, int]]:
+    """Return who reads `value` in the end, and at which input: operators that only hand it on are looked through."""
+    found: list[tuple[ir.Node, int]] = []
+    queue, seen = [value], {value}
+    while queue:
+        for node, index in queue.pop().uses():
+            if is_passed_on(node, index):
+                fresh = [v for v in node.outputs if v not in seen]
+                seen.update(fresh)
+                queue += fresh
+            else:
+                found.append((node, index))
+    return found
+
+
+def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool = False) -> str | None:
+    """Return why an initializer is not trained, in words, or None if it can be.
+
+    `influential` are the nodes that the loss depends on. `named` says that the caller asked for it by name, which
+    settles the one case that cannot be seen in the graph: a lone number in arithmetic (a learned scale, or a constant).
+    """
+    if value.dtype not in FLOAT_TYPES:
+        return f"it is {value.dtype.name.lower() if value.dtype is not None else 'of unknown type'}, not floating point"
+    uses = [(node, index) for node, index in final_uses(value) if node in influential]
+    if not uses:
+        return "the loss does not depend on it"
+    reasons = [_constant_use(node, index) for node, index in uses]
+    if all(reasons):
+        return f"it is {reasons[0]}"
+    kind = value.metadata_props.get(_TORCH_KIND, "")
+    if kind.endswith("PARAMETER") or named:
+        return None
+    if "BUFFER" in kind:
+        return "PyTorch exported it as a buffer, not as a parameter"
+    doubt = _doubt(value, uses)
+    return None if doubt is None else f"it is {doubt}; name it in `train` if it is learned"
+
+
+def _doubt(value: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> str | None:
+    """Return what a floating-point initializer most likely is instead of a weight, or None."""
+    if any((node.op_type, index) in WEIGHT_INPUTS for node, index in uses):
+        return None
+    is_number = value.shape is not None and all(d == 1 for d in value.shape)
+    if is_number and not (value.shape and any(_is_bias(node, index) for node, index in uses)):
+        return "a single number, which may be a constant"
+    usual = [USUALLY_CONSTANT_INPUTS.get((node.op_type, index)) for node, index in uses]
+    if all(usual):
+        return usual[0]
+    if value.const_value is not None and _is_mask(value.const_value.numpy()):
+        return "a mask by its values"
+    return None
+
+
+def _is_bias(node: ir.Node, index: int) -> bool:
+    """Whether the input is added to a product of matrices: the bias of a layer with one output."""
+    if node.op_type != "Add" or node.domain not in ("", "ai.onnx"):
+        return False
+    other = node.inputs[1 - index]
+    maker = other.producer() if other is not None else None
+    return maker is not None and maker.op_type in _PRODUCTS
+
+
+def _is_mask(array: np.ndarray) -> bool:
+    """Whether an array holds infinities, or nothing but zeros and one very large number: an attention mask."""
+    if array.size == 0:
+        return False
+    wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
+    low, high = float(wide.min()), float(wide.max())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return bool(np.isinf(wide).any())
+    extreme = low if -low > high else high
+    return abs(extreme) >= 1e3 and bool(((wide == 0) | (wide == extreme)).all())
+
+
+def influential_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
+    """Return every node that one of `outputs` depends on, those inside bodies included."""
+    found = ancestors(outputs)
+    return found | {inner for node in found for graph in subgraphs(node) for inner in walk(graph)}
+
+
+def _constant_use(node: ir.Node, index: int) -> str | None:
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type in _NO_GRADIENT:
+        return f"read only where no gradient flows ({node.op_type})"
+    return CONSTANT_INPUTS.get((node.op_type, index))
+
+
+def as_patterns(patterns: str | Iterable[str]) -> list[str]:
+    """Return one or several globs as a list."""
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def no_match(pattern: str, names: Sequence[str], what: str, place: str) -> Diagnostic:
+    """Return the diagnostic for a glob that fits none of `names`, with the nearest ones."""
+    near = difflib.get_close_matches(pattern.replace("*", ""), names, n=5, cutoff=0.4)
+    rest = [n for n in names if n not in near][: max(0, 8 - len(near))]
+    listed = ", ".join(f"`{n}`" for n in [*near, *rest])
+    more = len(names) - len(near) - len(rest)
+    return Diagnostic(
+        A110,
+        f"`{pattern}` matches no {what}",
+        place=place,
+        needed=f"a glob that fits one of: {listed}{f' and {more} more' if more > 0 else ''}" if names else "",
+        hint=f"did you mean `{near[0]}`?" if near else "",
+    )
+
+
+def choose(
+    values: Sequence[ir.Value],
+    influential: Collection[ir.Node],
+    train: str | Iterable[str],
+    freeze: str | Iterable[str],
+) -> list[ir.Value]:
+    """Return the initializers to train: those that fit `train`, do not fit `freeze`, and can be trained.
+
+    Raises:
+        ArgumentError: a glob fits no initializer, or nothing that can be trained.
+    """
+    wanted, unwanted = as_patterns(train), as_patterns(freeze)
+    floats = [v.name or "" for v in values if v.dtype in FLOAT_TYPES]
+    names = [v.name or "" for v in values]
+    problems = []
+    for place, patterns in (("train=", wanted), ("freeze=", unwanted)):
+        for pattern in patterns:
+            if not any(fnmatch.fnmatchcase(n, pattern) for n in names) and pattern != "*":
+                problems.append(no_match(pattern, floats, "weight of the model", place))
+    if problems:
+        raise ArgumentError(problems)
+    chosen, reasons = [], {}
+    for value in values:
+        name = value.name or ""
+        fitting = [p for p in wanted if fnmatch.fnmatchcase(name, p)]
+        if not fitting or any(fnmatch.fnmatchcase(name, p) for p in unwanted):
+            continue
+        reason = obstacle(value, influential, named=any(p.strip("*") for p in fitting))
+        if reason is None:
+            chosen.append(value)
+        else:
+            reasons[name] = reason
+    for pattern in wanted:
+        if any(fnmatch.fnmatchcase(v.name or "", pattern) for v in chosen):
+            continue
+        refused = {n: r for n, r in reasons.items() if fnmatch.fnmatchcase(n, pattern)}
+        problems.append(_nothing(pattern, refused))
+    if problems:
+        raise ArgumentError(problems)
+    return chosen
+
+
+def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
+    listed = "; ".join(f"`{n}`: {r}" for n, r in list(refused.items())[:8])
+    if len(refused) > 8:
+        listed += f"; and {len(refused) - 8} more"
+    return Diagnostic(
+        A111,
+        f"nothing that `{pattern}` chooses can be trained",
+        place="train=",
+        found=listed or "no initializer that is not frozen",
+        hint="" if refused else "every initializer that it fits is also chosen by `freeze`, or the model has none",
+    )
+
+
+def walk(graph: ir.Graph | ir.Function) -> Iterable[ir.Node]:
+    """Yield every node of `graph` and of the graphs inside it."""
+    for node in graph:
+        yield node
+        for inner in subgraphs(node):
+            yield from walk(inner)
+
+
+__all__ = [
+    "CONSTANT_INPUTS",
+    "WEIGHT_INPUTS",
+    "as_patterns",
+    "choose",
+    "final_uses",
+    "is_passed_on",
+    "no_match",
+    "obstacle",
+    "walk",
+]

@@ -1,0 +1,128 @@
+"""Say honestly which opset and IR version a graph needs, so that older runtimes load it."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from onward.errors import Diagnostic, ModelError, define
+from onward.graph import walk
+from onward.graph.schema import Schema, attribute_default, schema
+
+M302 = define(
+    "M302",
+    "the graph does not fit the target opset",
+    why="It uses an operator, an attribute or an element type that the target opset does not have.",
+    fix="Choose a higher target opset, or avoid the operator.",
+)
+
+# Versions at which an operator's meaning changed although names and types did not.
+_MEANING_CHANGED = {
+    "GroupNormalization": [21],  # scale and bias per channel instead of per group
+    "Resize": [19],  # rounding of half_pixel_symmetric and of keep_aspect_ratio_policy
+    "AveragePool": [19],  # ceil_mode and count_include_pad
+    "MaxPool": [22],
+    "LpPool": [22],
+    "DFT": [20],  # axis became an input
+    "GridSample": [20],  # the modes have other names
+    "BatchNormalization": [14, 15],
+    "Attention": [24],
+    "Cast": [24],
+    "CastLike": [24],
+    "QuantizeLinear": [21],
+    "DequantizeLinear": [21],
+}
+
+
+def lower_opset(model: ir.Model, target: int) -> None:
+    """Label `model` with opset `target`, in place, after making sure that every node means the same there.
+
+    Raises:
+        ModelError: naming every node that does not fit.
+    """
+    current = model.opset_imports.get("", target)
+    problems = []
+    if target != current:
+        for node in _all_nodes(model.graph):
+            reason = _misfit(node, current, target)
+            if reason:
+                problems.append(
+                    Diagnostic(
+                        M302,
+                        f"`{node.op_type}` does not fit opset {target}: {reason}",
+                        place=f"node `{node.name or node.op_type}`",
+                        hint=f"use --target-opset {current} or higher",
+                    )
+                )
+    if problems:
+        raise ModelError(problems)
+    model.opset_imports[""] = target
+    for domain in [d for d in model.opset_imports if d]:
+        if not any(n.domain == domain for n in _all_nodes(model.graph)):
+            del model.opset_imports[domain]
+    model.graph.opset_imports.clear()
+    model.graph.opset_imports.update({"": target, **{d: v for d, v in model.opset_imports.items() if d}})
+
+
+def lowest_opset(model: ir.Model, floor: int) -> int:
+    """Return the lowest opset not below `floor` at which every node of `model` means what it means now."""
+    current = model.opset_imports.get("", floor)
+    nodes = list(_all_nodes(model.graph))
+    for target in range(min(floor, current), current):
+        if not any(_misfit(n, current, target) for n in nodes):
+            return target
+    return current
+
+
+def ir_version_of(opset: int) -> int:
+    """Return the lowest IR version that admits `opset`."""
+    return int(onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True))
+
+
+def _all_nodes(graph: ir.Graph) -> list[ir.Node]:
+    found: list[ir.Node] = []
+    for node in graph:
+        found.append(node)
+        for sub in walk.subgraphs(node):
+            found += _all_nodes(sub)
+    return found
+
+
+def _misfit(node: ir.Node, current: int, target: int) -> str:
+    """Return why `node` cannot be labelled with `target`, or "" if it can."""
+    if node.domain not in ("", "ai.onnx"):
+        return ""
+    now, then = schema(node.op_type, "", current), schema(node.op_type, "", target)
+    if now is None or (then is not None and then.since_version == now.since_version):
+        return ""
+    if then is None:
+        return f"it came with opset {now.since_version}"
+    low, high = sorted((then.since_version, now.since_version))
+    changed = [v for v in _MEANING_CHANGED.get(node.op_type, []) if low < v <= high]
+    if changed:
+        return f"its meaning changed at opset {changed[0]}"
+    for name in node.attributes:
+        if name not in then.attributes:
+            return f"attribute `{name}` is newer"
+    for name in then.attributes:
+        if name not in node.attributes and name in now.attributes:
+            before = attribute_default(node.op_type, "", target, name)
+            if before != attribute_default(node.op_type, "", current, name):
+                return f"the default of `{name}` differs"
+    if now.input_names[: len(node.inputs)] != then.input_names[: len(node.inputs)] and not then.inputs[-1].variadic:
+        return "its inputs differ"
+    return _type_misfit(node, then)
+
+
+def _type_misfit(node: ir.Node, then: Schema) -> str:
+    for index, value in enumerate(node.inputs):
+        if value is not None and value.dtype is not None and then.inputs:
+            formal = then.input_at(index)
+            name = f"tensor({_onnx_type_name(value.dtype)})"
+            if formal.types and name not in formal.types and all(t.startswith("tensor(") for t in formal.types):
+                return f"input `{formal.name}` cannot be {name}"
+    return ""
+
+
+def _onnx_type_name(dtype: ir.DataType) -> str:
+    return dtype.name.lower()

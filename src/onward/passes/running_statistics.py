@@ -1,0 +1,41 @@
+"""Running statistics that no runtime can overwrite too early."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onward.graph import walk
+from onward.graph.builder import Builder, Names
+
+
+def protect_statistics(graph: ir.Graph, opset: int, names: Names) -> None:
+    """Give every training BatchNormalization running statistics of its own to overwrite.
+
+    ONNX Runtime's CPU kernel declares Alias(3, 1) and Alias(4, 2): it writes the new statistics into the memory of the
+    old ones, even where that is an input of the graph and other nodes still read it. Programs run without our backend,
+    so the guard is part of them. Neg(Neg(x)) is a copy, to the bit, that no optimizer takes away, as they do with
+    Identity. Further copies of the same value must differ from it, or ONNX Runtime makes one of them again: they are
+    scaled by a power of two and back, which is exact.
+    """
+    copies: dict[ir.Value, int] = {}
+    for node in [n for n in walk.all_nodes(graph) if _overwrites_its_inputs(n)]:
+        op = Builder(opset, names, prefix=f"{node.name or node.op_type}/")
+        for position in (3, 4):
+            old = node.inputs[position]
+            assert old is not None
+            number = copies[old] = copies.get(old, -1) + 1
+            factor = float(2**number)
+            copy = op.Neg(op.Neg(old)) if number == 0 else op.Div(op.Mul(old, factor), factor)
+            copy.type, copy.shape = old.type, old.shape
+            node.replace_input_with(position, copy)
+        owner = node.graph
+        assert owner is not None
+        owner.insert_before(node, op.nodes)
+
+
+def _overwrites_its_inputs(node: ir.Node) -> bool:
+    return (
+        node.op_type == "BatchNormalization"
+        and node.domain in ("", "ai.onnx")
+        and bool(node.attributes.get_int("training_mode", 0))
+    )

@@ -1,0 +1,305 @@
+"""What a run was started from: the model or program as bytes, so that a checkpoint directory can carry it.
+
+A training model is stored as a standard ONNX file. A `Program` is stored as one safetensors file: every graph as bytes,
+the state and the settings as tensors, the rest as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from onward.compiler.program import Program, StepGraph, TensorSpec
+from onward.errors import A101, ArgumentError, Diagnostic
+from onward.storage.tensor_file import read_tensor_bytes, tensor_file_chunks
+from onward.train.data.matching import Preparation
+
+if TYPE_CHECKING:
+    from onward.model.training_model import TrainingModel
+
+MODEL_FILE = "model.onnx"
+PROGRAM_FILE = "program.safetensors"
+
+
+@dataclasses.dataclass
+class Origin:
+    """A training model and its program, or a program alone. Made by `Origin.of`."""
+
+    model: TrainingModel | None
+    _program: Program | None = None
+    _content: bytes | None = None
+    split: bool = False
+    """Whether a program that is compiled here has gradients and updates as graphs of their own."""
+
+    @classmethod
+    def of(cls, source: Any) -> Origin:
+        """Return the origin for a model, a Program, a ModelProto, or the path of an ONNX file or of a saved Program."""
+        if isinstance(source, Program):
+            return cls(None, source)
+        from onward.model.serde import from_proto, load, to_proto
+        from onward.model.training_model import TrainingModel
+
+        if isinstance(source, (str, Path)):
+            path = Path(source)
+            if path.is_dir():
+                if any(path.glob("step-*.safetensors")):
+                    raise ArgumentError(
+                        Diagnostic(
+                            A101,
+                            f"`{path}` is a directory of checkpoints",
+                            needed="an ONNX file, a training model, or a Program or its directory",
+                            hint="to take up the run use Trainer.resume(directory)",
+                        )
+                    )
+                return cls(None, Program.load(path))
+            if path.name == PROGRAM_FILE:
+                return cls.from_bytes(path.name, path.read_bytes())
+            model = load(path)
+        elif isinstance(source, onnx.ModelProto):
+            model = from_proto(source)
+        elif isinstance(source, TrainingModel):
+            # A float attribute has 64 bits in memory and 32 in the file. What is trained is what the file says, so
+            # that a run resumed from the stored file has the very same graph.
+            model = from_proto(to_proto(source))
+        else:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    f"a {type(source).__name__} cannot be trained",
+                    needed="a training model, a Program, a ModelProto or the path of an ONNX file",
+                )
+            )
+        return cls(model)
+
+    @classmethod
+    def from_bytes(cls, file_name: str, content: bytes) -> Origin:
+        """Return the origin stored under `file_name`."""
+        if file_name == PROGRAM_FILE:
+            return cls(None, _unpack(content), content)
+        from onward.model.serde import from_proto
+
+        proto = onnx.ModelProto()
+        proto.ParseFromString(content)
+        model = from_proto(proto)
+        return cls(model, None, content)
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The program that runs: the given one, or the model compiled."""
+        if self._program is not None:
+            return self._program
+        from onward.compiler.compile import compile_model
+
+        assert self.model is not None
+        program: Program = compile_model(self.model, split=self.split)
+        return program
+
+    @property
+    def file_name(self) -> str:
+        """The name it has in a checkpoint directory."""
+        return PROGRAM_FILE if self.model is None else MODEL_FILE
+
+    @property
+    def content(self) -> bytes:
+        """The bytes to store."""
+        if self._content is None:
+            if self.model is None:
+                self._content = _pack(self.program)
+            else:
+                from onward.model.serde import to_proto
+
+                self._content = to_proto(self.model).SerializeToString(deterministic=True)
+        return self._content
+
+    @functools.cached_property
+    def graph_sha256(self) -> str:
+        """The digest of the step graphs: what is computed, whatever the state."""
+        return _graph_digest(self.program)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The digest of `content`."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def _graph_digest(program: Program) -> str:
+    digest = hashlib.sha256()
+    for name, step in program.steps.items():
+        digest.update(name.encode("utf-8"))
+        digest.update(step.model.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+PREPARATION = "onward.preparation"
+"""The metadata entry that says how the training data was scaled and its classes numbered."""
+
+
+def stored_preparation(model: TrainingModel | None) -> Preparation | None:
+    """Return what the model says about the data it was trained on; None when it says nothing usable."""
+    text = None if model is None else model.ir.metadata_props.get(PREPARATION)
+    if text is None:
+        return None
+    try:
+        return Preparation.from_dict(json.loads(text))
+    except (ValueError, TypeError, KeyError):
+        return None  # written by hand or by another version: the same as nothing
+
+
+def store_preparation(proto: onnx.ModelProto, preparation: Preparation) -> None:
+    """Write into the metadata of `proto` how its data must be prepared; nothing when it is used as it is."""
+    kept = [p for p in proto.metadata_props if p.key != PREPARATION]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    portable = dataclasses.replace(preparation, columns={})  # columns are names of one file
+    if portable != Preparation():
+        proto.metadata_props.add(key=PREPARATION, value=json.dumps(portable.as_dict()))
+
+
+def with_state(model: TrainingModel, state: Mapping[str, np.ndarray], preparation: Preparation) -> TrainingModel:
+    """Return a copy of the training model that holds `state`; what the model has no place for is left out."""
+    import onnx_ir as ir
+
+    from onward.model.serde import from_proto, to_proto
+
+    proto = to_proto(model)
+    store_preparation(proto, preparation)
+    copy = from_proto(proto)
+    for name, value in copy.initializers().items():
+        if name in state:
+            value.const_value = ir.tensor(np.asarray(state[name]), name=name)
+    return copy
+
+
+def averages(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the moving averages of the parameters under the names of the parameters.
+
+    Raises:
+        ArgumentError: the model keeps none.
+    """
+    found = {p: state[f"ema/{p}"] for p in program.parameters if f"ema/{p}" in state}
+    if not found:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the model keeps no moving average of its weights",
+                hint="make it with one: onward.Adam(1e-3, ema=0.999)",
+            )
+        )
+    return found
+
+
+def inference_model(origin: Origin, state: Mapping[str, np.ndarray], preparation: Preparation) -> onnx.ModelProto:
+    """Return the inference model with the weights of `state`."""
+    if origin.model is None:
+        return bake(origin.program.infer, state)
+    from onward.model.inference import to_inference
+
+    known = origin.model.initializers()
+    proto = to_inference(origin.model, {n: a for n, a in state.items() if n in known})
+    store_preparation(proto, preparation)
+    return proto
+
+
+def bake(infer: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """Return the inference graph with its state inputs as initializers."""
+    model = onnx.ModelProto()
+    model.CopyFrom(infer)
+    baked = [i.name for i in infer.graph.input if i.name in state]
+    kept = [i for i in infer.graph.input if i.name not in state]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    known = {i.name for i in model.graph.initializer}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(state[n]), n) for n in baked if n not in known
+    )
+    return model
+
+
+def _pack(program: Program) -> bytes:
+    parts = {"step": program.steps, "gradients": program.gradients, "update": program.updates}
+    graphs: dict[str, onnx.ModelProto | None] = {
+        "infer": program.infer,
+        "initialize": program.initialize,
+        "evaluate": program.evaluate,
+        **{f"{kind}/{name}": part.model for kind, entries in parts.items() for name, part in entries.items()},
+        **{f"evaluate/{name}": model for name, model in program.evaluations.items()},
+    }
+    tensors: dict[str, np.ndarray] = {
+        f"graph/{name}": np.frombuffer(graph.SerializeToString(deterministic=True), dtype=np.uint8)
+        for name, graph in graphs.items()
+        if graph is not None
+    }
+    tensors |= {f"state/{name}": np.asarray(value) for name, value in program.state.items()}
+    tensors |= {f"settings/{name}": np.asarray(value) for name, value in program.settings.items()}
+    data = {
+        "parts": {
+            kind: [
+                {"name": p.name, "replaces": dict(p.replaces), "outputs": p.outputs, "gradient_of": dict(p.gradient_of)}
+                for p in entries.values()
+            ]
+            for kind, entries in parts.items()
+        },
+        "inputs": [dataclasses.asdict(s) for s in program.inputs],
+        "targets": [dataclasses.asdict(s) for s in program.targets],
+        "parameters": list(program.parameters),
+        "loss": program.loss,
+        "totals": dict(program.totals),
+        "metadata": json.loads(json.dumps(dict(program.metadata), default=str)),
+    }
+    return b"".join(tensor_file_chunks(tensors, data))
+
+
+def _unpack(content: bytes) -> Program:
+    tensors, data = read_tensor_bytes(content)
+
+    def graph(name: str) -> onnx.ModelProto | None:
+        if f"graph/{name}" not in tensors:
+            return None
+        proto = onnx.ModelProto()
+        proto.ParseFromString(tensors[f"graph/{name}"].tobytes())
+        return proto
+
+    def required(name: str) -> onnx.ModelProto:
+        proto = graph(name)
+        assert proto is not None
+        return proto
+
+    def group(prefix: str) -> dict[str, np.ndarray]:
+        return {name[len(prefix) :]: array for name, array in tensors.items() if name.startswith(prefix)}
+
+    def specs(items: list[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in items)
+
+    def parts(kind: str) -> dict[str, StepGraph]:
+        made = {}
+        for part in data["parts"][kind]:
+            name, of = part["name"], {g: (y, x) for g, (y, x) in part["gradient_of"].items()}
+            made[name] = StepGraph(name, required(f"{kind}/{name}"), part["replaces"], tuple(part["outputs"]), of)
+        return made
+
+    steps = parts("step")
+    return Program(
+        steps=steps,
+        gradients=parts("gradients"),
+        updates=parts("update"),
+        initialize=graph("initialize"),
+        infer=required("infer"),
+        evaluate=graph("evaluate"),
+        inputs=specs(data["inputs"]),
+        targets=specs(data["targets"]),
+        settings=group("settings/"),
+        state=group("state/"),
+        parameters=tuple(data["parameters"]),
+        loss=data["loss"],
+        totals=data["totals"],
+        evaluations={name: found for name in steps if (found := graph(f"evaluate/{name}")) is not None},
+        metadata=data["metadata"],
+    )

@@ -1,0 +1,232 @@
+"""Files of ONNX 1.7, whose algorithms call the inference graph with `GraphCall`, in today's form.
+
+Since ONNX 1.8 a training step runs the inference graph and then the algorithm, as one graph. A call that does just that
+is removed; any other call is replaced by a copy of the inference graph's nodes. In 1.7 an algorithm did not see the
+values inside the inference graph, so it may use their names for its own; those are renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+
+from onward.errors import Diagnostic, ModelError, counted, define
+from onward.graph.builder import Names
+from onward.graph.schema import TRAINING_DOMAIN
+from onward.upgrade.opset import all_names
+
+M120 = define(
+    "M120",
+    "a GraphCall that cannot be converted",
+    why="A `GraphCall` of ONNX 1.7 may only call the model's own graph, from the nodes of an algorithm.",
+    fix="Export the model again with a newer version of ONNX.",
+)
+
+
+def has_graph_call(proto: onnx.ModelProto) -> bool:
+    """Return whether the model is of ONNX 1.7: an algorithm calls the inference graph."""
+    return any(_is_call(n) for info in proto.training_info for n, _ in _nodes(info.algorithm))
+
+
+def remove_graph_calls(proto: onnx.ModelProto) -> None:
+    """Replace every `GraphCall` of `proto`, in place; bindings and `Gradient` attributes follow renamed values.
+
+    Raises:
+        ModelError: a call is not one that ONNX 1.7 allows.
+    """
+    problems: list[Diagnostic] = []
+    names = Names(all_names(proto))
+    for index, info in enumerate(proto.training_info):
+        place = f"training_info[{index}].algorithm"
+        calls = [n for n in info.algorithm.node if _is_call(n)]
+        for node, depth in _nodes(info.algorithm):
+            if _is_call(node):
+                problems += _check(node, depth, proto.graph, place)
+        if calls and not problems:
+            _convert(info, proto.graph, calls, names)
+    if problems:
+        raise ModelError(problems)
+
+
+def _is_call(node: onnx.NodeProto) -> bool:
+    return node.op_type == "GraphCall" and node.domain in (TRAINING_DOMAIN, "ai.onnx.training")
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, int]]:
+    stack = [(graph, 0)]
+    while stack:
+        current, depth = stack.pop()
+        for node in current.node:
+            yield node, depth
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    stack.append((attribute.g, depth + 1))
+                stack.extend((g, depth + 1) for g in attribute.graphs)
+
+
+def _check(call: onnx.NodeProto, depth: int, graph: onnx.GraphProto, place: str) -> Iterator[Diagnostic]:
+    where = f"{place}, node `{call.name or 'GraphCall'}`"
+    named = [a.s.decode("utf-8", "replace") for a in call.attribute if a.name == "graph_name"]
+    if named != [graph.name]:
+        found = f"`{named[0]}`" if named else "no `graph_name`"
+        yield Diagnostic(M120, "the call names another graph", where, found, f"`{graph.name}`")
+    if depth:
+        yield Diagnostic(M120, "the call is inside a subgraph", where, needed="a node of the algorithm itself")
+    if len(call.input) > len(graph.input) or len(call.output) > len(graph.output):
+        yield Diagnostic(
+            M120,
+            "the call does not fit the graph",
+            where,
+            found=f"{counted(len(call.input), 'input')}, {counted(len(call.output), 'output')}",
+            needed=f"at most {counted(len(graph.input), 'input')} and {counted(len(graph.output), 'output')}",
+        )
+    stored = {t.name for t in graph.initializer}
+    given = [*call.input, *[""] * (len(graph.input) - len(call.input))]
+    for argument, value in zip(given, graph.input, strict=False):
+        if not argument and value.name not in stored:
+            yield Diagnostic(M120, f"the call leaves out input `{value.name}`, which has no default", where)
+
+
+def _convert(info: onnx.TrainingInfoProto, graph: onnx.GraphProto, calls: list[onnx.NodeProto], names: Names) -> None:
+    algorithm = info.algorithm
+    removed = next((c for c in calls if _runs_the_graph_itself(c, graph, algorithm)), None)
+    same = {} if removed is None else _same_values(removed, graph)
+    stored = {t.name for t in graph.initializer}
+    own = {v.name for v in algorithm.input} | {t.name for t in algorithm.initializer}
+    own |= {name for node in algorithm.node for name in node.output}
+    hidden = {v.name for v in graph.input} | {name for node in graph.node for name in node.output}
+    renames = dict(same)
+    for name in sorted((own & hidden) - stored - {""}):
+        if name not in same:
+            renames[name] = names.unique(f"train/{name}")
+
+    def rename(name: str) -> str:
+        return renames.get(name, name)
+
+    nodes: list[onnx.NodeProto] = []
+    for node in algorithm.node:
+        if removed is not None and node == removed:
+            continue
+        if _is_call(node):
+            nodes += _inlined(node, graph, names, rename)
+        else:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            _rename_node(copy, rename)
+            nodes.append(copy)
+    del algorithm.node[:]
+    algorithm.node.extend(nodes)
+    outputs = {v.name for v in graph.output}
+    _keep(algorithm.input, lambda v: v.name not in same)
+    _keep(algorithm.value_info, lambda v: v.name not in same)
+    _keep(algorithm.output, lambda v: rename(v.name) not in outputs)
+    for entry in [*algorithm.input, *algorithm.output, *algorithm.value_info, *algorithm.initializer]:
+        entry.name = rename(entry.name)
+    for binding in info.update_binding:
+        binding.key, binding.value = rename(binding.key), rename(binding.value)
+    for binding in info.initialization_binding:
+        binding.key = rename(binding.key)
+
+
+def _runs_the_graph_itself(call: onnx.NodeProto, graph: onnx.GraphProto, algorithm: onnx.GraphProto) -> bool:
+    """Return whether the call only hands the algorithm's own inputs over to the graph's inputs, each to one."""
+    stored = {t.name for t in graph.initializer}
+    inputs = {v.name for v in algorithm.input} - {t.name for t in algorithm.initializer}
+    handed: list[str] = []
+    for argument, value in zip(call.input, graph.input, strict=False):
+        if value.name in stored:
+            if argument not in ("", value.name):
+                return False
+        elif argument in inputs:
+            handed.append(argument)
+        else:
+            return False
+    results = [name for name in call.output if name]
+    return len(set(handed)) == len(handed) and len(set(results)) == len(results)
+
+
+def _same_values(call: onnx.NodeProto, graph: onnx.GraphProto) -> dict[str, str]:
+    """Return, for a call that is removed, what each of its values is called in the graph."""
+    stored = {t.name for t in graph.initializer}
+    same = {a: v.name for a, v in zip(call.input, graph.input, strict=False) if a and v.name not in stored}
+    same.update({r: v.name for r, v in zip(call.output, graph.output, strict=False) if r})
+    return same
+
+
+def _inlined(
+    call: onnx.NodeProto, graph: onnx.GraphProto, names: Names, rename: Callable[[str], str]
+) -> list[onnx.NodeProto]:
+    """Return copies of the graph's nodes that compute what the call did."""
+    mapping: dict[str, str] = {}
+    for argument, value in zip(call.input, graph.input, strict=False):
+        if argument:
+            mapping[value.name] = rename(argument)
+    prefix = f"{call.name or 'call'}/"
+    extra: list[onnx.NodeProto] = []
+    made = {name for node in graph.node for name in node.output}
+    for result, value in zip(call.output, graph.output, strict=False):
+        if not result:
+            continue
+        if value.name in made and value.name not in mapping:
+            mapping[value.name] = rename(result)
+        else:  # an input, an initializer, or a value that the graph gives out twice
+            source = mapping.get(value.name, value.name)
+            extra.append(onnx.helper.make_node("Identity", [source], [rename(result)], names.unique(f"{prefix}copy")))
+    for name in _defined(graph):
+        mapping.setdefault(name, names.unique(prefix + name))
+    nodes = []
+    for node in graph.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        _rename_node(copy, lambda n: mapping.get(n, n))
+        copy.name = names.unique(prefix + (node.name or node.op_type))
+        nodes.append(copy)
+    return nodes + extra
+
+
+def _defined(graph: onnx.GraphProto) -> list[str]:
+    """Return every name that the nodes of `graph` define, those inside subgraphs included."""
+    found: dict[str, None] = {}
+    stack: list[onnx.GraphProto] = [graph]
+    while stack:
+        current = stack.pop()
+        if current is not graph:
+            found.update((v.name, None) for v in current.input)
+            found.update((t.name, None) for t in current.initializer)
+        for node in current.node:
+            found.update((name, None) for name in node.output if name)
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    stack.append(attribute.g)
+                stack.extend(attribute.graphs)
+    return list(found)
+
+
+def _rename_node(node: onnx.NodeProto, rename: Callable[[str], str]) -> None:
+    """Rename the values of a node everywhere it names them: `Gradient` attributes and subgraphs too."""
+    for field in (node.input, node.output):
+        for index, name in enumerate(field):
+            field[index] = rename(name)
+    for attribute in node.attribute:
+        if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN and attribute.name in ("xs", "zs", "y"):
+            attribute.s = _renamed(attribute.s, rename)
+            for index, data in enumerate(attribute.strings):
+                attribute.strings[index] = _renamed(data, rename)
+            if attribute.type == onnx.AttributeProto.STRINGS:
+                attribute.ClearField("s")
+        for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            for entry in [*inner.input, *inner.output, *inner.value_info, *inner.initializer]:
+                entry.name = rename(entry.name)
+            for inner_node in inner.node:
+                _rename_node(inner_node, rename)
+
+
+def _renamed(name: bytes, rename: Callable[[str], str]) -> bytes:
+    return rename(name.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:
+    for entry in [e for e in field if not wanted(e)]:
+        field.remove(entry)

@@ -1,0 +1,94 @@
+"""The operators of `com.microsoft` that exported transformers contain, written as operators of `ai.onnx`.
+
+ONNX Runtime's optimizer and its exporters put them into files; no other runtime has them, and no gradient is defined
+for them. `decompose_microsoft` replaces them before anything else looks at the graph. What it cannot express (packed or
+shared caches, rare mask layouts) stays as it is, and is reported by whoever cannot handle it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import onnx_ir as ir
+
+from onward.graph import edit, shapes, walk
+from onward.graph.builder import Builder, Names, Value
+from onward.upgrade.microsoft import attention as attention  # registers its decompositions
+from onward.upgrade.microsoft import plain as plain
+from onward.upgrade.microsoft.call import SIMPLIFIED, TABLE, Call, CannotDecompose
+
+DOMAIN = "com.microsoft"
+
+
+def decompose_microsoft(model: ir.Model) -> bool:
+    """Replace the known `com.microsoft` operators of `model`, in place; return whether any was there.
+
+    Subgraphs and functions are looked through too. Names of outputs are kept. Works at any opset from 13.
+    """
+    everything: list[walk.GraphLike] = [model.graph, *model.functions.values()]
+    changed = False
+    while _find(everything, _is_known):
+        # Some need to know ranks, and nobody infers shapes behind an operator that is still there: round by round.
+        shapes.infer_shapes(model)
+        if not _replace_once(model):
+            break
+        changed = True
+    if changed and not _find(everything, lambda node: node.domain == DOMAIN):
+        model.opset_imports.pop(DOMAIN, None)
+    return changed
+
+
+def _replace_once(model: ir.Model) -> bool:
+    names = Names(walk.all_names(model.graph))
+    opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
+    changed = _replace_in(model.graph, opset, names)
+    for function in model.functions.values():
+        own = function.opset_imports.get("", opset)
+        changed |= _replace_in(function, own, Names(walk.all_names(function)))
+    return changed
+
+
+def _is_known(node: ir.Node) -> bool:
+    special = node.domain == DOMAIN or (node.domain in ("", "ai.onnx") and node.op_type == SIMPLIFIED)
+    return special and node.op_type in TABLE
+
+
+def _replace_in(graph: walk.GraphLike, opset: int, names: Names) -> bool:
+    changed = False
+    for node in list(graph):
+        for sub in walk.subgraphs(node):
+            changed |= _replace_in(sub, opset, names)
+        if _is_known(node):
+            changed |= _replace(graph, node, opset, names)
+    return changed
+
+
+def _replace(graph: walk.GraphLike, node: ir.Node, opset: int, names: Names) -> bool:
+    op = Builder(opset, names, prefix=f"{node.name or node.op_type}/")
+    try:
+        results = TABLE[node.op_type](Call(node, op))
+    except CannotDecompose:
+        return False
+    for index, output in enumerate(node.outputs):
+        if output.name and (index >= len(results) or results[index] is None) and _is_used(output):
+            return False
+    graph.insert_before(node, op.nodes)
+    for output, result in zip(node.outputs, results, strict=False):
+        if not output.name or result is None:
+            continue
+        if result.producer() not in op.nodes:
+            identity = ir.Node("", "Identity", [result], num_outputs=1, name=names.unique(f"{op.prefix}Identity"))
+            graph.insert_before(node, identity)
+            result = identity.outputs[0]
+        edit.take_place(output, result)
+    graph.remove(node, safe=True)
+    edit.remove_dead_nodes(graph, op.nodes)
+    return True
+
+
+def _is_used(value: Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _find(all_graphs: Iterable[walk.GraphLike], wanted: Callable[[ir.Node], bool]) -> bool:
+    return any(wanted(node) or _find(walk.subgraphs(node), wanted) for graph in all_graphs for node in graph)

@@ -1,0 +1,82 @@
+"""What a decomposition sees of the node it replaces, and the table of decompositions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph import shapes
+from onward.graph.builder import Builder, Value
+
+SIMPLIFIED = "SimplifiedLayerNormalization"  # ONNX Runtime puts it into the default domain too
+_END = np.array([np.iinfo(np.int64).max])
+
+
+class CannotDecompose(Exception):
+    """This use of an operator has no equivalent here; the node stays."""
+
+
+class Call:
+    """One node to replace: its inputs, attributes and shapes, and a builder for what takes its place."""
+
+    def __init__(self, node: ir.Node, op: Builder) -> None:
+        self.node, self.op = node, op
+
+    def input(self, index: int) -> Value | None:
+        """Return an input, None where it is absent."""
+        return self.node.inputs[index] if index < len(self.node.inputs) else None
+
+    def required(self, index: int) -> Value:
+        """Return an input that must be there."""
+        value = self.input(index)
+        if value is None:
+            raise CannotDecompose(f"input {index} of {self.node.op_type} is absent")
+        return value
+
+    def attr(self, name: str, default: Any) -> Any:
+        """Return an attribute as a plain value."""
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None else attribute.value
+
+    def size(self, value: Value, axis: int) -> int | Value:
+        """Return one dimension: a number, or a 1-D value computed at run time."""
+        known = shapes.dims(value)
+        if known is not None and isinstance(known[axis], int):
+            return known[axis]  # type: ignore[return-value]  # just tested to be an int
+        axis = axis if axis >= 0 or known is None else axis + len(known)
+        return self.op.Slice(self.op.Shape(value), np.array([axis]), np.array([axis + 1]) if axis != -1 else _END)
+
+    def rank(self, value: Value) -> int:
+        """Return the rank, which must be known."""
+        if value.shape is None:
+            raise CannotDecompose(f"the rank of `{value.name}` is unknown")
+        return len(value.shape)
+
+    def range(self, size: int | Value) -> Value:
+        """Return 0, 1, ... size - 1 as int64."""
+        if isinstance(size, int):
+            return self.op.constant(np.arange(size))
+        return self.op.Range(np.array(0), self.op.Squeeze(size, np.array([0])), np.array(1))
+
+    def shape(self, *parts: int | Value) -> Value:
+        """Return a shape from numbers and 1-D values."""
+        if all(isinstance(p, int) for p in parts):
+            return self.op.constant(np.array(parts, np.int64))
+        return self.op.Concat(*(np.array([p]) if isinstance(p, int) else p for p in parts), axis=0)
+
+
+Decomposition = Callable[[Call], list[Value | None]]
+TABLE: dict[str, Decomposition] = {}
+
+
+def decomposes(op_type: str) -> Callable[[Decomposition], Decomposition]:
+    """Register the decorated function as the decomposition of `op_type`."""
+
+    def register(function: Decomposition) -> Decomposition:
+        TABLE[op_type] = function
+        return function
+
+    return register
