@@ -20,18 +20,18 @@ from onward.author.untie import tied_layers
 from onward.author.untie import untie as part
 from onward.errors import A101, ArgumentError, Diagnostic, define, unknown_name
 from onward.graph.builder import Builder, Names, Value
-from onward.graph.schema import TRAINING_DOMAIN, WORKING_OPSET
+from onward.graph.schema import TRAINING_DOMAIN
 from onward.graph.shapes import infer_shapes
 from onward.graph.walk import all_names, ancestors, reads
 from onward.losses import Loss
 from onward.model import serde
+from onward.model.roles import Role, mark
 from onward.model.trainable import as_patterns, choose, influential_nodes
-from onward.model.training_model import TrainingEntry, TrainingModel
+from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer, by_name
 from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import emit_update
-from onward.upgrade import to_working_opset
-from onward.upgrade.microsoft import decompose_microsoft
+from onward.upgrade import normalise
 
 A112 = define(
     "A112",
@@ -153,6 +153,7 @@ def make_trainable(
     if not keep_shared and (warning := tied_layers(parameters)) is not None:
         warnings.warn(warning, stacklevel=2)
     _drop_default_inputs(work.graph, parameters)
+    _mark_weights(work, parameters)
 
     forward = build_training_forward(
         work,
@@ -164,6 +165,8 @@ def make_trainable(
         seed=seed,
     )
     label_inputs = terms.label_inputs()
+    for value in label_inputs:
+        mark(value, Role.TARGET)
     _add_functions(work, terms.functions())
     loss_nodes, loss_value = build_loss(work, terms, forward, label_inputs, names, loss_name)
     op = Builder(work.opset, names)
@@ -206,7 +209,7 @@ def _names_of_entries(model: TrainingModel) -> set[str]:
 
 def _copy(source: serde.Source, entry: str) -> TrainingModel:
     """Return a model of our own, at the working opset, in standard operators."""
-    model = serde.from_proto(serde.read_proto(source))
+    model = normalise(source, copy=True)
     known = [e.name for e in model.entries]
     if entry in known:
         raise ArgumentError(
@@ -219,8 +222,7 @@ def _copy(source: serde.Source, entry: str) -> TrainingModel:
                 "onward.to_inference(model) (`onward strip`)",
             )
         )
-    decompose_microsoft(model.ir)
-    return to_working_opset(model) if model.opset < WORKING_OPSET else model
+    return model
 
 
 def _claim(names: Names, name: str, argument: str) -> None:
@@ -258,6 +260,16 @@ def _drop_default_inputs(graph: ir.Graph, parameters: Sequence[Value]) -> None:
         graph.inputs.extend(kept)
 
 
+def _mark_weights(work: TrainingModel, parameters: Sequence[Value]) -> None:
+    """Mark what this entry trains, and as frozen what no entry trains."""
+    for value in parameters:
+        mark(value, Role.PARAMETER)
+    bound = {name for entry in work.entries for name in entry.update_binding}
+    for name, value in work.graph.initializers.items():
+        if value not in parameters and name not in bound and value.dtype in FLOAT_TYPES:
+            mark(value, Role.FROZEN)
+
+
 def _gradient(
     op: Builder,
     work: TrainingModel,
@@ -284,6 +296,7 @@ def _gradient(
     )
     for parameter, gradient in zip(parameters, outputs, strict=True):
         gradient.name = op.names.unique(f"grad/{parameter.name}")
+        mark(gradient, Role.GRADIENT, of=parameter.name)
         gradient.type = parameter.type
         gradient.shape = None if parameter.shape is None else parameter.shape.copy()
     return dict(zip(parameters, outputs, strict=True))

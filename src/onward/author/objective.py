@@ -16,6 +16,7 @@ from onward.graph.builder import Builder, Names, Value
 from onward.graph.shapes import infer_shapes
 from onward.losses import LabelSpec, Loss, by_name, custom
 from onward.losses.custom import ANY_NUMBER
+from onward.model.roles import Role, mark
 from onward.model.training_model import FLOAT_TYPES, TrainingModel
 from onward.schedules.base import check_number
 
@@ -219,6 +220,7 @@ def build_loss(
     if total.producer() not in set(op.nodes):
         total = op.Identity(total)
     total.name = loss_name
+    mark(total, Role.LOSS)
     _check_scalar(work, [*forward.nodes, *op.nodes], labels, total)
     return op.nodes, total
 

@@ -17,6 +17,7 @@ from onward.errors import ArgumentError, Diagnostic, define
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import copy_nodes
 from onward.graph.walk import ancestors, constant_of, reads, subgraphs
+from onward.model.roles import STATISTIC, Role, mark
 from onward.model.trainable import walk
 from onward.model.training_model import TrainingModel
 
@@ -80,6 +81,8 @@ def build_training_forward(
         elif holds_dropout or any(v in forward.values for v in reads(node)):
             switch = op.constant(np.array(True)) if holds_dropout else None
             (copy,) = copy_nodes([node], forward.values, names=names, prefix=PREFIX)
+            for old, new in zip(node.outputs, copy.outputs, strict=True):
+                mark(new, Role.TRAINING, of=old.name)
             op.nodes.append(copy)
             for inner in (n for graph in subgraphs(copy) for n in walk(graph) if _drops(n)):
                 drops += 1
@@ -88,6 +91,7 @@ def build_training_forward(
     for value, new in forward.statistics.items():
         new.name = names.unique(f"new/{value.name}")
         new.type, new.shape = value.type, None if value.shape is None else value.shape.copy()
+        mark(value, Role.STATE, slot=STATISTIC)
     return forward
 
 
@@ -187,6 +191,7 @@ def _emit_batch_norm(op: Builder, node: ir.Node, forward: TrainingForward, unbia
     )  # fmt: skip
     result = node.outputs[0]
     Y.name = op.names.unique(PREFIX + (result.name or "Y"))
+    mark(Y, Role.TRAINING, of=result.name)
     Y.type, Y.shape = result.type, None if result.shape is None else result.shape.copy()
     if unbiased:
         new_variance = _unbiased(op, values[0], variance, new_variance, momentum)
@@ -222,6 +227,7 @@ def _emit_dropout(op: Builder, node: ir.Node, forward: TrainingForward, seed: in
     )
     for old, new in zip(node.outputs, made, strict=True):
         new.name = op.names.unique(PREFIX + (old.name or "dropped"))
+        mark(new, Role.TRAINING, of=old.name)
         new.type, new.shape = old.type, None if old.shape is None else old.shape.copy()
         forward.values[old] = new
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
-import onnx
 
-from onward.compiler.program import Program, StepGraph
+from onward.compiler.program import Entry, PlainGraph, Program
 from onward.errors import ArgumentError, BackendError, DataError, Diagnostic, define, unknown_name
-from onward.passes.randomness import KEY, STEP
+from onward.model.roles import RANDOM_KEY, RANDOM_STEP
 
 B100 = define(
     "B100",
@@ -31,14 +30,14 @@ T100 = define(
 )
 
 
-def chosen_entries(program: Program, entry: str | None) -> list[tuple[str, StepGraph]]:
+def chosen_entries(program: Program, entry: str | None) -> list[Entry]:
     """Return the named entry, or all of them in order.
 
     Raises:
         ArgumentError: there is no such entry.
         BackendError: the program has no training entry at all.
     """
-    if not program.steps:
+    if not program.entries:
         raise BackendError(
             Diagnostic(
                 B100,
@@ -47,15 +46,20 @@ def chosen_entries(program: Program, entry: str | None) -> list[tuple[str, StepG
             )
         )
     if entry is None:
-        return list(program.steps.items())
-    if entry not in program.steps:
-        raise unknown_name("training entry", entry, program.steps)
-    return [(entry, program.steps[entry])]
+        return list(program.entries.values())
+    if entry not in program.entries:
+        raise unknown_name("training entry", entry, program.entries)
+    return [program.entries[entry]]
 
 
-def evaluation_graph(program: Program) -> onnx.ModelProto:
-    """Return the evaluate graph, or raise BackendError."""
-    if program.evaluate is None:
+def evaluation_graph(program: Program, entry: str | None = None) -> PlainGraph:
+    """Return the evaluate graph of a training entry, by default of the first.
+
+    Raises:
+        BackendError: the program has none.
+    """
+    chosen = program.first if entry is None else program.entries.get(entry)
+    if chosen is None or chosen.evaluate is None:
         raise BackendError(
             Diagnostic(
                 B100,
@@ -63,7 +67,7 @@ def evaluation_graph(program: Program) -> onnx.ModelProto:
                 hint="use onward.make_trainable(...), or `onward make-trainable`, first",
             )
         )
-    return program.evaluate
+    return chosen.evaluate
 
 
 def checked(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -92,16 +96,16 @@ def checked(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.n
 
 
 def initial_state(
-    program: Program, seed: int, run: Callable[[onnx.ModelProto, dict[str, np.ndarray]], dict[str, np.ndarray]]
+    program: Program, seed: int, run: Callable[[PlainGraph, dict[str, np.ndarray]], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """Return the state after initialisation: stored values, then what the initialize graph gives for `seed`."""
     state = {name: np.array(value) for name, value in program.state.items()}
-    random = {KEY: np.array(seed, np.int64), STEP: np.array(0, np.int64)}
+    random = {RANDOM_KEY: np.array(seed, np.int64), RANDOM_STEP: np.array(0, np.int64)}
     state.update({k: v for k, v in random.items() if k in state})
-    if program.initialize is not None:
-        wanted = {i.name for i in program.initialize.graph.input}
-        results = run(program.initialize, {k: v for k, v in random.items() if k in wanted})
-        state.update({name.removeprefix("next/"): value for name, value in results.items()})
+    graph = program.initialize_graph
+    if graph is not None:
+        results = run(graph, {k: v for k, v in random.items() if k in graph.input_names})
+        state.update({name: results[output] for output, name in graph.replaces.items()})
     return state
 
 

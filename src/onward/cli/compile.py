@@ -33,17 +33,12 @@ def compile_command(
     table = Table(title=f"{file.name} → {output}/", title_justify="left", box=None, pad_edge=False)
     for heading in ("graph", "nodes", "opset", "inputs", "outputs"):
         table.add_column(heading, justify="left" if heading == "graph" else "right")
-    steps = {f"step {name}": s.model for name, s in program.steps.items()}
-    steps |= {f"gradients {name}": s.model for name, s in program.gradients.items()}
-    steps |= {f"update {name}": s.model for name, s in program.updates.items()}
-    graphs = {**steps, "evaluate": program.evaluate, "infer": program.infer, "initialize": program.initialize}
-    for name, model in graphs.items():
-        if model is not None:
-            counts = (len(model.graph.node), model.opset_import[0].version, len(model.graph.input))
-            table.add_row(name, *(str(c) for c in counts), str(len(model.graph.output)))
+    for graph in program.graphs():
+        counts = (len(graph.model.graph), graph.opset, len(graph.input_names), len(graph.output_names))
+        table.add_row(graph.name, *(str(c) for c in counts))
     console = stdout_console()
     console.print(table)
-    if not program.steps:
+    if not program.entries:
         console.print(
             f"inference only: `{file.name}` has no training information, so there is nothing to step; "
             "`onward make-trainable` adds it"

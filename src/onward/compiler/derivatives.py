@@ -10,19 +10,18 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
-from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.engine import Backward, zeros
 from onward.autodiff.gradient_functions import outline
-from onward.autodiff.lowering import lower_model, prepare_slice
+from onward.autodiff.lowering import prepare_slice
 from onward.autodiff.scope import Scope
 from onward.errors import A101, ArgumentError, Diagnostic, NotDifferentiable
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Names, Value
-from onward.graph.schema import WORKING_OPSET
-from onward.model import serde
 from onward.model.serde import Source
 from onward.model.training_model import TrainingModel
-from onward.upgrade.microsoft import decompose_microsoft
+from onward.passes.base import Unit
+from onward.passes.gradients import LowerGradients
+from onward.upgrade import normalise
 
 
 @overload
@@ -39,8 +38,8 @@ def lower_gradients(model: Source) -> TrainingModel | onnx.ModelProto:
         NotDifferentiable: listing every blocking node, not only the first.
     """
     with _collector_paused():
-        lowered = _working_copy(model)
-        lower_model(lowered.ir, [e.algorithm for e in lowered.entries if e.algorithm is not None])
+        lowered = normalise(model, copy=True)
+        LowerGradients()(Unit(lowered, name="lower_gradients"))
         return lowered if isinstance(model, TrainingModel) else lowered.proto()
 
 
@@ -139,17 +138,6 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _working_copy(model: Source) -> TrainingModel:
-    proto = serde.read_proto(model)
-    copied = serde.from_proto(proto)
-    decompose_microsoft(copied.ir)
-    if copied.opset < WORKING_OPSET:
-        from onward.upgrade import to_working_opset
-
-        copied = to_working_opset(copied)
-    return copied
-
-
 def _prepare(model: Source, of: str, wrt: Sequence[str] | str) -> tuple[TrainingModel, Scope, Value, list[Value]]:
     """Return a copy of the model to work on, where its values are, and the values that are named."""
     names = [wrt] if isinstance(wrt, str) else list(wrt)
@@ -158,8 +146,8 @@ def _prepare(model: Source, of: str, wrt: Sequence[str] | str) -> tuple[Training
     if len(set(names)) < len(names):
         twice = sorted({n for n in names if names.count(n) > 1})
         raise ArgumentError(Diagnostic(A101, f"`wrt` names `{twice[0]}` twice", needed="each name once"))
-    lowered = _working_copy(model)
-    lower_model(lowered.ir)
+    lowered = normalise(model, copy=True)
+    LowerGradients()(Unit(TrainingModel(lowered.ir), name="gradient"))
     shapes.infer_shapes(lowered.ir)
     taken = Names(walk.all_names(lowered.graph))
     scope = Scope([lowered.graph], lowered.opset, taken, lowered.ir.functions, lambda: shapes.infer_shapes(lowered.ir))

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.compiler.unit import Combined
 from onward.graph import shapes, walk
 from onward.graph.builder import Builder, Names, Value
+from onward.passes.base import Unit
 
 Expression = Any  # JSON: a number, or a list that begins with a word
 
@@ -51,25 +51,25 @@ class Totals:
     outputs: list[tuple[str, Value]]
 
 
-def loss_totals(combined: Combined, loss: Value) -> Totals | None:
+def loss_totals(unit: Unit, loss: Value) -> Totals | None:
     """Return how the loss is made of totals, and add the nodes that compute them to the graph.
 
     None where batches weighted by their samples give the right mean, and where the loss is no such expression: then
     that is the best that can be done.
     """
-    trial = _Walk(dataclasses.replace(combined, names=Names(combined.names.taken)))
+    trial = _Walk(unit, Names(unit.names.taken))
     trial.find(loss)
     trial.discard()
     if trial.expression is not None and trial.is_mean:
         return None  # seen by the shapes that are known already; inferring the others takes a while
-    shapes.infer_shapes(combined.model)
-    walk = _Walk(combined)
-    walk.find(loss)
-    if walk.expression is None or walk.is_mean:
-        walk.discard()
+    shapes.infer_shapes(unit.model)
+    found = _Walk(unit, unit.names)
+    found.find(loss)
+    if found.expression is None or found.is_mean:
+        found.discard()
         return None
-    combined.graph.extend(walk.op.nodes)
-    return Totals(walk.expression, walk.outputs)
+    unit.graph.extend(found.op.nodes)
+    return Totals(found.expression, found.outputs)
 
 
 def evaluate(expression: Expression, totals: Mapping[str, float], values: Mapping[str, float]) -> float:
@@ -96,15 +96,15 @@ class _BlackBoxError(Exception):
 
 
 class _Walk:
-    def __init__(self, combined: Combined) -> None:
-        self.op = Builder(combined.opset, combined.names, prefix="total/")
+    def __init__(self, unit: Unit, names: Names) -> None:
+        self.op = Builder(unit.opset, names, prefix="total/")
         self.outputs: list[tuple[str, Value]] = []
         self.is_mean = True
         """Whether the loss is linear in means over the samples, so that no totals are needed."""
-        self._names = combined.names
-        self._data = set(combined.data)
-        batched = [v for v in combined.data if _dimensions(v)]
-        self._samples = batched[0] if batched else combined.data[0]
+        self._names = names
+        self._data = set(unit.data)
+        batched = [v for v in unit.data if _dimensions(v)]
+        self._samples = batched[0] if batched else unit.data[0]
         self._batch = {_dimensions(v)[0] for v in batched} - {None}
         self._known: dict[Value, Expression] = {}
         self.expression: Expression = None
@@ -283,7 +283,7 @@ def _constant(value: Value | None) -> Any:
 
 
 def _reduces_all(node: ir.Node) -> bool:
-    rank = len(_dimensions(_input(node, 0)))
+    dims = shapes.dims(_input(node, 0))
     axes = node.attributes.get_ints("axes", None)
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         axes = _constant(node.inputs[1])
@@ -291,4 +291,4 @@ def _reduces_all(node: ir.Node) -> bool:
             return False
     if not axes:
         return not node.attributes.get_int("noop_with_empty_axes", 0)
-    return {a % rank for a in axes} == set(range(rank))
+    return dims is not None and {a % len(dims) for a in axes} == set(range(len(dims)))

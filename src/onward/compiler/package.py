@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onward.compiler.package_readme import readme
-from onward.compiler.program import Program, StepGraph, TensorSpec, total_names
+from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec, total_names
 from onward.errors import Diagnostic, ModelError, define
+from onward.graph import shapes
 from onward.model.files import write_atomically
-from onward.model.serde import read_proto
-from onward.storage.tensor_file import Damaged, read_tensor_file, tensor_file_chunks
+from onward.model.roles import PROGRAM_STATE, averages_by_name, learning_rates_by_name
+from onward.model.serde import from_proto, read_proto, serialize
+from onward.storage.tensor_file import Damaged, read_tensor_bytes, read_tensor_file, tensor_file_chunks
 
 FORMAT = "onward-program"
 VERSION = 1
@@ -43,19 +44,12 @@ M400 = define(
 def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
     """Write `program` to `directory` (made if absent). The manifest comes last: a directory with one is whole."""
     folder = Path(directory)
-    files = _graph_files(program)
+    files, manifest = _files(program)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_foreign(folder)
-        hashes = {}
-        for name, model in files.items():
-            data = model.SerializeToString(deterministic=True)
-            hashes[name] = hashlib.sha256(data).hexdigest()
+        for name, data in files.items():
             write_atomically(str(folder / name), data)
-        state = b"".join(bytes(c) for c in tensor_file_chunks(program.state, {}))
-        hashes["state.safetensors"] = hashlib.sha256(state).hexdigest()
-        write_atomically(str(folder / "state.safetensors"), state)
-        manifest = build_manifest(program, hashes)
         write_atomically(str(folder / "README.md"), readme(manifest).encode())
         write_atomically(str(folder / "manifest.json"), (json.dumps(manifest, indent=2) + "\n").encode())
     except FileExistsError as error:
@@ -66,6 +60,13 @@ def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
         raise ModelError(
             Diagnostic(M400, f"cannot write the program to `{folder}`: {error.strerror or error}")
         ) from error
+
+
+def _files(program: Program) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return the content of every file but the manifest and the README, and the manifest."""
+    files = {file: serialize(graph.proto()) for file, (_, graph) in _graph_files(program).items()}
+    files["state.safetensors"] = b"".join(bytes(c) for c in tensor_file_chunks(program.state, {}))
+    return files, build_manifest(program, {name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -95,160 +96,217 @@ def read_program(directory: str | os.PathLike[str]) -> Program:
         manifest = json.loads((folder / "manifest.json").read_text())
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
             raise _damaged(folder, f"the manifest is not of format {FORMAT} {VERSION}")
-        models = {}
+        graphs = {}
         for role, graph in manifest["graphs"].items():
             data = (folder / _plain_name(folder, graph["file"])).read_bytes()
             if hashlib.sha256(data).hexdigest() != graph["sha256"]:
                 raise _damaged(folder, f"`{graph['file']}` is not the file that was compiled")
-            models[role] = read_proto(data)
+            graphs[role] = data
         state, _ = read_tensor_file(folder / "state.safetensors")
+        return _program(manifest, graphs, state)
     except OSError as error:
         raise _damaged(folder, f"{error.strerror}: {Path(error.filename or '').name}") from error
     except (ValueError, KeyError, TypeError, Damaged) as error:
         if isinstance(error, ModelError):
             raise
         raise _damaged(folder, str(error)) from error
-    return _program(manifest, models, state)
+
+
+def pack_program(program: Program) -> bytes:
+    """Return the files of a program as one tensor file, for a checkpoint directory."""
+    files, manifest = _files(program)
+    tensors = {f"file/{name}": np.frombuffer(data, dtype=np.uint8) for name, data in files.items()}
+    return b"".join(tensor_file_chunks(tensors, {"manifest": manifest}))
+
+
+def unpack_program(content: bytes) -> Program:
+    """Return the program that `pack_program` packed, or that an earlier version of it did."""
+    tensors, data = read_tensor_bytes(content)
+    if "manifest" not in data:
+        return _unpack_first_version(tensors, data)
+    manifest = data["manifest"]
+    graphs = {role: tensors[f"file/{graph['file']}"].tobytes() for role, graph in manifest["graphs"].items()}
+    state, _ = read_tensor_bytes(tensors["file/state.safetensors"].tobytes())
+    return _program(manifest, graphs, state)
+
+
+def _unpack_first_version(tensors: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> Program:
+    """Return a program that was packed before the manifest was part of it."""
+
+    def group(prefix: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
+
+    state, settings = group("state/"), group("settings/")
+    entries = [part["name"] for part in data["parts"]["step"]]
+    graphs = {
+        name.replace("/", ":", 1) if "/" in name else name: array.tobytes() for name, array in group("graph/").items()
+    }
+    described: dict[str, Any] = {role: {"outputs": []} for role in graphs}
+    for kind, parts in data["parts"].items():
+        for part in parts:
+            outputs = [{"name": n, "role": "output"} for n in part["outputs"]]
+            for output in outputs:
+                if output["name"] in part["gradient_of"]:
+                    output["gradient_of"] = dict(zip("yx", part["gradient_of"][output["name"]], strict=True))
+            outputs += [{"name": n, "role": "state", "replaces": s} for n, s in part["replaces"].items()]
+            described[f"{kind}:{part['name']}"]["outputs"] = outputs
+    manifest = {
+        **{key: data[key] for key in ("inputs", "targets", "totals")},
+        "name": data["metadata"].get("name", ""),
+        "entries": entries,
+        "graphs": described,
+        "settings": {n: {"default": v, "dtype": v.dtype, "shape": v.shape} for n, v in settings.items()},
+        "state": {"tensors": [{"name": n, "trained": n in data["parameters"]} for n in state]},
+    }
+    return _program(manifest, graphs, state)
 
 
 def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any]:
     """Return the manifest: everything a loop in another language needs to know."""
-    roles = _roles(program)
+    kinds = _input_roles(program)
     graphs: dict[str, Any] = {}
-    for file, (role, model, replaces) in _graph_roles(program).items():
-        kind, _, entry = role.partition(":")
-        gradients = program.gradients[entry or next(iter(program.gradients))] if kind == "gradients" else None
-        outputs: list[dict[str, Any]] = []
-        for info in model.graph.output:
-            outputs.append({**_info(info), **_output_role(info.name, program, replaces, role)})
-            if gradients is not None and info.name in gradients.gradient_of:
-                y, x = gradients.gradient_of[info.name]
-                outputs[-1]["gradient_of"] = {"y": y, "x": x}
+    for file, (role, graph) in _graph_files(program).items():
         graphs[role] = {
             "file": file,
             "sha256": hashes[file],
-            "inputs": [{**_info(i), "role": roles.get(i.name, "data")} for i in model.graph.input],
-            "outputs": outputs,
+            "inputs": [{**_info(v), "role": kinds.get(v.name or "", "data")} for v in graph.model.graph.inputs],
+            "outputs": [{**_info(v), **_output_role(v, role, graph, program)} for v in graph.model.graph.outputs],
         }
+    every = [graph for _, graph in _graph_files(program).values()]
+    average_of = {state: parameter for parameter, state in program.averages.items()}
     return {
         "format": FORMAT,
         "version": VERSION,
         "name": str(program.metadata.get("name", "")),
-        "opset": max(m.opset_import[0].version for m in _graph_files(program).values()),
-        "ir_version": max(m.ir_version for m in _graph_files(program).values()),
-        "entries": list(program.steps),
+        "opset": max(graph.opset for graph in every),
+        "ir_version": max(graph.model.ir_version or 0 for graph in every),
+        "entries": list(program.entries),
         "loss": program.loss,
         "inputs": [_spec(s) for s in program.inputs],
         "targets": [_spec(s) for s in program.targets],
         "settings": {
-            name: {"dtype": str(v.dtype), "shape": list(v.shape), "default": v.tolist()}
+            name: {
+                "dtype": str(v.dtype),
+                "shape": list(v.shape),
+                "default": v.tolist(),
+                **({"role": "learning_rate"} if name in program.learning_rates else {}),
+            }
             for name, v in program.settings.items()
         },
         "state": {
             "file": "state.safetensors",
             "sha256": hashes["state.safetensors"],
             "tensors": [
-                {"name": n, "dtype": str(v.dtype), "shape": list(v.shape), "trained": n in program.parameters}
+                {
+                    "name": n,
+                    "dtype": str(v.dtype),
+                    "shape": list(v.shape),
+                    "trained": n in program.parameters,
+                    **({"average_of": average_of[n]} if n in average_of else {}),
+                }
                 for n, v in program.state.items()
             ],
         },
         "graphs": graphs,
-        "totals": dict(program.totals),
+        "totals": {name: entry.totals for name, entry in program.entries.items() if entry.totals is not None},
     }
 
 
-def _graph_roles(program: Program) -> dict[str, tuple[str, onnx.ModelProto, Mapping[str, str]]]:
-    """Return file name -> (role, graph, which output replaces which state)."""
-    found: dict[str, tuple[str, onnx.ModelProto, Mapping[str, str]]] = {}
-    for index, (name, step) in enumerate(program.steps.items()):
-        single = len(program.steps) == 1
-        file = "step.onnx" if single else f"step-{index}.onnx"
-        found[file] = ("step" if single else f"step:{name}", step.model, step.replaces)
-    for role, parts in (("gradients", program.gradients), ("update", program.updates)):
-        for index, (name, part) in enumerate(parts.items()):
-            single = len(parts) == 1
-            file = f"{role}.onnx" if single else f"{role}-{index}.onnx"
-            found[file] = (role if single else f"{role}:{name}", part.model, part.replaces)
-    if program.evaluate is not None:
-        found["evaluate.onnx"] = ("evaluate", program.evaluate, {})
-    for index, name in enumerate(program.steps):
-        if name in program.evaluations:
-            found[f"evaluate-{index}.onnx"] = (f"evaluate:{name}", program.evaluations[name], {})
-    found["infer.onnx"] = ("infer", program.infer, {})
-    if program.initialize is not None:
-        outputs = {o.name: o.name.removeprefix("next/") for o in program.initialize.graph.output}
-        found["initialize.onnx"] = ("initialize", program.initialize, outputs)
+def _graph_files(program: Program) -> dict[str, tuple[str, PlainGraph]]:
+    """Return file name -> (role, graph). The first entry's evaluation has no number: it is the program's."""
+    found: dict[str, tuple[str, PlainGraph]] = {}
+    single = len(program.entries) == 1
+    for kind in ("step", "gradients", "update", "evaluate"):
+        for index, entry in enumerate(program.entries.values()):
+            graph: PlainGraph | None = getattr(entry, kind)
+            if graph is not None:
+                plain = single or (kind == "evaluate" and index == 0)
+                found[f"{kind}.onnx" if plain else f"{kind}-{index}.onnx"] = (
+                    kind if plain else f"{kind}:{entry.name}",
+                    graph,
+                )
+    found["infer.onnx"] = ("infer", program.infer_graph)
+    if program.initialize_graph is not None:
+        found["initialize.onnx"] = ("initialize", program.initialize_graph)
     return found
 
 
-def _graph_files(program: Program) -> dict[str, onnx.ModelProto]:
-    return {file: model for file, (_, model, _) in _graph_roles(program).items()}
-
-
-def _roles(program: Program) -> dict[str, str]:
+def _input_roles(program: Program) -> dict[str, str]:
     roles = {s.name: "target" for s in program.targets}
     roles.update(dict.fromkeys(program.settings, "setting"))
-    roles.update(dict.fromkeys(program.state, "state"))
-    roles.update({"random/key": "state", "random/step": "state"})
+    roles.update(dict.fromkeys([*program.state, *PROGRAM_STATE], "state"))
     return roles
 
 
-def _output_role(name: str, program: Program, replaces: Mapping[str, str], graph: str) -> dict[str, str]:
-    if name in replaces:
-        return {"role": "state", "replaces": replaces[name]}
-    losses = {program.loss, *(s.outputs[0] for s in program.steps.values() if s.outputs)}
-    if name in total_names(program):
+def _output_role(value: ir.Value, role: str, graph: PlainGraph, program: Program) -> dict[str, Any]:
+    name = value.name or ""
+    if name in graph.replaces:
+        return {"role": "state", "replaces": graph.replaces[name]}
+    if name in total_names(graph.totals):
         return {"role": "total"}
-    return {"role": "loss" if name in losses and graph != "infer" else "output"}
+    is_loss = role != "infer" and name in {entry.loss for entry in program.entries.values()}
+    found: dict[str, Any] = {"role": "loss" if is_loss else "output"}
+    if name in graph.gradient_of:
+        y, x = graph.gradient_of[name]
+        found["gradient_of"] = {"y": y, "x": x}
+    return found
 
 
-def _info(info: onnx.ValueInfoProto) -> dict[str, Any]:
-    tensor = info.type.tensor_type
-    shape = [d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim]
-    return {"name": info.name, "dtype": str(ir.DataType(tensor.elem_type).numpy()), "shape": shape}
+def _info(value: ir.Value) -> dict[str, Any]:
+    assert value.dtype is not None
+    return {"name": value.name, "dtype": str(value.dtype.numpy()), "shape": list(shapes.dims(value) or ())}
 
 
 def _spec(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
 
 
-def _program(
-    manifest: Mapping[str, Any], models: Mapping[str, onnx.ModelProto], state: Mapping[str, np.ndarray]
-) -> Program:
-    parts: dict[str, dict[str, StepGraph]] = {"step": {}, "gradients": {}, "update": {}}
-    for role, graph in manifest["graphs"].items():
-        kind, _, name = role.partition(":")
-        if kind in parts:
-            name = name or manifest["entries"][0]
-            replaces = {o["name"]: o["replaces"] for o in graph["outputs"] if o["role"] == "state"}
-            outputs = tuple(o["name"] for o in graph["outputs"] if o["role"] != "state")
-            pairs = {o["name"]: o["gradient_of"] for o in graph["outputs"] if "gradient_of" in o}
-            gradient_of = {gradient: (pair["y"], pair["x"]) for gradient, pair in pairs.items()}
-            parts[kind][name] = StepGraph(name, models[role], replaces, outputs, gradient_of)
+def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Mapping[str, np.ndarray]) -> Program:
+    settings, tensors = manifest["settings"], manifest["state"]["tensors"]
+    read = {role: _plain_graph(role, manifest, data) for role, data in graphs.items()}
+    rates = [n for n, s in settings.items() if s.get("role") == "learning_rate"] or learning_rates_by_name(settings)
+    parameters = tuple(t["name"] for t in tensors if t["trained"])
+    entries = {}
+    for name in manifest["entries"]:
+        of = {kind: read.get(f"{kind}:{name}") for kind in ("step", "gradients", "update", "evaluate")}
+        if name == manifest["entries"][0]:
+            of = {kind: graph or read.get(kind) for kind, graph in of.items()}
+        step = of.pop("step")
+        if step is None:
+            raise ValueError(f"the manifest has no step of entry `{name}`")
+        entries[name] = Entry(name, step, learning_rates=tuple(r for r in rates if r in step.input_names), **of)
     return Program(
-        steps=parts["step"],
-        gradients=parts["gradients"],
-        updates=parts["update"],
-        initialize=models.get("initialize"),
-        infer=models["infer"],
-        evaluate=models.get("evaluate"),
-        evaluations={r.removeprefix("evaluate:"): m for r, m in models.items() if r.startswith("evaluate:")},
+        entries=entries,
+        infer_graph=read["infer"],
+        initialize_graph=read.get("initialize"),
         inputs=tuple(_read_spec(s) for s in manifest["inputs"]),
         targets=tuple(_read_spec(s) for s in manifest["targets"]),
-        settings={
-            name: np.array(s["default"], dtype=s["dtype"]).reshape(s["shape"])
-            for name, s in manifest["settings"].items()
-        },
-        state={t["name"]: state[t["name"]] for t in manifest["state"]["tensors"]},
-        parameters=tuple(t["name"] for t in manifest["state"]["tensors"] if t["trained"]),
-        loss=manifest["loss"],
-        totals=manifest["totals"],
+        settings={n: np.array(s["default"], dtype=s["dtype"]).reshape(s["shape"]) for n, s in settings.items()},
+        state={t["name"]: state[t["name"]] for t in tensors},
+        parameters=parameters,
+        averages={t["average_of"]: t["name"] for t in tensors if "average_of" in t}
+        or averages_by_name(state, parameters),
         metadata={"name": manifest["name"], "producer": "onward"},
     )
 
 
-def _default(setting: Mapping[str, Any]) -> np.ndarray:
-    return np.array(setting["default"], dtype=setting["dtype"]).reshape(setting["shape"])
+def _plain_graph(role: str, manifest: Mapping[str, Any], data: bytes) -> PlainGraph:
+    kind, _, entry = role.partition(":")
+    model = from_proto(read_proto(data)).ir
+    outputs = manifest["graphs"][role]["outputs"]
+    replaces = {o["name"]: o["replaces"] for o in outputs if o["role"] == "state"}
+    if kind == "initialize" and not replaces:  # as a checkpoint of an earlier version has it
+        replaces = {v.name or "": (v.name or "").removeprefix("next/") for v in model.graph.outputs}
+    pairs = {o["name"]: o["gradient_of"] for o in outputs if "gradient_of" in o}
+    entry = entry or next(iter(manifest["entries"]), "")
+    return PlainGraph(
+        role.replace(":", " "),
+        model,
+        outputs=tuple(o["name"] for o in outputs if o["role"] in ("loss", "output")),
+        replaces=replaces,
+        gradient_of={gradient: (pair["y"], pair["x"]) for gradient, pair in pairs.items()},
+        totals=manifest["totals"].get(entry) if kind == "evaluate" else None,
+    )
 
 
 def _read_spec(spec: Mapping[str, Any]) -> TensorSpec:

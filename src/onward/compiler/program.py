@@ -10,6 +10,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+
+from onward.graph.edit import copy_graph
+from onward.model import serde
+from onward.model.training_model import TrainingModel
 
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
@@ -24,41 +29,124 @@ class TensorSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepGraph:
-    """One training entry: its graph, and which output replaces which state."""
+class PlainGraph:
+    """One graph of plain operators, and what its outputs are. Nobody changes `model`: take a copy."""
 
     name: str
-    model: onnx.ModelProto
-    replaces: Mapping[str, str]  # output name -> state name
-    outputs: tuple[str, ...]  # what the caller sees: the loss first, then the model's outputs
+    model: ir.Model
+    outputs: tuple[str, ...] = ()
+    """What the caller sees; of a step the loss first, then the model's outputs."""
+    replaces: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Output -> the state that it replaces."""
     gradient_of: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    """In a graph of gradients: output -> (y, x), for dy/dx of a `y` in the graph by a state `x`."""
+    """In a graph of gradients: output -> (y, x), for dy/dx of a `y` in the graph with respect to a state `x`."""
+    totals: Any = None
+    """In an evaluate graph: the loss of several batches as an expression over outputs (`loss_over_batches`)."""
+
+    @property
+    def opset(self) -> int:
+        """The version of the default operator set."""
+        return self.model.opset_imports[""]
+
+    @functools.cached_property
+    def input_names(self) -> tuple[str, ...]:
+        """The inputs: batch, settings and state."""
+        return tuple(v.name or "" for v in self.model.graph.inputs)
+
+    @functools.cached_property
+    def output_names(self) -> tuple[str, ...]:
+        """All outputs, in the order of the graph."""
+        return tuple(v.name or "" for v in self.model.graph.outputs)
+
+    def proto(self) -> onnx.ModelProto:
+        """Return the graph as a `ModelProto` of its own."""
+        return serde.to_proto(TrainingModel(self.model))
+
+    def copy_model(self) -> ir.Model:
+        """Return a copy of the graph to be changed; tensors are shared."""
+        graph = copy_graph(self.model.graph)
+        return ir.Model(graph, ir_version=self.model.ir_version, producer_name=self.model.producer_name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One training entry: its graphs."""
+
+    name: str
+    step: PlainGraph
+    evaluate: PlainGraph | None = None
+    learning_rates: tuple[str, ...] = ()
+    """The settings that are learning rates."""
+    gradients: PlainGraph | None = None
+    """With split: batch -> gradients."""
+    update: PlainGraph | None = None
+    """With split: gradients -> new state."""
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss output."""
+        return self.step.outputs[0] if self.step.outputs else ""
+
+    @property
+    def totals(self) -> Any:
+        """How the loss of several batches is put together; None where the mean over samples is right."""
+        return None if self.evaluate is None else self.evaluate.totals
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
     """Plain ONNX graphs and everything a loop needs to run them."""
 
-    steps: Mapping[str, StepGraph]
-    initialize: onnx.ModelProto | None
-    infer: onnx.ModelProto
-    evaluate: onnx.ModelProto | None  # of the first training entry
+    entries: Mapping[str, Entry]
+    infer_graph: PlainGraph
     inputs: tuple[TensorSpec, ...]  # of the inference graph
-    targets: tuple[TensorSpec, ...]  # labels and the like: further inputs of the step
-    settings: Mapping[str, np.ndarray]  # name -> default; may be fed at any step (learning_rate)
-    state: Mapping[str, np.ndarray]  # initial values: parameters, moments, counters, random key
-    parameters: tuple[str, ...]  # the trained part of `state`
-    loss: str  # name of the loss output
-    gradients: Mapping[str, StepGraph] = dataclasses.field(default_factory=dict)  # with split: batch -> gradients
-    updates: Mapping[str, StepGraph] = dataclasses.field(default_factory=dict)  # with split: gradients -> new state
-    evaluations: Mapping[str, onnx.ModelProto] = dataclasses.field(default_factory=dict)  # of the further entries
-    totals: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # entry -> its loss over several batches
+    initialize_graph: PlainGraph | None = None
+    targets: tuple[TensorSpec, ...] = ()  # labels and the like: further inputs of the step
+    settings: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> default, fed at any step
+    state: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # parameters, moments, counters, key
+    parameters: tuple[str, ...] = ()  # the trained part of `state`
+    averages: Mapping[str, str] = dataclasses.field(default_factory=dict)  # parameter -> the state with its average
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
+    def first(self) -> Entry | None:
+        """The first training entry; None for an inference model."""
+        return next(iter(self.entries.values()), None)
+
+    def graphs(self) -> list[PlainGraph]:
+        """Return every graph: those of the entries in turn, then infer and initialize."""
+        parts = [g for e in self.entries.values() for g in (e.step, e.gradients, e.update, e.evaluate)]
+        return [g for g in (*parts, self.infer_graph, self.initialize_graph) if g is not None]
+
+    @property
     def step(self) -> onnx.ModelProto:
-        """The graph of the first training entry."""
-        return next(iter(self.steps.values())).model
+        """The step of the first training entry, as a `ModelProto`."""
+        return next(iter(self.entries.values())).step.proto()
+
+    @property
+    def evaluate(self) -> onnx.ModelProto | None:
+        """The evaluation of the first training entry, as a `ModelProto`."""
+        return None if self.first is None or self.first.evaluate is None else self.first.evaluate.proto()
+
+    @property
+    def infer(self) -> onnx.ModelProto:
+        """The inference graph with its weights as inputs, as a `ModelProto`."""
+        return self.infer_graph.proto()
+
+    @property
+    def initialize(self) -> onnx.ModelProto | None:
+        """The initialisation, as a `ModelProto`; None where the model has none."""
+        return None if self.initialize_graph is None else self.initialize_graph.proto()
+
+    @property
+    def loss(self) -> str:
+        """The name of the first entry's loss output."""
+        return "" if self.first is None else self.first.loss
+
+    @property
+    def learning_rates(self) -> tuple[str, ...]:
+        """The settings that are learning rates, of all entries."""
+        return tuple(dict.fromkeys(name for entry in self.entries.values() for name in entry.learning_rates))
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -66,25 +154,19 @@ class Program:
         return tuple(s.name for s in (*self.inputs, *self.targets))
 
     def for_entry(self, entry: str | None) -> Program:
-        """Return the program with one training entry alone: its targets, settings, loss and evaluation; all for None.
+        """Return the program with one training entry alone: its targets and settings; all for None.
 
         The state stays whole: an entry may read weights that another one trains.
         """
-        if entry is None or len(self.steps) == 1:
+        if entry is None or len(self.entries) == 1:
             return self
-        step = self.steps[entry]
-        read = {i.name for i in step.model.graph.input}
+        chosen = self.entries[entry]
+        read = chosen.step.input_names
         return dataclasses.replace(
             self,
-            steps={entry: step},
-            evaluate=self.evaluations.get(entry, self.evaluate if entry == next(iter(self.steps)) else None),
+            entries={entry: chosen},
             targets=tuple(t for t in self.targets if t.name in read),
             settings={name: value for name, value in self.settings.items() if name in read},
-            loss=step.outputs[0],
-            gradients={n: g for n, g in self.gradients.items() if n == entry},
-            updates={n: u for n, u in self.updates.items() if n == entry},
-            evaluations={},
-            totals={n: t for n, t in self.totals.items() if n == entry},
         )
 
     @functools.cached_property
@@ -92,11 +174,12 @@ class Program:
         """The targets that a loss reads as class numbers, each with the numbers that mean "leave this one out"."""
         targets = {s.name for s in self.targets}
         found: dict[str, set[int]] = {}
-        for graph in (m.graph for m in (self.evaluate, *(s.model for s in self.steps.values())) if m is not None):
-            for node in graph.node:
-                if node.op_type in _CLASS_LOSSES and node.domain in ("", "ai.onnx") and node.input[1] in targets:
-                    ignored = {a.i for a in node.attribute if a.name == "ignore_index"}
-                    found.setdefault(node.input[1], set()).update(ignored)
+        for graph in (g for e in self.entries.values() for g in (e.evaluate, e.step) if g is not None):
+            for node in graph.model.graph:
+                if node.op_type in _CLASS_LOSSES and node.domain in ("", "ai.onnx"):
+                    labels, ignored = node.inputs[1], node.attributes.get("ignore_index")
+                    if labels is not None and labels.name in targets:
+                        found.setdefault(labels.name or "", set()).update([] if ignored is None else [ignored.as_int()])
         return found
 
     def save(self, directory: str | os.PathLike[str]) -> None:
@@ -113,10 +196,10 @@ class Program:
         return read_program(directory)
 
 
-def total_names(program: Program) -> set[str]:
-    """Return the outputs of the evaluate graphs that the expressions of `Program.totals` read."""
+def total_names(expression: Any) -> set[str]:
+    """Return the outputs of an evaluate graph that an expression of totals reads."""
     found: set[str] = set()
-    queue = list(program.totals.values())
+    queue = [expression]
     while queue:
         part = queue.pop()
         if isinstance(part, (list, tuple)):

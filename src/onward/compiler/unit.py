@@ -1,48 +1,16 @@
-"""The standard's combined graph of one training entry, with all state as pure graph inputs (decision 2)."""
+"""Where a recipe starts: copies of the graphs that it needs as one graph, all state as pure inputs (decision 2)."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection
-
-import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff import function_bodies as expand
-from onward.autodiff.lowering import lower_model
-from onward.autodiff.registry import is_own
-from onward.errors import Diagnostic, ModelError, define
-from onward.graph import edit, walk
-from onward.graph.builder import Builder, Names, Value
+from onward.errors import Diagnostic, ModelError
+from onward.graph import edit
+from onward.graph.builder import Names, Value
+from onward.model.roles import entry_roles
 from onward.model.training_model import TrainingEntry, TrainingModel
-from onward.upgrade.microsoft import decompose_microsoft
-
-M301 = define(
-    "M301",
-    "the model cannot be compiled",
-    why="A part of the model has no plain form.",
-    fix="Change that part as the message says.",
-)
-
-
-@dataclasses.dataclass
-class Combined:
-    """A graph under construction: `values` maps the values of the source graphs to those of the copy."""
-
-    model: ir.Model
-    values: dict[Value, Value]
-    names: Names
-    data: list[Value]  # batch inputs: of the inference graph, then of the algorithm
-    settings: list[Value]  # inputs with a default
-    state: list[Value]
-
-    @property
-    def graph(self) -> ir.Graph:
-        return self.model.graph
-
-    @property
-    def opset(self) -> int:
-        return self.model.opset_imports.get("", 1)
+from onward.passes.base import STATE_AS_INPUTS, Unit
+from onward.passes.inline import M301
 
 
 def state_names(model: TrainingModel) -> list[str]:
@@ -53,7 +21,7 @@ def state_names(model: TrainingModel) -> list[str]:
     return list(names)
 
 
-def combine(model: TrainingModel, entry: TrainingEntry | None) -> Combined:
+def combined(model: TrainingModel, entry: TrainingEntry | None) -> Unit:
     """Return a copy of the inference graph and, if given, the entry's algorithm as one graph without outputs.
 
     Initializers that training replaces are inputs; inputs of the algorithm with a default are inputs too (settings);
@@ -103,93 +71,59 @@ def combine(model: TrainingModel, entry: TrainingEntry | None) -> Combined:
         opset_imports=dict(model.ir.opset_imports),
         name=(entry.name if entry is not None else model.graph.name) or "graph",
     )
-    combined = ir.Model(
-        graph, ir_version=model.ir.ir_version, functions=[f.clone() for f in model.ir.functions.values()]
+    return Unit(
+        TrainingModel(_model(graph, model)),
+        entry=entry,
+        roles=None if entry is None or entry.algorithm is None else entry_roles(model, entry),
+        model_outputs=tuple(model.outputs),
+        data=data,
+        settings=settings,
+        state=state,
+        facts={STATE_AS_INPUTS},
     )
-    names = Names(walk.all_names(graph))
-    return Combined(combined, values, names, data, settings, state)
 
 
-def inline_functions(combined: Combined, *, keep_own_rules: bool = False) -> None:
-    """Replace every call of a model-local function by its body, to any depth; its Gradient nodes are lowered first.
+def inference(model: TrainingModel, entry: TrainingEntry | None) -> Unit:
+    """Return a copy of the inference graph alone."""
+    return combined(model, None)
 
-    Operators of com.microsoft become standard ones, too. With `keep_own_rules`, functions that have a gradient rule of
-    their own (`register_gradient`) stay calls: they are for a second time, after the Gradient nodes were lowered.
+
+def initialization(model: TrainingModel, entry: TrainingEntry | None) -> Unit:
+    """Return the initialisations of all entries as one graph, whose outputs are bound as `initialization_binding` says.
+
+    The unit's entry holds one binding: of each state to the value that initialises it.
     """
-    model = combined.model
-    decompose_microsoft(model)
-    if not model.functions:
-        return
-    lower_model(ir.Model(ir.Graph([], [], nodes=[], opset_imports=dict(model.opset_imports)), ir_version=10,
-                         functions=list(model.functions.values())))  # fmt: skip
-    own = {key for key in model.functions if keep_own_rules and is_own(key[1], key[0])}
-    combined.names.taken |= walk.all_names(combined.graph)
-    _inline(combined.graph, model, combined.names, own)
-    if own:
-        return
-    for key in list(model.functions):
-        del model.functions[key]
-
-
-def _inline(graph: walk.GraphLike, model: ir.Model, names: Names, kept: Collection[ir.OperatorIdentifier] = ()) -> None:
-    queue = list(graph)
-    while queue:
-        node = queue.pop(0)
-        for sub in walk.subgraphs(node):
-            _inline(sub, model, names, kept)
-        key = (node.domain, node.op_type, node.overload)
-        function = model.functions.get(key)
-        if function is not None and key not in kept:
-            for domain, version in function.opset_imports.items():
-                known = model.opset_imports.setdefault(domain, version)
-                if known != version and domain == "":
-                    _check_same_meaning(function, version, known)
-            queue = expand.inline_call(node, function, names) + queue
-
-
-def _check_same_meaning(function: ir.Function, version: int, wanted: int) -> None:
-    from onward.graph.schema import schema
-
-    for node in function:
-        if node.domain != "":
+    outputs: dict[str, str] = {}
+    nodes: list[ir.Node] = []
+    constants: list[Value] = []
+    names = Names()
+    for each in model.entries:
+        if each.initialization is None or not each.initialization_binding:
             continue
-        own, new = schema(node.op_type, "", version), schema(node.op_type, "", wanted)
-        if own is not None and new is not None and own.since_version != new.since_version and min(version, wanted) < 18:
+        copied = edit.copy_graph(each.initialization, names=names)
+        produced = dict(zip([v.name for v in each.initialization.outputs], copied.outputs, strict=True))
+        missing = [v for v in each.initialization_binding.values() if v not in produced]
+        if missing:
             raise ModelError(
                 Diagnostic(
                     M301,
-                    f"function `{function.name}` uses opset {version} where the model uses {wanted}, and "
-                    f"`{node.op_type}` differs between them",
-                    hint="export the model with one opset for all functions",
+                    f"the initialization has no output {', '.join(f'`{m}`' for m in missing)}",
+                    hint="run `onward check` on the file",
                 )
             )
+        outputs.update({key: produced[value].name or "" for key, value in each.initialization_binding.items()})
+        constants += list(copied.initializers.values())
+        moved = list(copied)
+        copied.outputs.clear()
+        copied.remove(moved)
+        for constant in list(copied.initializers.values()):
+            copied.initializers.pop(constant.name or "")
+        nodes += moved
+    graph = ir.Graph([], [], nodes=nodes, initializers=constants, name="initialize",
+                     opset_imports=dict(model.ir.opset_imports))  # fmt: skip
+    bound = TrainingEntry(initialization_binding=outputs)
+    return Unit(TrainingModel(_model(graph, model)), entry=bound, facts={STATE_AS_INPUTS}, _names=names)
 
 
-def set_outputs(combined: Combined, outputs: list[tuple[str, Value]]) -> None:
-    """Make `outputs` the graph's outputs under their names.
-
-    A value is renamed where that takes its name from nobody; an Identity hands on inputs, and values that serve twice.
-    """
-    graph = combined.graph
-    op = Builder(combined.opset, combined.names)
-    wanted = {name for name, _ in outputs}
-    final: list[Value] = []
-    for name, value in outputs:
-        producer = value.producer()
-        keeps_its_name = value.name != name and value.name in wanted
-        if value in final or producer is None or producer.op_type == "Constant" or keeps_its_name:
-            copy = op.Identity(value)
-            copy.type, copy.shape = value.type, value.shape
-            value = copy
-        if value.name != name:
-            value.name = combined.names.unique(name)
-        final.append(value)
-    graph.extend(op.nodes)
-    graph.outputs.extend(final)
-
-
-def tensor_array(value: Value) -> np.ndarray:
-    """Return the stored array of an initializer."""
-    tensor = value.const_value
-    assert tensor is not None, f"initializer {value.name} has no value"
-    return np.asarray(tensor.numpy())
+def _model(graph: ir.Graph, model: TrainingModel) -> ir.Model:
+    return ir.Model(graph, ir_version=model.ir.ir_version, functions=[f.clone() for f in model.ir.functions.values()])

@@ -11,9 +11,8 @@ import onnx_ir as ir
 from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
 from onward.graph.walk import subgraphs
 from onward.model import serde
+from onward.model.roles import PROGRAM_STATE, averages, unmark_graph
 from onward.model.training_model import TrainingEntry, TrainingModel
-
-PROGRAM_STATE = "random/"  # state that a compiled program adds to the model's own: its random key and step
 
 
 def combined_proto(model: TrainingModel, entry: TrainingEntry) -> onnx.ModelProto:
@@ -33,7 +32,7 @@ def to_inference(
 
     `state` holds current values by name (as `Session.get_state()` gives them): those of the inference graph's
     initializers replace the stored ones, the rest (moments, counters) is left out. Functions and operator sets that
-    only training used are left out too. With `average`, each weight that has a moving average (`ema/<name>`) takes it.
+    only training used are left out too. With `average`, each weight that has a moving average takes it.
 
     Raises:
         ArgumentError: a value in `state` has another shape than the initializer of its name, or `average` was asked of
@@ -46,6 +45,7 @@ def to_inference(
     if average:
         current |= _averages(source, current)
     _write_state(clean, source, current)
+    unmark_graph(clean.graph)
     _drop_unused(clean)
     return serde.to_proto(clean)
 
@@ -53,10 +53,10 @@ def to_inference(
 def _averages(source: TrainingModel, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the moving average of each weight that has one, from `state` or as stored."""
     found: dict[str, np.ndarray] = {}
-    for name, value in source.state.items():
-        if name.startswith("ema/") and name[4:] in source.graph.initializers:
-            assert value.const_value is not None
-            found[name[4:]] = state.get(name, value.const_value.numpy())
+    for parameter, name in averages(source).items():
+        stored = source.state[name].const_value
+        assert stored is not None
+        found[parameter] = state.get(name, stored.numpy())
     if not found:
         raise ArgumentError(
             Diagnostic(
@@ -73,7 +73,7 @@ def _write_state(clean: TrainingModel, source: TrainingModel, state: Mapping[str
     known = source.initializers()
     problems = []
     for name, array in state.items():
-        if name.startswith(PROGRAM_STATE) and name not in known:
+        if name in PROGRAM_STATE and name not in known:
             continue
         if name not in known:
             raise unknown_name("initializer", name, known, place="state=")

@@ -123,7 +123,7 @@ class TrainingModel:
         graphs = [self.graph, *(e.algorithm for e in self.entries if e.algorithm is not None)]
         while graphs:
             for node in graphs.pop():
-                if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN:
+                if is_gradient(node):
                     yield node
                 graphs.extend(subgraphs(node))
 
@@ -136,6 +136,11 @@ class TrainingModel:
     def values(self) -> Mapping[str, ir.Value]:
         """Return the values of the inference graph by name."""
         return ir.convenience.create_value_mapping(self.graph)
+
+
+def is_gradient(node: ir.Node) -> bool:
+    """Return whether `node` is the standard's `Gradient`."""
+    return node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN
 
 
 def differentiated(node: ir.Node) -> list[str]:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
+from onward.model.roles import STEP, Role, mark
 from onward.optimizers.base import FunctionLibrary, Group, Optimizer, Slot, Trained
 from onward.schedules.base import Schedule
 
@@ -58,8 +59,9 @@ class _Emitter:
 
     def emit(self) -> Update:
         op, optimizer = self.op, self.optimizer
-        step = self._state("step", np.array(0, np.int64))
+        step = self._state("step", np.array(0, np.int64), slot=STEP)
         base = initializer(self.names.unique("learning_rate"), np.asarray(optimizer.rate, self.rate_type.numpy()))
+        mark(base, Role.LEARNING_RATE)
         self.settings.append(base)
         rate = base
         if isinstance(optimizer.learning_rate, Schedule):
@@ -112,7 +114,7 @@ class _Emitter:
     def _accumulate(self, gradients: Mapping[Value, Value]) -> tuple[dict[Value, Value], Value]:
         """Average the gradients of `accumulate` steps; the second result says whether this step updates."""
         op, count = self.op, self.optimizer.accumulate
-        micro = self._state("micro_step", np.array(0, np.int64))
+        micro = self._state("micro_step", np.array(0, np.int64), slot="micro_step")
         following = op.Add(micro, 1)
         apply = op.Equal(following, count, name="update_now")
         self._bind(micro, op.Where(apply, 0, following))
@@ -151,6 +153,7 @@ class _Emitter:
         assert decay is not None
         for p, new in new_values.items():
             average = initializer(self.names.unique(f"ema/{p.name}"), const_array(p))
+            mark(average, Role.AVERAGE, of=p.name)
             self.state.append(average)
             self.like[average.name or ""] = p.name or ""
             mixed = op.Add(op.Mul(average, decay), op.Mul(new, 1.0 - decay))
@@ -162,10 +165,11 @@ class _Emitter:
         path = "/".join(part for part in (label, key, parameter.name) if part)
         # np.zeros, unlike np.full, takes no memory until it is written to.
         first = np.full(shape, slot.initial, dtype.numpy()) if slot.initial else np.zeros(shape, dtype.numpy())
-        return self._state(path, first)
+        return self._state(path, first, slot=key or label, of=parameter.name)
 
-    def _state(self, name: str, value: np.ndarray) -> Value:
+    def _state(self, name: str, value: np.ndarray, *, slot: str, of: str | None = None) -> Value:
         made = initializer(self.names.unique(name), value)
+        mark(made, Role.STATE, of=of, slot=slot)
         self.state.append(made)
         return made
 

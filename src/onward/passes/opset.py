@@ -1,13 +1,13 @@
-"""Say honestly which opset and IR version a graph needs, so that older runtimes load it."""
+"""Choose the lowest valid opset and IR version, so that older runtimes load the graph."""
 
 from __future__ import annotations
 
 import onnx
 import onnx_ir as ir
 
-from onward.errors import Diagnostic, ModelError, define
-from onward.graph import walk
-from onward.graph.schema import Schema, attribute_default, schema
+from onward.errors import A101, ArgumentError, Diagnostic, ModelError, define
+from onward.graph.schema import WORKING_OPSET, Schema, attribute_default, schema
+from onward.passes.base import INLINED, Pass, Unit
 
 M302 = define(
     "M302",
@@ -34,32 +34,56 @@ _MEANING_CHANGED = {
 }
 
 
-def lower_opset(model: ir.Model, target: int) -> None:
-    """Label `model` with opset `target`, in place, after making sure that every node means the same there.
+class LabelOpset(Pass):
+    """Label a graph with the lowest opset and IR version at which every node means what it means now, or with a target.
 
     Raises:
-        ModelError: naming every node that does not fit.
+        ModelError: naming every node that does not fit the target opset.
+        ArgumentError: the target IR version is too low for the opset.
     """
-    current = model.opset_imports.get("", target)
-    problems = []
-    if target != current:
-        for node in _all_nodes(model.graph):
-            reason = _misfit(node, current, target)
-            if reason:
-                problems.append(
-                    Diagnostic(
-                        M302,
-                        f"`{node.op_type}` does not fit opset {target}: {reason}",
-                        place=f"node `{node.name or node.op_type}`",
-                        hint=f"use --target-opset {current} or higher",
-                    )
+
+    requires = (INLINED,)
+
+    def __init__(self, target_opset: int | None = None, target_ir: int | None = None) -> None:
+        self._target_opset, self._target_ir = target_opset, target_ir
+
+    def run(self, unit: Unit) -> bool:
+        model, before = unit.model, unit.opset
+        opset = self._target_opset if self._target_opset is not None else lowest_opset(model, WORKING_OPSET)
+        _label(model, opset)
+        lowest = max(8, ir_version_of(opset))
+        if self._target_ir is not None and self._target_ir < lowest:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    f"target IR version {self._target_ir} is too low",
+                    needed=f"{lowest} or higher for opset {opset}",
                 )
+            )
+        model.ir_version = lowest if self._target_ir is None else self._target_ir
+        return opset != before
+
+
+def _label(model: ir.Model, target: int) -> None:
+    """Label `model` with opset `target`, in place, after a check that every node means the same there."""
+    current = model.opset_imports.get("", target)
+    nodes = list(model.graph.all_nodes())
+    problems = [
+        Diagnostic(
+            M302,
+            f"`{node.op_type}` does not fit opset {target}: {reason}",
+            place=f"node `{node.name or node.op_type}`",
+            hint=f"use --target-opset {current} or higher",
+        )
+        for node in (nodes if target != current else ())
+        if (reason := _misfit(node, current, target))
+    ]
     if problems:
         raise ModelError(problems)
     model.opset_imports[""] = target
-    for domain in [d for d in model.opset_imports if d]:
-        if not any(n.domain == domain for n in _all_nodes(model.graph)):
-            del model.opset_imports[domain]
+    used = {n.domain for n in nodes}
+    for domain in [d for d in model.opset_imports if d and d not in used]:
+        del model.opset_imports[domain]
     model.graph.opset_imports.clear()
     model.graph.opset_imports.update({"": target, **{d: v for d, v in model.opset_imports.items() if d}})
 
@@ -67,7 +91,7 @@ def lower_opset(model: ir.Model, target: int) -> None:
 def lowest_opset(model: ir.Model, floor: int) -> int:
     """Return the lowest opset not below `floor` at which every node of `model` means what it means now."""
     current = model.opset_imports.get("", floor)
-    nodes = list(_all_nodes(model.graph))
+    nodes = list(model.graph.all_nodes())
     for target in range(min(floor, current), current):
         if not any(_misfit(n, current, target) for n in nodes):
             return target
@@ -77,15 +101,6 @@ def lowest_opset(model: ir.Model, floor: int) -> int:
 def ir_version_of(opset: int) -> int:
     """Return the lowest IR version that admits `opset`."""
     return int(onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True))
-
-
-def _all_nodes(graph: ir.Graph) -> list[ir.Node]:
-    found: list[ir.Node] = []
-    for node in graph:
-        found.append(node)
-        for sub in walk.subgraphs(node):
-            found += _all_nodes(sub)
-    return found
 
 
 def _misfit(node: ir.Node, current: int, target: int) -> str:

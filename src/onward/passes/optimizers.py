@@ -8,10 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import Diagnostic, ModelError, define
-from onward.graph import shapes, walk
-from onward.graph.builder import Builder, Names, Value
+from onward.graph import shapes
+from onward.graph.builder import Builder, Value
 from onward.graph.edit import replace_node
 from onward.graph.schema import TRAINING_DOMAIN, attribute_default
+from onward.passes.base import NO_GRADIENTS, NO_OPTIMIZERS, Pass, Unit
 
 M300 = define(
     "M300",
@@ -21,16 +22,18 @@ M300 = define(
 )
 
 
-def decompose_optimizers(graph: ir.Graph, opset: int, names: Names) -> int:
-    """Replace every Adagrad, Adam and Momentum node of `graph`; return how many."""
-    found = [n for n in graph if n.domain == TRAINING_DOMAIN and n.op_type in _UPDATES]
-    for node in found:
-        op = Builder(opset, names, prefix=f"{node.name or node.op_type}/")
-        replace_node(node, op, _UPDATES[node.op_type](node, op))
-    for node in list(graph):
-        for sub in walk.subgraphs(node):
-            found += [n for n in [node] if decompose_optimizers(sub, opset, names)]
-    return len(found)
+class LowerOptimizers(Pass):
+    """Replace every Adagrad, Adam and Momentum node by plain operators."""
+
+    ensures = (NO_OPTIMIZERS,)
+    requires = (NO_GRADIENTS,)
+
+    def run(self, unit: Unit) -> bool:
+        found = [n for n in unit.graph.all_nodes() if n.domain == TRAINING_DOMAIN and n.op_type in _UPDATES]
+        for node in found:
+            op = unit.builder(f"{node.name or node.op_type}/")
+            replace_node(node, op, _UPDATES[node.op_type](node, op))
+        return bool(found)
 
 
 def _number(node: ir.Node, name: str) -> float:

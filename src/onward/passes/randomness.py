@@ -15,17 +15,57 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph import shapes, walk
-from onward.graph.builder import Builder, Names, Value
+from onward.graph.builder import Builder, Value
 from onward.graph.edit import replace_node
-
-KEY = "random/key"
-STEP = "random/step"
+from onward.model.roles import RANDOM_KEY, RANDOM_STEP
+from onward.passes.base import Pass, Unit
 
 _MASK = 0xFFFFFFFF
 _FIRST, _SECOND = 0x7FEB352D, 0x5BD1E995  # avalanche: mean bias 0.0011 over all bit pairs, as of the best known pairs
 _OPERATORS = frozenset(
     {"Dropout", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
+
+
+class LowerRandomness(Pass):
+    """Replace every random node by integer arithmetic over the random key and the random step.
+
+    The key and the step become state of the unit. With `advance`, the unit also computes the step that follows.
+    """
+
+    def __init__(self, *, advance: bool = True) -> None:
+        self._advance = advance
+
+    def run(self, unit: Unit) -> bool:
+        if not any(is_random(n) for n in unit.graph.all_nodes()):
+            return False
+        shapes.infer_shapes(unit.model)
+        key, step = (_scalar_input(unit, name) for name in (RANDOM_KEY, RANDOM_STEP))
+        _lower(unit.graph, unit, key, step)
+        if self._advance:
+            op = unit.builder("random/")
+            following = op.Add(step, 1)
+            following.shape = ir.Shape([])
+            unit.graph.extend(op.nodes)
+            unit.next_random_step = following
+        return True
+
+
+class RemoveDropout(Pass):
+    """Replace every Dropout by Identity, as inference does."""
+
+    safe_for_training = False
+
+    def run(self, unit: Unit) -> bool:
+        found = [n for n in unit.graph.all_nodes() if n.op_type == "Dropout" and n.domain in ("", "ai.onnx")]
+        for node in found:
+            op = unit.builder(f"{node.name or 'Dropout'}/")
+            data = _input(node, 0)
+            outputs = [op.Identity(data)]
+            if len(node.outputs) > 1:
+                outputs.append(op.Cast(op.Add(op.Mul(data, 0.0), 1.0), to=ir.DataType.BOOL))
+            replace_node(node, op, outputs)
+        return bool(found)
 
 
 def is_random(node: ir.Node) -> bool:
@@ -39,39 +79,33 @@ def is_random(node: ir.Node) -> bool:
     return True
 
 
-def lower_random(graph: ir.Graph, key: Value, step: Value, opset: int, names: Names) -> int:
-    """Replace every random node of `graph` by integer arithmetic over `key` and `step`; return how many."""
-    found = [n for n in graph if is_random(n)]
+def _scalar_input(unit: Unit, name: str) -> Value:
+    value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    unit.names.taken.add(name)
+    unit.graph.inputs.append(value)
+    unit.state.append(value)
+    return value
+
+
+def _lower(graph: ir.Graph, unit: Unit, key: Value, step: Value) -> None:
     taken: set[int] = set()
-    for node in found:
-        number = _identity(node)
+    for position, node in enumerate([n for n in graph if is_random(n)]):
+        number = _identity(node, position)
         while number in taken:  # two nodes must not draw the same numbers
             number = (number + 1) & 0x7FFFFFFF
         taken.add(number)
-        op = Builder(opset, names, prefix=f"{node.name or node.op_type}/")
+        op = unit.builder(f"{node.name or node.op_type}/")
         stream = _Stream(op, key, step, number)
         replace_node(node, op, _LOWERINGS[node.op_type](node, op, stream))
     for node in list(graph):
         for sub in walk.subgraphs(node):
-            lower_random(sub, key, step, opset, names)
-    return len(found)
+            _lower(sub, unit, key, step)
 
 
-def drop_inactive_dropout(graph: ir.Graph, opset: int, names: Names) -> None:
-    """Replace every Dropout by Identity: inference."""
-    for node in [n for n in graph if n.op_type == "Dropout" and n.domain in ("", "ai.onnx")]:
-        op = Builder(opset, names, prefix=f"{node.name or 'Dropout'}/")
-        data = _input(node, 0)
-        outputs = [op.Identity(data)]
-        if len(node.outputs) > 1:
-            outputs.append(op.Cast(op.Add(op.Mul(data, 0.0), 1.0), to=ir.DataType.BOOL))
-        replace_node(node, op, outputs)
-
-
-def _identity(node: ir.Node) -> int:
-    """Return a number for the node that does not change from run to run: its seed, else a hash of its name."""
+def _identity(node: ir.Node, position: int) -> int:
+    """Return a number for the node that is the same in every run: a hash of its seed, its name, or its position."""
     seed = node.attributes.get("seed")
-    text = f"seed {float(seed.value)!r}" if seed is not None else f"node {node.name or node.outputs[0].name}"
+    text = f"seed {float(seed.value)!r}" if seed is not None else f"node {node.name or position}"
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
 
 

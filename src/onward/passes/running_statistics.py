@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onward.graph import walk
-from onward.graph.builder import Builder, Names
+from onward.passes.base import Pass, Unit
 
 
-def protect_statistics(graph: ir.Graph, opset: int, names: Names) -> None:
+class ProtectRunningStatistics(Pass):
     """Give every training BatchNormalization running statistics of its own to overwrite.
 
     ONNX Runtime's CPU kernel declares Alias(3, 1) and Alias(4, 2): it writes the new statistics into the memory of the
     old ones, even where that is an input of the graph and other nodes still read it. Programs run without our backend,
-    so the guard is part of them. Neg(Neg(x)) is a copy, to the bit, that no optimizer takes away, as they do with
-    Identity. Further copies of the same value must differ from it, or ONNX Runtime makes one of them again: they are
-    scaled by a power of two and back, which is exact.
+    so the guard is part of them. Neg(Neg(x)) is an exact copy that no optimizer removes; optimizers do remove Identity.
+    Further copies of the same value must differ from the first, or ONNX Runtime merges them: they are scaled by a power
+    of two and back, which is exact.
     """
-    copies: dict[ir.Value, int] = {}
-    for node in [n for n in walk.all_nodes(graph) if _overwrites_its_inputs(n)]:
-        op = Builder(opset, names, prefix=f"{node.name or node.op_type}/")
-        for position in (3, 4):
-            old = node.inputs[position]
-            assert old is not None
-            number = copies[old] = copies.get(old, -1) + 1
-            factor = float(2**number)
-            copy = op.Neg(op.Neg(old)) if number == 0 else op.Div(op.Mul(old, factor), factor)
-            copy.type, copy.shape = old.type, old.shape
-            node.replace_input_with(position, copy)
-        owner = node.graph
-        assert owner is not None
-        owner.insert_before(node, op.nodes)
+
+    def run(self, unit: Unit) -> bool:
+        copies: dict[ir.Value, int] = {}
+        found = [n for n in unit.graph.all_nodes() if _overwrites_its_inputs(n)]
+        for node in found:
+            op = unit.builder(f"{node.name or node.op_type}/")
+            for position in (3, 4):
+                old = node.inputs[position]
+                assert old is not None
+                number = copies[old] = copies.get(old, -1) + 1
+                factor = float(2**number)
+                copy = op.Neg(op.Neg(old)) if number == 0 else op.Div(op.Mul(old, factor), factor)
+                copy.type, copy.shape = old.type, old.shape
+                node.replace_input_with(position, copy)
+            owner = node.graph
+            assert owner is not None
+            owner.insert_before(node, op.nodes)
+        return bool(found)
 
 
 def _overwrites_its_inputs(node: ir.Node) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, DataError, Diagnostic, unknown_name
+from onward.graph import shapes
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint
 from onward.train.data.matching import T115, Preparation, fixed_batch
@@ -73,8 +74,8 @@ def _preparation_problem(preparation: Any) -> Diagnostic | None:
 
 def check_entry(entry: Any, program: Program) -> None:
     """Raise if the program has no training entry of that name; None stands for all of them."""
-    if entry is not None and entry not in list(program.steps):
-        raise unknown_name("training entry", entry, program.steps)
+    if entry is not None and entry not in list(program.entries):
+        raise unknown_name("training entry", entry, program.entries)
 
 
 def check_path(name: str, path: Any) -> None:
@@ -235,9 +236,9 @@ def remember_data(preparation: Preparation, source: DataSource, program: Program
         preparation = dataclasses.replace(preparation, table=source.table)
     if not source.classes:
         return preparation
-    outputs = program.infer.graph.output
-    dims = outputs[0].type.tensor_type.shape.dim if outputs else []
-    width = dims[1].dim_value if len(dims) > 1 else 0
+    outputs = program.infer_graph.model.graph.outputs
+    dims = (shapes.dims(outputs[0]) if outputs else None) or ()
+    width = dims[1] if len(dims) > 1 and isinstance(dims[1], int) else 0
     if 1 < width < len(source.classes):
         raise DataError(
             Diagnostic(

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onward.backends.base import Outputs, Session
 from onward.compiler import loss_over_batches as totals
 from onward.compiler.program import Program, TensorSpec, total_names
 from onward.errors import A101, ArgumentError, BackendError, DataError, Diagnostic
+from onward.graph import shapes
 from onward.train.data.matching import T115, Matching, fixed_batch
 from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
 from onward.train.metrics import ConfusionMatrix, Metric, get_metrics, label
@@ -34,19 +36,18 @@ def loose_targets(program: Program, source: DataSource) -> tuple[TensorSpec, ...
 
 def output_names(program: Program) -> list[str]:
     """Return the outputs of the inference graph in order."""
-    return [o.name for o in program.infer.graph.output]
+    return list(program.infer_graph.output_names)
 
 
 def gives_logits(program: Program, output: str) -> bool:
     """Return False when the output comes out of a Softmax or Sigmoid, so that its numbers are probabilities."""
-    producers = {name: node for node in program.infer.graph.node for name in node.output}
-    while output in producers:
-        node = producers[output]
+    value: ir.Value | None = next(v for v in program.infer_graph.model.graph.outputs if v.name == output)
+    while value is not None and (node := value.producer()) is not None:
         if node.op_type in _PROBABILITIES:
             return False
         if node.op_type not in _TRANSPARENT:
             break
-        output = node.input[0]
+        value = node.inputs[0]
     return True
 
 
@@ -73,7 +74,7 @@ def make_metrics(program: Program, metrics: Sequence[str | Metric]) -> list[Metr
 def has_output(program: Program, metric: Metric) -> bool:
     """Return whether a training step gives the output that the metric looks at."""
     name = metric.output or next(iter(output_names(program)), "")
-    return any(name in step.outputs for step in program.steps.values())
+    return any(name in entry.step.outputs for entry in program.entries.values())
 
 
 def update_metrics(program: Program, metrics: Sequence[Metric], outputs: Outputs, feeds: Mapping[str, Any]) -> None:
@@ -126,8 +127,8 @@ def _negative_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Dia
 
 def _bad_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Yield integer targets beyond the number of classes; called only after a failure, since 255 may mean "ignore"."""
-    for output in program.infer.graph.output:
-        dims = [d.dim_value for d in output.type.tensor_type.shape.dim]
+    for output in program.infer_graph.model.graph.outputs:
+        dims = [d if isinstance(d, int) else 0 for d in shapes.dims(output) or ()]
         for target in program.targets:
             values = np.asarray(feeds.get(target.name, ()))
             is_class = values.dtype.kind in "iu" and values.size and len(dims) == values.ndim + 1 and dims[1] > 0
@@ -146,8 +147,8 @@ class _Sums:
 
     def __init__(self, program: Program) -> None:
         self._loss = program.loss
-        self._expression = program.totals.get(next(iter(program.steps), ""))
-        self._parts = total_names(program)
+        self._expression = None if program.first is None else program.first.totals
+        self._parts = total_names(self._expression)
         self._samples = 0
         self._sums: dict[str, float] = {}
         self._last: dict[str, float] = {}
@@ -199,7 +200,7 @@ def run_evaluation(
         samples = batch_length(feeds)
         padded = fixed is not None and samples < fixed
         with explaining(program, feeds):
-            run = session.infer if program.evaluate is None else session.evaluate
+            run = session.infer if program.first is None else session.evaluate
             outputs = run(_fill(feeds, fixed or 0))
         if padded:
             outputs = {k: v[:samples] if np.ndim(v) and len(v) == fixed else v for k, v in outputs.items()}

@@ -37,12 +37,12 @@ def find_first_bad(
                 _what(array),
                 "the data itself is bad: clean it, or use on_nan='skip'",
             )
-    names = list(program.steps) if entry is None else [entry]
+    names = list(program.entries) if entry is None else [entry]
     first_inf: FirstBad | None = None
     values = dict(state)
     for step_name in names:
-        step = program.steps[step_name]
-        traced = trace(step.model, {**program.settings, **values, **feeds})
+        step = program.entries[step_name].step
+        traced = trace(step.proto(), {**program.settings, **values, **feeds})
         if traced is None:
             return None
         for name, place, array in traced:

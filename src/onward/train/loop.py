@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onward.backends.processes import rank, world_size
-from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
 from onward.train import evaluation
 from onward.train.callbacks import Callback
@@ -146,7 +144,7 @@ class Run:
         elif isinstance(self.settings.learning_rate, (int, float)):
             base = float(self.settings.learning_rate)
         else:
-            names = rate_names(self.trainer.program.for_entry(self.settings.entry))
+            names = self.trainer.program.for_entry(self.settings.entry).learning_rates
             base = float(np.asarray(self.trainer.program.settings[names[0]])) if names else float("nan")
         return base * self.position.rate_factor
 
@@ -427,12 +425,6 @@ class Run:
         ]
         if problems:
             raise ArgumentError(problems)
-
-
-def rate_names(program: Program) -> tuple[str, ...]:
-    """Return the settings of the program that are learning rates: `learning_rate`, and `learning_rate_2` of a second
-    training entry."""
-    return tuple(n for n in program.settings if re.fullmatch(r"learning_rate(_\d+)?", n.rsplit("/", 1)[-1]))
 
 
 def _remembers(callback: Callback) -> bool:

@@ -98,7 +98,7 @@ def settings_of(run: Run) -> dict[str, str]:
         "inputs": ", ".join(f"{i.name} {_dims(i.shape)}" for i in program.inputs),
         "targets": ", ".join(f"{t.name} {_dims(t.shape)}" for t in program.targets),
         "parameters": f"{state:,} numbers in {len(program.parameters)} tensors",
-        "training entries": ", ".join(program.steps),
+        "training entries": ", ".join(program.entries),
     }
     preparation = run.trainer.preparation
     if preparation.normalises:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from onward.compiler.program import Program, StepGraph, TensorSpec
+from onward.compiler.package import pack_program, unpack_program
+from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.storage.tensor_file import read_tensor_bytes, tensor_file_chunks
 from onward.train.data.matching import Preparation
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Origin:
     def from_bytes(cls, file_name: str, content: bytes) -> Origin:
         """Return the origin stored under `file_name`."""
         if file_name == PROGRAM_FILE:
-            return cls(None, _unpack(content), content)
+            return cls(None, unpack_program(content), content)
         from onward.model.serde import from_proto
 
         proto = onnx.ModelProto()
@@ -112,7 +112,7 @@ class Origin:
         """The bytes to store."""
         if self._content is None:
             if self.model is None:
-                self._content = _pack(self.program)
+                self._content = pack_program(self.program)
             else:
                 from onward.model.serde import to_proto
 
@@ -132,9 +132,9 @@ class Origin:
 
 def _graph_digest(program: Program) -> str:
     digest = hashlib.sha256()
-    for name, step in program.steps.items():
+    for name, entry in program.entries.items():
         digest.update(name.encode("utf-8"))
-        digest.update(step.model.SerializeToString(deterministic=True))
+        digest.update(entry.step.proto().SerializeToString(deterministic=True))
     return digest.hexdigest()
 
 
@@ -184,7 +184,7 @@ def averages(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.
     Raises:
         ArgumentError: the model keeps none.
     """
-    found = {p: state[f"ema/{p}"] for p in program.parameters if f"ema/{p}" in state}
+    found = {p: state[average] for p, average in program.averages.items()}
     if not found:
         raise ArgumentError(
             Diagnostic(
@@ -221,85 +221,3 @@ def bake(infer: onnx.ModelProto, state: Mapping[str, np.ndarray]) -> onnx.ModelP
         onnx.numpy_helper.from_array(np.asarray(state[n]), n) for n in baked if n not in known
     )
     return model
-
-
-def _pack(program: Program) -> bytes:
-    parts = {"step": program.steps, "gradients": program.gradients, "update": program.updates}
-    graphs: dict[str, onnx.ModelProto | None] = {
-        "infer": program.infer,
-        "initialize": program.initialize,
-        "evaluate": program.evaluate,
-        **{f"{kind}/{name}": part.model for kind, entries in parts.items() for name, part in entries.items()},
-        **{f"evaluate/{name}": model for name, model in program.evaluations.items()},
-    }
-    tensors: dict[str, np.ndarray] = {
-        f"graph/{name}": np.frombuffer(graph.SerializeToString(deterministic=True), dtype=np.uint8)
-        for name, graph in graphs.items()
-        if graph is not None
-    }
-    tensors |= {f"state/{name}": np.asarray(value) for name, value in program.state.items()}
-    tensors |= {f"settings/{name}": np.asarray(value) for name, value in program.settings.items()}
-    data = {
-        "parts": {
-            kind: [
-                {"name": p.name, "replaces": dict(p.replaces), "outputs": p.outputs, "gradient_of": dict(p.gradient_of)}
-                for p in entries.values()
-            ]
-            for kind, entries in parts.items()
-        },
-        "inputs": [dataclasses.asdict(s) for s in program.inputs],
-        "targets": [dataclasses.asdict(s) for s in program.targets],
-        "parameters": list(program.parameters),
-        "loss": program.loss,
-        "totals": dict(program.totals),
-        "metadata": json.loads(json.dumps(dict(program.metadata), default=str)),
-    }
-    return b"".join(tensor_file_chunks(tensors, data))
-
-
-def _unpack(content: bytes) -> Program:
-    tensors, data = read_tensor_bytes(content)
-
-    def graph(name: str) -> onnx.ModelProto | None:
-        if f"graph/{name}" not in tensors:
-            return None
-        proto = onnx.ModelProto()
-        proto.ParseFromString(tensors[f"graph/{name}"].tobytes())
-        return proto
-
-    def required(name: str) -> onnx.ModelProto:
-        proto = graph(name)
-        assert proto is not None
-        return proto
-
-    def group(prefix: str) -> dict[str, np.ndarray]:
-        return {name[len(prefix) :]: array for name, array in tensors.items() if name.startswith(prefix)}
-
-    def specs(items: list[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in items)
-
-    def parts(kind: str) -> dict[str, StepGraph]:
-        made = {}
-        for part in data["parts"][kind]:
-            name, of = part["name"], {g: (y, x) for g, (y, x) in part["gradient_of"].items()}
-            made[name] = StepGraph(name, required(f"{kind}/{name}"), part["replaces"], tuple(part["outputs"]), of)
-        return made
-
-    steps = parts("step")
-    return Program(
-        steps=steps,
-        gradients=parts("gradients"),
-        updates=parts("update"),
-        initialize=graph("initialize"),
-        infer=required("infer"),
-        evaluate=graph("evaluate"),
-        inputs=specs(data["inputs"]),
-        targets=specs(data["targets"]),
-        settings=group("settings/"),
-        state=group("state/"),
-        parameters=tuple(data["parameters"]),
-        loss=data["loss"],
-        totals=data["totals"],
-        evaluations={name: found for name in steps if (found := graph(f"evaluate/{name}")) is not None},
-        metadata=data["metadata"],
-    )

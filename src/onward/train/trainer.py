@@ -35,7 +35,7 @@ from onward.train.data.matching import Feed, Preparation, fixed_batch, match, nu
 from onward.train.data.source import ColumnSource, DataSource, default_prefetch
 from onward.train.feeds import step_feeds
 from onward.train.history import History
-from onward.train.loop import FitSettings, Position, Run, Schedule, Validation, rate_names
+from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
 from onward.train.metrics import Metric
 from onward.train.numeric import NumericGuard, bad_names
 from onward.train.progress import progress_callback
@@ -93,7 +93,7 @@ class Trainer:
     @property
     def learning_rate_names(self) -> tuple[str, ...]:
         """The settings of the program that are learning rates."""
-        return rate_names(self.program)
+        return self.program.learning_rates
 
     @property
     def state(self) -> dict[str, np.ndarray]:
@@ -148,7 +148,7 @@ class Trainer:
         with evaluation.explaining(self.program, feeds):
             outputs = self._guard.step(feeds, number, entry)
         if outputs is not None and "loss" not in outputs:
-            loss = self.program.loss if entry is None else self.program.steps[entry].outputs[0]
+            loss = self.program.loss if entry is None else self.program.entries[entry].loss
             outputs = {"loss": outputs[loss], **outputs} if loss in outputs else outputs
         return outputs
 
@@ -281,7 +281,7 @@ class Trainer:
     def evaluating(self, entry: str | None) -> Session:
         """Return the session that evaluates the loss of `entry` with the current state. For the loop."""
         program = self.program.for_entry(entry)
-        if program.evaluate is self.program.evaluate:
+        if program.first is self.program.first:
             return self.session
         session = open_session(program, self._backend, **self._options)
         session.set_state(self.session.get_state())
@@ -310,11 +310,11 @@ class Trainer:
         program = self.program.for_entry(entry)
         wanted = _evaluated_targets(program)
         source = as_source(x, y, program.inputs, wanted, preparation, part="evaluate")
-        targets = evaluation.loose_targets(program, source) if program.evaluate is None else wanted
+        targets = evaluation.loose_targets(program, source) if program.first is None else wanted
         matching = match(source, program.inputs, targets, preparation)
         size = fixed_batch(self._specs) or batch_size or 256
         made = evaluation.make_metrics(program, metrics)
-        if program.evaluate is None:
+        if program.first is None:
             if not made or not targets:
                 raise ArgumentError(
                     Diagnostic(
@@ -426,7 +426,7 @@ class Trainer:
     @property
     def first_entry(self) -> str | None:
         """The training entry whose loss `evaluate` gives; None for an inference model."""
-        return next(iter(self.program.steps), None)
+        return next(iter(self.program.entries), None)
 
     @property
     def is_writer(self) -> bool:
@@ -457,7 +457,7 @@ class Trainer:
     @property
     def has_average(self) -> bool:
         """Whether the state holds moving averages of the parameters."""
-        return any(f"ema/{p}" in self.program.state for p in self.program.parameters)
+        return bool(self.program.averages)
 
     def is_of(self, model: Any) -> bool:
         """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
@@ -489,7 +489,7 @@ class Trainer:
 
 def _evaluated_targets(program: Program) -> tuple[TensorSpec, ...]:
     """Return the targets that the loss of an evaluation reads: with several training entries those of the first."""
-    if program.evaluate is None:
+    if program.first is None or program.first.evaluate is None:
         return program.targets
-    read = {i.name for i in program.evaluate.graph.input}
+    read = program.first.evaluate.input_names
     return tuple(t for t in program.targets if t.name in read)

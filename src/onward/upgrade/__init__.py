@@ -1,4 +1,4 @@
-"""Old models in today's form: ONNX 1.7 `GraphCall` files, and older operator sets. Nothing is dropped.
+"""Old and foreign models in today's form: the gate that every model passes before anything else looks at it.
 
 >>> from onnx import helper
 >>> graph = helper.make_graph([helper.make_node("Squeeze", ["x"], ["y"], axes=[0])], "g", [], [])
@@ -9,17 +9,62 @@
 
 from __future__ import annotations
 
-import onnx
-
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.schema import WORKING_OPSET, newest_opset
 from onward.model import serde
 from onward.model.stash import from_light, to_light
 from onward.model.training_model import TrainingModel
+from onward.passes.base import Pass, Unit, run_passes
 from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
-from onward.upgrade.opset import convert_model, default_opset
+from onward.upgrade.microsoft import decompose_microsoft, has_microsoft
+from onward.upgrade.opset import convert_model
 
-__all__ = ["to_working_opset", "upgrade"]
+__all__ = ["normalise", "upgrade"]
+
+
+class UpgradeOperators(Pass):
+    """Convert all graphs and functions to one operator set, and replace the `GraphCall` nodes of ONNX 1.7.
+
+    The unit gets a new model; names, bindings, metadata, `Gradient` attributes and weights are kept.
+    """
+
+    def __init__(self, target: int | None = None) -> None:
+        self._target = target
+
+    def run(self, unit: Unit) -> bool:
+        target = max(unit.opset, WORKING_OPSET) if self._target is None else self._target
+        if not _needs_work(unit.training, target):
+            return False
+        proto, stash = to_light(unit.training)
+        if has_graph_call(proto):
+            remove_graph_calls(proto)
+        convert_model(proto, target)
+        unit.training = from_light(proto, stash)
+        return True
+
+
+class ReplaceMicrosoftOperators(Pass):
+    """Replace the operators of `com.microsoft` that have a plain form; the unit gets a new model if there are any."""
+
+    def run(self, unit: Unit) -> bool:
+        if not has_microsoft(unit.model):
+            return False
+        unit.training = from_light(*to_light(unit.training))
+        return decompose_microsoft(unit.model)
+
+
+def normalise(source: serde.Source, *, copy: bool = False) -> TrainingModel:
+    """Return a model in the form that everything else relies on: working opset, no `GraphCall`, plain operators.
+
+    `source` stays as it was. A `TrainingModel` that has this form is returned itself, unless `copy` asks for a model
+    that the caller may change.
+
+    Raises:
+        ModelError: the model cannot be read, or a node cannot be converted; lists all of them.
+    """
+    unit = Unit(serde.load(source), name="normalise")
+    run_passes((UpgradeOperators(), ReplaceMicrosoftOperators()), unit)
+    return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training
 
 
 def upgrade(source: serde.Source, opset: int | None = None) -> TrainingModel:
@@ -32,32 +77,25 @@ def upgrade(source: serde.Source, opset: int | None = None) -> TrainingModel:
         ModelError: the model cannot be read, or a node cannot be converted; lists all of them.
         ArgumentError: `opset` is older than the model's or newer than the installed onnx knows.
     """
-    model = serde.load(source)
-    target = max(model.opset, WORKING_OPSET) if opset is None else opset
+    unit = Unit(serde.load(source), name="upgrade")
+    target = max(unit.opset, WORKING_OPSET) if opset is None else opset
     newest = newest_opset()
-    if not isinstance(target, int) or not model.opset <= target <= max(newest, model.opset):
+    if not isinstance(target, int) or not unit.opset <= target <= max(newest, unit.opset):
         raise ArgumentError(
             Diagnostic(
                 A101,
                 f"cannot upgrade to operator set {target}",
-                found=f"the model is at {model.opset}",
-                needed=f"a version from {model.opset} to {newest}",
+                found=f"the model is at {unit.opset}",
+                needed=f"a version from {unit.opset} to {newest}",
             )
         )
-    proto, stash = to_light(model)
-    if not _needs_work(proto, target):
-        return model
-    if has_graph_call(proto):
-        remove_graph_calls(proto)
-    convert_model(proto, target)
-    return from_light(proto, stash)
+    UpgradeOperators(target)(unit)
+    return unit.training
 
 
-def to_working_opset(source: serde.Source) -> TrainingModel:
-    """Return the model at the operator set that Onward's rules and lowerings rely on, or newer."""
-    return upgrade(source)
-
-
-def _needs_work(proto: onnx.ModelProto, target: int) -> bool:
-    versions = [default_opset(proto.opset_import), *(default_opset(f.opset_import) for f in proto.functions)]
-    return min(versions) < target or has_graph_call(proto)
+def _needs_work(model: TrainingModel, target: int) -> bool:
+    functions = [f.opset_imports.get("", f.opset_imports.get("ai.onnx", target)) for f in model.ir.functions.values()]
+    algorithms = [e.algorithm for e in model.entries if e.algorithm is not None]
+    return min(model.opset, *functions, target) < target or any(
+        n.op_type == "GraphCall" for algorithm in algorithms for n in algorithm.all_nodes()
+    )

@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from onward.backends.onnxruntime.rewrite import rewrite_nodes
 from onward.graph import edit, walk
 from onward.graph.builder import Builder, Value
+from onward.passes.base import Pass, Unit, rewrite_nodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +26,11 @@ class _Again:
     old_variance: Value
 
 
-def share_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the step graph with batch statistics computed once, or `model` itself where they are."""
-    return rewrite_nodes(model, "BatchNormalization", _share)
+class ShareBatchStatistics(Pass):
+    """Compute the statistics of a batch once, where the backward pass computes them again."""
+
+    def run(self, unit: Unit) -> bool:
+        return rewrite_nodes(unit, "BatchNormalization", _share)
 
 
 def _computed_again(node: ir.Node) -> _Again | None:
@@ -49,7 +50,7 @@ def _computed_again(node: ir.Node) -> _Again | None:
 
 
 def _original(value: Value | None) -> Value | None:
-    """Return what `lower/statistics.py` copied for the operator, which writes into the copy."""
+    """Return what `ProtectRunningStatistics` copied for the operator, which writes into the copy."""
     outer = None if value is None else value.producer()
     inner = None if outer is None or outer.inputs[0] is None else outer.inputs[0].producer()
     if outer is None or inner is None or (inner.op_type, outer.op_type) not in (("Neg", "Neg"), ("Mul", "Div")):

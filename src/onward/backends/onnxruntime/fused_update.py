@@ -13,12 +13,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onward.backends.onnxruntime.row_gradients import RowGradient, row_gradient
@@ -58,7 +57,7 @@ class Group:
 class Plan:
     """The step graph without its update, and the loops that finish it."""
 
-    model: onnx.ModelProto
+    model: ir.Model
     groups: tuple[Group, ...]
     states: frozenset[str]  # the states the loops replace
     gradients: Mapping[str, tuple[int, ...]]  # outputs of the reduced graph that feed the loops: name -> shape
@@ -66,14 +65,15 @@ class Plan:
     rows: tuple[RowGradient, ...]  # gradients of which only some rows are outputs
 
 
-def plan_update(model: onnx.ModelProto, replaces: Mapping[str, str]) -> Plan | None:
-    """Return how to split the step graph, or None if it has no element-wise update worth a loop."""
-    own = onnx.ModelProto()
-    own.CopyFrom(model)  # onnx-ir keeps the tensors it is given, and renames them where they become initializers
-    work = ir.serde.deserialize_model(own)
-    finder = _Finder(work, replaces)
+def plan_update(model: ir.Model, replaces: Mapping[str, str], shared: Collection[str] = ()) -> Plan | None:
+    """Split the step graph, in place, and return how.
+
+    Return None, with the graph unchanged, if it has no element-wise update worth a loop, or if the loop would replace a
+    state in `shared`.
+    """
+    finder = _Finder(model, replaces)
     groups = finder.groups()
-    if not groups:
+    if not groups or any(s in shared for g in groups for names in g.outputs for s in names):
         return None
     return finder.plan(groups)
 
@@ -199,7 +199,7 @@ class _Finder:
             if value.name in states and not value.uses():
                 graph.inputs.remove(value)
         return Plan(
-            ir.serde.serialize_model(self.model),
+            self.model,
             tuple(groups),
             states,
             {n: s for n, s in gradients.items() if n not in inputs_needed and n not in rows},

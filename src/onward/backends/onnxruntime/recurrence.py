@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import onnx
 import onnx_ir as ir
 
-from onward.backends.onnxruntime.rewrite import rewrite_nodes
 from onward.graph import edit
 from onward.graph.builder import Builder, Value
+from onward.passes.base import Pass, Unit, rewrite_nodes
 
 WORTH_IT = 64  # hidden units; below, a Scan's step costs more than computing the gates twice
 _DEFAULTS = {"layout": 0, "input_forget": 0, "direction": "forward"}
@@ -28,9 +27,11 @@ class _Again:
     cells: Value
 
 
-def keep_gates(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the step graph with LSTM layers that keep their gates, or `model` itself where there are none to keep."""
-    return rewrite_nodes(model, "LSTM", _keep)
+class KeepGates(Pass):
+    """Let LSTM layers keep their gates, where the backward pass computes them again."""
+
+    def run(self, unit: Unit) -> bool:
+        return rewrite_nodes(unit, "LSTM", _keep)
 
 
 def _is_plain(node: ir.Node) -> bool:

@@ -8,17 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import onnxruntime
 
 from onward import versions
 from onward.backends import state as states
 from onward.backends.onnxruntime import fused_update
-from onward.backends.onnxruntime.batch_statistics import share_statistics
-from onward.backends.onnxruntime.recurrence import keep_gates
+from onward.backends.onnxruntime.rewrites import REWRITES
 from onward.backends.onnxruntime.row_gradients import RowBuffer
-from onward.compiler.program import Program, StepGraph
+from onward.compiler.program import PlainGraph, Program
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define, require_extra, unknown_name
+from onward.graph import shapes
+from onward.model.serde import to_proto
+from onward.model.training_model import TrainingModel
+from onward.passes.base import Unit, run_passes
 
 B200 = define(
     "B200",
@@ -55,8 +58,8 @@ FUSE_FROM = 4096  # parameters; below, compiling the loop costs more than it sav
 class _Step:
     """One training entry, ready to run: what ONNX Runtime computes and what the fused update does after it."""
 
-    graph: StepGraph
-    model: onnx.ModelProto  # what ONNX Runtime computes: the whole step, or all but the fused update
+    graph: PlainGraph
+    model: ir.Model  # what ONNX Runtime computes: the whole step, or all but the fused update
     replaces: dict[str, str]  # the graph's own outputs that replace a state
     in_place: frozenset[str] = frozenset()  # states that the fused update replaces
     scalars: tuple[str, ...] = ()
@@ -70,11 +73,11 @@ class _Step:
     usual: Sizes | None = None  # the sizes of the first batch, for which a session is specialised
 
     def __post_init__(self) -> None:
-        self.inputs = tuple(i.name for i in self.model.graph.input)
-        for info in self.model.graph.input:
-            names = [d.dim_param or None for d in info.type.tensor_type.shape.dim]
+        self.inputs = tuple(v.name or "" for v in self.model.graph.inputs)
+        for value in self.model.graph.inputs:
+            names = [d if isinstance(d, str) else None for d in shapes.dims(value) or ()]
             if any(names):
-                self.free[info.name] = names
+                self.free[value.name or ""] = names
 
     def sizes(self, feeds: Mapping[str, np.ndarray]) -> Sizes:
         """Return the sizes of the free dimensions in a batch."""
@@ -146,22 +149,22 @@ class OnnxRuntimeSession:
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
-        for name, graph in states.chosen_entries(self.program, entry):
-            if name not in self._steps:
-                self._steps[name] = self._prepare_step(name, graph)
-            outputs.update(self._run_step(self._steps[name], feeds))
+        for chosen in states.chosen_entries(self.program, entry):
+            if chosen.name not in self._steps:
+                self._steps[chosen.name] = self._prepare_step(chosen.name, chosen.step)
+            outputs.update(self._run_step(self._steps[chosen.name], feeds))
         return outputs
 
     def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run("evaluate", states.evaluation_graph(self.program), feeds)
+        return self._run(states.evaluation_graph(self.program), feeds)
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run("infer", self.program.infer, feeds)
+        return self._run(self.program.infer_graph, feeds)
 
     def initialize(self, seed: int = 0) -> None:
-        def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            names = [o.name for o in model.graph.output]
-            return dict(zip(names, self._session("initialize", model).run(names, feeds), strict=True))
+        def run(graph: PlainGraph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            names = graph.output_names
+            return dict(zip(names, self._session("initialize", graph.model).run(names, feeds), strict=True))
 
         self.set_state(states.initial_state(self.program, seed, run))
 
@@ -198,21 +201,20 @@ class OnnxRuntimeSession:
             for side in (0, 1):
                 self._place(name, side, np.array(self._arrays[0][name], order="C"))
 
-    def _prepare_step(self, name: str, graph: StepGraph) -> _Step:
+    def _prepare_step(self, name: str, graph: PlainGraph) -> _Step:
         plan = None
-        model = share_statistics(keep_gates(graph.model))
+        unit = Unit(TrainingModel(graph.copy_model()), name=graph.name, trains=True)
+        run_passes(REWRITES, unit)
         if self._fused:
-            plan = fused_update.plan_update(model, graph.replaces)
             claimed = {s for step in self._steps.values() for s in step.in_place}
-            others = {s for n, g in self.program.steps.items() if n != name for s in g.replaces.values()}
-            if plan is not None and plan.states & (claimed | others):
-                plan = None  # a state that two entries replace stays in the graph
+            others = {s for n, e in self.program.entries.items() if n != name for s in e.step.replaces.values()}
+            plan = fused_update.plan_update(unit.model, graph.replaces, claimed | others)  # two entries share the rest
         in_place = frozenset() if plan is None else plan.states
         replaces = {o: s for o, s in graph.replaces.items() if s not in in_place}
         for state in replaces.values():
             self._make_writable(state)
         if plan is None:
-            return _Step(graph, model, replaces)
+            return _Step(graph, unit.model, replaces)
         step = _Step(graph, plan.model, replaces, in_place=in_place, scalars=plan.scalars)
         by_rows = {found.gradient: found for found in plan.rows}
         for group in plan.groups:
@@ -296,8 +298,8 @@ class OnnxRuntimeSession:
         for name in names:
             binding.bind_cpu_input(name, np.ascontiguousarray(given[name]).reshape(np.shape(given[name])))
 
-    def _run(self, key: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        session = self._session(key, model)
+    def _run(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        session = self._session(graph.name, graph.model)
         binding = session.io_binding()
         names = [i.name for i in session.get_inputs()]
         for name in names:
@@ -310,11 +312,11 @@ class OnnxRuntimeSession:
         try:
             session.run_with_iobinding(binding)
         except _RUNTIME_ERRORS as error:
-            raise _failure(error, key) from error
+            raise _failure(error, graph.name) from error
         return {n: v.numpy() for n, v in zip(outputs, binding.get_outputs(), strict=True)}
 
     def _session(
-        self, key: str, model: onnx.ModelProto, fixed: Sizes = (), *, spin: bool = True
+        self, key: str, model: ir.Model, fixed: Sizes = (), *, spin: bool = True
     ) -> onnxruntime.InferenceSession:
         if (key, fixed) not in self._sessions:
             options = onnxruntime.SessionOptions()
@@ -329,20 +331,24 @@ class OnnxRuntimeSession:
             if not spin:  # the threads of the compiled loop need the cores on which ONNX Runtime's would go on spinning
                 options.add_session_config_entry("session.force_spinning_stop", "1")
             try:
-                self._sessions[key, fixed] = _load(model.SerializeToString(), options, self.providers)
+                self._sessions[key, fixed] = _load(_bytes(model), options, self.providers)
             except _RUNTIME_ERRORS as error:
                 raise BackendError(
                     Diagnostic(
                         B200,
                         f"ONNX Runtime {onnxruntime.__version__} cannot load the {key} graph: {error}",
                         needed=versions.runtime_needed(
-                            onnxruntime.__version__, model.opset_import[0].version, model.ir_version
+                            onnxruntime.__version__, model.opset_imports[""], model.ir_version or 0
                         ),
                         hint="try backend='torch' or backend='reference'"
                         + ("; " + newer if (newer := versions.beyond_tested(_INSTALLED)) else ""),
                     )
                 ) from error
         return self._sessions[key, fixed]
+
+
+def _bytes(model: ir.Model) -> bytes:
+    return bytes(to_proto(TrainingModel(model)).SerializeToString())
 
 
 def _load(data: bytes, options: Any, providers: Sequence[str]) -> onnxruntime.InferenceSession:
@@ -363,8 +369,6 @@ def _load(data: bytes, options: Any, providers: Sequence[str]) -> onnxruntime.In
 def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
     """Return an OrtValue that shares the memory of `array`."""
     if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        import onnx_ir as ir
-
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
             array.view(np.uint16 if array.itemsize == 2 else np.uint8), ir.DataType.from_numpy(array.dtype).value
         )

@@ -10,7 +10,7 @@ import onnx
 
 from onward.backends import state as states
 from onward.backends.reference.evaluator import Evaluator
-from onward.compiler.program import Program
+from onward.compiler.program import PlainGraph, Program
 
 
 class ReferenceSession:
@@ -23,20 +23,20 @@ class ReferenceSession:
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
-        for name, graph in states.chosen_entries(self.program, entry):
-            results = self._run(f"step {name}", graph.model, feeds)
+        for graph in (e.step for e in states.chosen_entries(self.program, entry)):
+            results = self._run(graph, feeds)
             outputs.update({o: results[o] for o in graph.outputs})
             self._state.update({state: results[output] for output, state in graph.replaces.items()})
         return outputs
 
     def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run("evaluate", states.evaluation_graph(self.program), feeds)
+        return self._run(states.evaluation_graph(self.program), feeds)
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run("infer", self.program.infer, feeds)
+        return self._run(self.program.infer_graph, feeds)
 
     def initialize(self, seed: int = 0) -> None:
-        self.set_state(states.initial_state(self.program, seed, lambda model, feeds: Evaluator(model).run(feeds)))
+        self.set_state(states.initial_state(self.program, seed, self._run))
 
     def get_state(self) -> dict[str, np.ndarray]:
         return {name: value.copy() for name, value in self._state.items()}
@@ -47,10 +47,10 @@ class ReferenceSession:
     def describe(self) -> dict[str, Any]:
         return {"backend": "reference", "onnx": onnx.__version__, "numpy": np.__version__}
 
-    def _run(self, key: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if key not in self._evaluators:
-            self._evaluators[key] = Evaluator(model)
+    def _run(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if graph.name not in self._evaluators:
+            self._evaluators[graph.name] = Evaluator(graph.proto())
         values = {**self.program.settings, **self._state, **feeds}
-        wanted = {i.name for i in model.graph.input}
+        wanted = graph.input_names
         states.require_feeds(wanted, values, self.program)
-        return self._evaluators[key].run({k: np.asarray(v) for k, v in values.items() if k in wanted})
+        return self._evaluators[graph.name].run({k: np.asarray(v) for k, v in values.items() if k in wanted})

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from onward.compiler.program import Program, StepGraph
+from onward.compiler.program import Entry, PlainGraph
 from onward.graph import walk
 
 # Their gradient is a choice (`onward.straight_through`) that autograd does not know of.
@@ -32,7 +32,7 @@ class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def __init__(
         self,
-        step: StepGraph,
+        step: PlainGraph,
         make: Callable[[ir.Graph, int, Sequence[ir.Value]], Run],
         state: Mapping[str, Tensor],
         whole: Callable[[Any], Tensor],
@@ -43,7 +43,7 @@ class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
         processes.
         """
         super().__init__()
-        graph = ir.serde.deserialize_model(step.model).graph
+        graph = step.copy_model().graph
         (self.y,) = {y for y, _ in step.gradient_of.values()}
         self.state_of = {gradient: x for gradient, (_, x) in step.gradient_of.items()}
         self.branches = any(n.op_type in _BRANCHING for n in graph)
@@ -51,7 +51,7 @@ class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
         if self.y not in {v.name for v in wanted}:
             wanted.append(next(v for n in graph for v in n.outputs if v.name == self.y))
         self.input_names = [v.name or "" for v in graph.inputs]
-        self.run = make(graph, step.model.opset_import[0].version, wanted)
+        self.run = make(graph, step.opset, wanted)
         self.names = list(dict.fromkeys(self.state_of.values()))
         self.tensors = nn.ParameterList([nn.Parameter(state[name]) for name in self.names])
         self.results: dict[str, Any] = {}
@@ -87,18 +87,18 @@ class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
                 tensor.grad = None
 
 
-def why_not(program: Program, entry: str) -> str:
+def why_not(entry: Entry) -> str:
     """Return why autograd cannot find the gradients of an entry, or "" if it can."""
-    if entry not in program.gradients:
+    step = entry.gradients
+    if step is None or entry.update is None:
         return "the program has no gradients graph (compile it with split=True)"
-    step = program.gradients[entry]
     gradients = step.gradient_of
-    read = {v.name for v in program.updates[entry].model.graph.input}
+    read = entry.update.input_names
     if not gradients or any(n in read and n not in gradients for n in step.outputs):
-        return "there are gradients by other values than states, or by rules of your own"
+        return "it differentiates with respect to other values than states, or by rules of your own"
     if len({y for y, _ in gradients.values()}) > 1:
         return "there are gradients of several values"
-    graph = ir.serde.deserialize_model(step.model).graph
+    graph = step.model.graph
     outputs = {v.name: v for v in graph.outputs}
     defined = {v.name for n in graph for v in n.outputs}
     (y,) = {y for y, _ in gradients.values()}

@@ -9,8 +9,7 @@ import torch
 from onward.backends.torch.module import OnnxModule
 from onward.backends.torch.optimizers import build_optimizer
 from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
-from onward.graph.schema import WORKING_OPSET
-from onward.model import serde
+from onward.upgrade import normalise
 
 MODES = ("both", "training", "inference")
 GRADIENTS = ("autograd", "graph")
@@ -24,11 +23,7 @@ def convert(
         raise unknown_name("mode", mode, MODES)
     if gradients not in GRADIENTS:
         raise unknown_name("way to find gradients", gradients, GRADIENTS)
-    training = serde.load(model)
-    if training.opset < WORKING_OPSET:
-        from onward.upgrade import to_working_opset
-
-        training = to_working_opset(training)
+    training = normalise(model)
     entries = [e for e in training.entries if e.algorithm is not None and e.update_binding]
     entry = entries[0] if entries else None
     if entry is None and mode == "training":

@@ -42,7 +42,7 @@ class Group(Team):
     def __init__(self, program: Program, device: torch.device, *, shard: bool = False) -> None:
         super().__init__(rank(), world_size(), device)
         self.shard = shard
-        if program.steps and not program.gradients:
+        if any(entry.gradients is None for entry in program.entries.values()):
             raise ArgumentError(
                 Diagnostic(
                     B303,
@@ -96,7 +96,9 @@ class Group(Team):
             BackendError: another process is gone; the state is the one before this step.
         """
         program: Program = session.program
-        gradients, updates = program.gradients[name], program.updates[name]
+        gradients, update = program.entries[name].gradients, program.entries[name].update
+        assert gradients is not None
+        assert update is not None
         if not self._checked:
             self._check_same(feeds)
             if not self.shard:
@@ -107,9 +109,8 @@ class Group(Team):
             if session._forward[name] is not None:
                 found: dict[str, Any] = session.differentiate(name, own)
                 return found
-            read = {v.name for v in updates.model.graph.input}
-            cut = [n for n in gradients.outputs if n in read] if self.shard else ()
-            results: dict[str, Any] = session._run(f"gradients {name}", gradients.model, own, cut=cut)
+            cut = [n for n in gradients.outputs if n in update.input_names] if self.shard else ()
+            results: dict[str, Any] = session._run(gradients, own, cut=cut)
         finally:
             self.samples = (0,) * self.size
         self.add_all({n: v for n, v in results.items() if isinstance(v, Partial)})

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnx
-import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
 from onward.autodiff.registry import is_own
 from onward.backends.torch.interpreter import Interpreter
+from onward.backends.torch.rewrites import ConstantsAsInputs, WeightsAsInputs
 from onward.backends.torch.tensors import to_tensor
-from onward.compiler.compile import TRAINING_PREFIX, compile_model, random_inputs
-from onward.compiler.unit import combine, inline_functions, state_names
+from onward.compiler.compile import Compiler
+from onward.compiler.recipes import GRADIENTS, INFER, LOSS, TRAINING_FORWARD, UPDATE, Recipe
+from onward.compiler.unit import state_names
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.graph import edit, shapes, walk
-from onward.graph.builder import Builder
-from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel, differentiated, initializer_behind
-from onward.passes.randomness import KEY, STEP, drop_inactive_dropout, is_random, lower_random
+from onward.graph import walk
+from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, entry_roles
+from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
 
 
 @dataclasses.dataclass
@@ -70,24 +69,26 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
                 self._hold(name, nn.Parameter(tensor, requires_grad=name in trained))
             else:
                 self._hold(name, tensor, persistent=name in bound)
-        if entry is not None and entry.algorithm is not None:
-            statistics = _statistics(entry, set(model.graph.initializers) | set(state_names(model)))
-            for name in statistics:
+        self._eval = _forward(model, INFER, None) if mode != "training" or entry is None else None
+        self._train: _Forward | None = None
+        self._loss: _Forward | None = None
+        if mode != "inference" and entry is not None:
+            assert entry.algorithm is not None
+            roles = entry_roles(model, entry)
+            for name in roles.forward_state:
                 if name not in self._paths:
                     value = entry.algorithm.initializers[name]
                     assert value.const_value is not None
                     self._hold(name, to_tensor(value.const_value.numpy()))
-        self._eval = _inference(model) if mode != "training" or entry is None else None
-        self._train: _Forward | None = None
-        self._loss: _Forward | None = None
-        if mode != "inference" and entry is not None:
-            self._train = _training(model, entry, with_loss=False)
-            if _loss_name(entry):
-                written = written or _has_own_rules(model, entry)
-                self._loss = _written_loss(model, entry) if written else _training(model, entry, with_loss=True)
-        if self._train is not None and KEY in self._train.interpreter.input_slots:
-            self._hold(KEY, torch.zeros((), dtype=torch.int64))
-            self._hold(STEP, torch.zeros((), dtype=torch.int64))
+            self._train = _forward(model, TRAINING_FORWARD, entry)
+            if roles.loss and (written or _has_own_rules(model, entry)):
+                self._loss = _written_loss(model, entry, roles)
+            elif roles.loss:
+                self._loss = _forward(model, LOSS, entry)
+        drawing = [f for f in (self._train, self._loss) if f is not None and RANDOM_STEP in f.updates.values()]
+        if drawing:
+            self._hold(RANDOM_KEY, torch.zeros((), dtype=torch.int64))
+            self._hold(RANDOM_STEP, torch.zeros((), dtype=torch.int64))
         self._written_for = next((p.dtype for p in self.parameters()), torch.float32)
         self._drawn: list[tuple[Any, Tensor]] = []  # the inputs of the last forwards that drew masks, and their steps
         if mode == "inference":
@@ -231,7 +232,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         tensors = {n: self.tensor(n) for n in forward.interpreter.input_slots if n in self._paths}
         tensors.update({n: self.tensor(parameter).detach() for n, parameter in forward.constants.items()})
         again = (
-            STEP in list(forward.updates.values())
+            RANDOM_STEP in list(forward.updates.values())
             and not torch.compiler.is_compiling()
             and self._is_repeated(feeds, tensors)
         )
@@ -252,7 +253,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         if torch._C._current_graph_task_id() == -1:  # not inside of a backward pass
             self._drawn = [(k, s) for k, s in self._drawn if k() is not None and k() is not key][-7:]
             if key is not None:
-                self._drawn.append((weakref.ref(key), tensors[STEP].clone()))
+                self._drawn.append((weakref.ref(key), tensors[RANDOM_STEP].clone()))
             return False
         step = next((s for k, s in self._drawn if k() is key), None)
         if step is None:
@@ -263,7 +264,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
                     hint="use torch.utils.checkpoint.checkpoint(..., use_reentrant=False) on this module itself",
                 )
             )
-        tensors[STEP] = step
+        tensors[RANDOM_STEP] = step
         return True
 
 
@@ -271,95 +272,12 @@ def _dots_are_a_path(name: str) -> bool:
     return all(part for part in name.split("."))
 
 
-def _statistics(entry: TrainingEntry, known: set[str]) -> list[str]:
-    """Return the state that changes in the forward pass itself: no gradient is behind its new value."""
-    assert entry.algorithm is not None
-    outputs = {v.name: v for n in entry.algorithm for v in n.outputs}
-    found = []
-    for key, value in entry.update_binding.items():
-        new = outputs.get(value)
-        if new is None or key not in known:
-            continue
-        behind = walk.ancestors([new])
-        if not any(n.op_type == "Gradient" for n in behind) and _reads_forward(behind, key):
-            found.append(key)
-    return found
-
-
-def _reads_forward(nodes: set[ir.Node], key: str) -> bool:
-    """Return whether the update is of running statistics or of a batch counter, and not of the optimizer's own step."""
-    return any(n.op_type == "BatchNormalization" for n in nodes) or key.endswith("num_batches_tracked")
-
-
-def _weights_as_inputs(graph: ir.Graph, owned: set[str]) -> None:
-    """Turn the floating-point initializers in `owned` into inputs: the module holds them."""
-    for name, value in list(graph.initializers.items()):
-        if name in owned and value.dtype in FLOAT_TYPES:
-            graph.initializers.pop(name)
-            value.const_value = None
-            graph.inputs.append(value)
-
-
-def _constants_as_inputs(graph: ir.Graph, model: TrainingModel) -> dict[str, str]:
-    """Turn what hands a parameter on as a constant of Gradient (a name in zs) into inputs; return each one's parameter.
-
-    Autograd would differentiate by the parameter there, too.
-    """
-    found = {
-        value.name or "": parameter
-        for node in model.gradient_nodes()
-        for value in node.inputs[len(differentiated(node)) :]
-        if value is not None and value.producer() is not None and (parameter := initializer_behind(value)) is not None
-    }
-    for node in list(graph):
-        value = node.outputs[0]
-        if value.name in found and value.uses():
-            given = edit.copy_value(value)
-            value.name = f"{given.name}/cut"
-            value.replace_all_uses_with(given)
-            graph.inputs.append(given)
-    return {v.name or "": found[v.name or ""] for v in graph.inputs if v.name in found}
-
-
-def _inference(model: TrainingModel) -> _Forward:
-    combined = combine(model, None)
-    inline_functions(combined)
-    drop_inactive_dropout(combined.graph, combined.opset, combined.names)
-    constants = _constants_as_inputs(combined.graph, model)
-    _weights_as_inputs(combined.graph, set(model.graph.initializers))
-    values = {v.name: v for v in _defined(combined.graph)}
-    outputs = [values[n] for n in model.outputs]
-    interpreter = Interpreter(combined.graph, combined.opset, outputs=outputs)
-    return _Forward(interpreter, list(model.outputs), {}, constants)
-
-
-def _training(model: TrainingModel, entry: TrainingEntry, *, with_loss: bool) -> _Forward:
-    """Return the training-mode forward: the model's outputs, or its loss; with the new running statistics."""
-    combined = combine(model, entry)
-    inline_functions(combined)
-    graph = combined.graph
-    statistics = _statistics(entry, set(model.initializers()))
-    updates: dict[str, ir.Value] = {}
-    if any(is_random(n) for n in graph):
-        shapes.infer_shapes(combined.model)
-        key, step = random_inputs(combined)
-        lower_random(graph, key, step, combined.opset, combined.names)
-        op = Builder(combined.opset, combined.names, prefix="random/")
-        following = op.Add(step, 1)
-        graph.extend(op.nodes)
-        updates[STEP] = following
-    values = {v.name: v for v in _defined(graph)}
-    updates.update({name: values[entry.update_binding[name]] for name in statistics})
-    if with_loss:
-        outputs = [values[_loss_name(entry) or ""]]
-    else:
-        outputs = [values.get(TRAINING_PREFIX + n, values[n]) for n in model.outputs]
-    wanted = [*outputs, *updates.values()]
-    constants = _constants_as_inputs(graph, model)
-    _weights_as_inputs(graph, set(model.graph.initializers))
-    interpreter = Interpreter(graph, combined.opset, outputs=wanted)
-    names = [v.name or "" for v in outputs]
-    return _Forward(interpreter, names, {v.name or "": n for n, v in updates.items()}, constants)
+def _forward(model: TrainingModel, recipe: Recipe, entry: TrainingEntry | None) -> _Forward:
+    """Return a recipe's graph with the weights as inputs, ready to run."""
+    constants = ConstantsAsInputs(model)
+    graph = Compiler(model).build(recipe.then(constants, WeightsAsInputs(model.graph.initializers)), entry)
+    held = {n: constants.found[n] for n in graph.input_names if n in constants.found}
+    return _Forward(Interpreter(graph.model.graph, graph.opset), list(graph.outputs), dict(graph.replaces), held)
 
 
 class _Differentiated(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
@@ -376,18 +294,18 @@ class _Differentiated(torch.autograd.Function):  # type: ignore[misc]  # torch i
         return None, None, *(upstream * gradient for gradient in context.saved_tensors)
 
 
-def _written_loss(model: TrainingModel, entry: TrainingEntry) -> _Forward:
-    """Return the loss with its gradients, from the program that the model is compiled to."""
-    program = compile_model(TrainingModel(model.ir, [entry]), split=True)
-    (step,), (update,) = program.gradients.values(), program.updates.values()
-    left = {n for n in _statistics(entry, set(model.initializers())) if n not in step.replaces.values()}
+def _written_loss(model: TrainingModel, entry: TrainingEntry, roles: EntryRoles) -> _Forward:
+    """Return the loss with its gradients, by the backward pass that the file means."""
+    compiler = Compiler(model)
+    step, update = compiler.build(GRADIENTS, entry), compiler.build(UPDATE, entry)
+    left = {n for n in roles.forward_state if n not in step.replaces.values()}
     counters = None
     if left:
         counted = {output: name for output, name in update.replaces.items() if name in left}
-        counters = _Forward(_interpreter(update.model, counted), [], counted, {})
-    outputs = [_loss_name(entry) or ""]
-    written = _interpreter(step.model, [v.name for v in step.model.graph.output])
-    return _Forward(written, outputs, dict(step.replaces), {}, gradient_names(entry), counters)
+        wanted = [v for v in update.model.graph.outputs if v.name in counted]
+        counters = _Forward(Interpreter(update.model.graph, update.opset, outputs=wanted), [], counted, {})
+    written = Interpreter(step.model.graph, step.opset)
+    return _Forward(written, [roles.loss], dict(step.replaces), {}, roles.gradients, counters)
 
 
 def _has_own_rules(model: TrainingModel, entry: TrainingEntry) -> bool:
@@ -395,34 +313,3 @@ def _has_own_rules(model: TrainingModel, entry: TrainingEntry) -> bool:
     assert entry.algorithm is not None
     places: list[walk.GraphLike] = [model.graph, entry.algorithm, *model.ir.functions.values()]
     return any(is_own(n.op_type, n.domain, model.opset) for place in places for n in walk.all_nodes(place))
-
-
-def _interpreter(model: onnx.ModelProto, outputs: Collection[str]) -> Interpreter:
-    graph = ir.serde.deserialize_model(model).graph
-    wanted = [v for v in graph.outputs if v.name in outputs]
-    return Interpreter(graph, model.opset_import[0].version, outputs=wanted)
-
-
-def gradient_names(entry: TrainingEntry) -> dict[str, str]:
-    """Return gradient value name -> parameter name, from the entry's Gradient nodes."""
-    assert entry.algorithm is not None
-    return {
-        output.name: name
-        for node in entry.algorithm
-        if node.op_type == "Gradient"
-        for output, name in zip(node.outputs, differentiated(node), strict=False)
-        if output.name
-    }
-
-
-def _loss_name(entry: TrainingEntry) -> str | None:
-    """Return what the entry's first Gradient differentiates: its loss."""
-    assert entry.algorithm is not None
-    for node in entry.algorithm:
-        if node.op_type == "Gradient" and "y" in node.attributes:
-            return node.attributes["y"].as_string()
-    return None
-
-
-def _defined(graph: ir.Graph) -> list[ir.Value]:
-    return [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]

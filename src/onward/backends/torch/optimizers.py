@@ -12,14 +12,15 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from onward.backends.torch.interpreter import Interpreter
-from onward.backends.torch.module import OnnxModule, gradient_names
+from onward.backends.torch.module import OnnxModule
 from onward.backends.torch.tensors import to_tensor
-from onward.compiler.compile import compile_model
+from onward.compiler.compile import Compiler, settings_of, state_of
+from onward.compiler.recipes import UPDATE
+from onward.model.roles import STEP, entry_roles
 from onward.model.training_model import TrainingEntry, TrainingModel
 
 Maker = Callable[[Mapping[str, Any]], tuple[type[torch.optim.Optimizer], dict[str, Any]]]
@@ -108,7 +109,7 @@ def _torch_optimizer(model: TrainingModel, entry: TrainingEntry, module: OnnxMod
         return None
     kind, translate, slots = found
     groups: dict[str, list[str]] = {}  # by their settings, as text: a group of the file may be one parameter of several
-    for name in gradient_names(entry).values():
+    for name in entry_roles(model, entry).gradients.values():
         chosen = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g)), None)
         own = {**settings, **(settings["groups"][chosen] if chosen is not None else {})}
         groups.setdefault(json.dumps(own, sort_keys=True), []).append(name)
@@ -139,18 +140,17 @@ def _load_state(
 ) -> None:
     """Give torch's optimizer the state of the file; before the first step it has none."""
     assert entry.algorithm is not None
-    known = entry.algorithm.initializers
-    counter = known.get("step", known.get(f"{entry.name}/step"))
-    steps = int(counter.const_value.numpy()) if counter is not None and counter.const_value is not None else 0
+    roles, known = entry_roles(model, entry), state_of(model)
+    steps = int(known[roles.slots[STEP, ""]]) if (STEP, "") in roles.slots else 0
     if not steps:
         return
-    for name in gradient_names(entry).values():
+    for name in roles.gradients.values():
         parameter = module.tensor(name)
-        state: dict[str, Any] = {}
-        for ours, theirs in slots.items():
-            value = next((v for k, v in known.items() if k.endswith(f"/{ours}/{name}") and k.count("/") >= 2), None)
-            if value is not None and value.const_value is not None:
-                state[theirs] = to_tensor(value.const_value.numpy())
+        state: dict[str, Any] = {
+            theirs: to_tensor(known[roles.slots[ours, name]])
+            for ours, theirs in slots.items()
+            if (ours, name) in roles.slots
+        }
         if "momentum_buffer" not in state or settings["name"] not in ("SGD", "Momentum"):
             state["step"] = torch.tensor(float(steps))
         if state:
@@ -165,20 +165,17 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
     """
 
     def __init__(self, model: TrainingModel, entry: TrainingEntry, module: OnnxModule) -> None:
-        program = compile_model(TrainingModel(model.ir, [entry]), split=True)
-        name = next(iter(program.updates))
-        update = program.updates[name]
-        graph = ir.serde.deserialize_model(update.model).graph
-        self._interpreter = Interpreter(graph, update.model.opset_import[0].version)
+        update = Compiler(model).build(UPDATE, entry)
+        self._interpreter = Interpreter(update.model.graph, update.opset)
+        roles, alone = entry_roles(model, entry), TrainingModel(model.ir, [entry])
         with_the_forward = set(module.updated_by_forward)
         self._replaces = {o: s for o, s in update.replaces.items() if s not in with_the_forward}
         self._module = module
-        self._gradients = gradient_names(entry)
-        self.settings: dict[str, Tensor] = {n: to_tensor(v) for n, v in program.settings.items()}
+        self._gradients = roles.gradients
+        self.settings: dict[str, Tensor] = {n: to_tensor(v) for n, v in settings_of(alone).items()}
         held = module.named_tensors()
-        self._own: dict[str, Tensor] = {n: to_tensor(v) for n, v in program.state.items() if n not in held}
-        rates = [n for n in self.settings if n.rsplit("/", 1)[-1] == "learning_rate"]
-        self._rate_name = rates[0] if rates else None
+        self._own: dict[str, Tensor] = {n: to_tensor(v) for n, v in state_of(alone).items() if n not in held}
+        self._rate_name = next(iter(roles.learning_rates), None)
         group: dict[str, Any] = {"params": [module.tensor(n) for n in self._gradients.values()]}
         if self._rate_name is not None:
             group["lr"] = self._rate = float(self.settings[self._rate_name])

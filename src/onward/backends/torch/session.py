@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 
@@ -17,7 +16,7 @@ from onward.backends.torch.autograd import Forward, why_not
 from onward.backends.torch.batch_split import Shared, spread
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.tensors import to_numpy, to_tensor
-from onward.compiler.program import Program
+from onward.compiler.program import Entry, PlainGraph, Program
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define, unknown_name
 
 B301 = define(
@@ -74,7 +73,7 @@ class TorchSession:
             message = str(error).splitlines()[0]
             raise ArgumentError(Diagnostic(A101, f"device `{device}` cannot be used: {message}")) from error
         self.compile = compile
-        self._graphs: dict[str, tuple[Any, frozenset[str]]] = {}
+        self._graphs: dict[str, Any] = {}
         self._group: Any = None
         if shard and world_size() == 1:
             raise ArgumentError(
@@ -85,7 +84,7 @@ class TorchSession:
 
             self._group = Group(program, self.device, shard=shard)
         self._state = {n: self._kept(v) for n, v in program.state.items()}
-        self._forward = {name: self._recorded(name, gradients) for name in program.steps}
+        self._forward = {entry.name: self._recorded(entry, gradients) for entry in program.entries.values()}
 
     @property
     def writer(self) -> bool:
@@ -108,15 +107,15 @@ class TorchSession:
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
-        for name, graph in states.chosen_entries(self.program, entry):
+        for chosen in states.chosen_entries(self.program, entry):
             if self._group is not None:
-                outputs.update(self._update(name, feeds, self._group.gradients(self, name, feeds)))
-            elif self._forward[name] is not None:
-                outputs.update(self._update(name, feeds, self.differentiate(name, feeds)))
+                outputs.update(self._update(chosen, feeds, self._group.gradients(self, chosen.name, feeds)))
+            elif self._forward[chosen.name] is not None:
+                outputs.update(self._update(chosen, feeds, self.differentiate(chosen.name, feeds)))
             else:
-                results = self._run(f"step {name}", graph.model, feeds)
-                outputs.update({o: to_numpy(results[o]) for o in graph.outputs})
-                self._state.update({state: results[output] for output, state in graph.replaces.items()})
+                results = self._run(chosen.step, feeds, hot=True)
+                outputs.update({o: to_numpy(results[o]) for o in chosen.step.outputs})
+                self._state.update({state: results[output] for output, state in chosen.step.replaces.items()})
         return outputs
 
     def differentiate(self, name: str, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,30 +128,32 @@ class TorchSession:
             raise self._failure(f"gradients {name}", error) from error
         return found
 
-    def _update(self, name: str, feeds: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _update(self, entry: Entry, feeds: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Replace the state by what the update graph makes of the gradients; return what the caller sees of a step."""
-        gradients, updates = self.program.gradients[name], self.program.updates[name]
-        read = {v.name for v in updates.model.graph.input}
+        gradients, update = entry.gradients, entry.update
+        assert gradients is not None
+        assert update is not None
+        read = update.input_names
         outputs = {n: to_numpy(self._whole(results[n])) for n in gradients.outputs if n not in read}
         given = {n: results[n] if self.sharded else self._whole(results[n]) for n in gradients.outputs if n in read}
         early = {s: self._whole(results[o]) for o, s in gradients.replaces.items()}
-        following = self._run(f"update {name}", updates.model, {**feeds, **given})
+        following = self._run(update, {**feeds, **given}, hot=True)
         self._state.update(early)
-        for output, state in updates.replaces.items():
+        for output, state in update.replaces.items():
             value, before = following.pop(output), self._state[state]
             self._state[state] = value if self._group is None else self._group.as_kept(value, before)
         return outputs
 
     def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        results = self._run("evaluate", states.evaluation_graph(self.program), feeds)
+        results = self._run(states.evaluation_graph(self.program), feeds)
         return {n: to_numpy(self._whole(v)) for n, v in results.items()}
 
     def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {n: to_numpy(self._whole(v)) for n, v in self._run("infer", self.program.infer, feeds).items()}
+        return {n: to_numpy(self._whole(v)) for n, v in self._run(self.program.infer_graph, feeds).items()}
 
     def initialize(self, seed: int = 0) -> None:
-        def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {n: to_numpy(v) for n, v in self._run("initialize", model, feeds).items()}
+        def run(graph: PlainGraph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {n: to_numpy(v) for n, v in self._run(graph, feeds).items()}
 
         self.set_state(states.initial_state(self.program, seed, run))
 
@@ -163,9 +164,9 @@ class TorchSession:
         checked = states.checked(self.program, state)
         self._state.update({n: self._kept(v) for n, v in checked.items()})
 
-    def _recorded(self, name: str, gradients: str) -> Any:
+    def _recorded(self, entry: Entry, gradients: str) -> Any:
         """Return the forward part of an entry for autograd and the module that runs it, or None for the graph."""
-        reason = why_not(self.program, name)
+        reason = why_not(entry)
         if not reason and self.sharded:
             reason = "each process has only a part of the parameters"
         if gradients == "graph" or reason:
@@ -173,7 +174,7 @@ class TorchSession:
                 raise ArgumentError(
                     Diagnostic(
                         A101,
-                        f"autograd cannot find the gradients of entry `{name}`: {reason}",
+                        f"autograd cannot find the gradients of entry `{entry.name}`: {reason}",
                         hint='use gradients="graph", or "auto"',
                     )
                 )
@@ -183,7 +184,8 @@ class TorchSession:
             interpreter = self._interpreter(graph, opset, outputs=outputs)
             return torch.compile(interpreter.run) if self.compile and self._group is None else interpreter.run
 
-        forward = Forward(self.program.gradients[name], make, self._state, self._whole)
+        assert entry.gradients is not None
+        forward = Forward(entry.gradients, make, self._state, self._whole)
         return forward, forward if self._group is None else self._group.parallel(forward)
 
     def _interpreter(self, graph: ir.Graph, opset: int, **options: Any) -> Interpreter:
@@ -211,18 +213,21 @@ class TorchSession:
         }
 
     def _run(
-        self, key: str, model: onnx.ModelProto, feeds: Mapping[str, Any], *, cut: Sequence[str] = ()
+        self, graph: PlainGraph, feeds: Mapping[str, Any], *, cut: Sequence[str] = (), hot: bool = False
     ) -> dict[str, Any]:
-        """Run a graph with the current state; with several processes, values may be shares."""
-        if key not in self._graphs:
-            self._graphs[key] = self._prepare(key, model, cut)
-        run, wanted = self._graphs[key]
-        values = self._values(wanted, feeds)
+        """Run a graph with the current state; with several processes, values may be shares.
+
+        A `hot` graph runs at every step, so that compiling it pays.
+        """
+        if graph.name not in self._graphs:
+            self._graphs[graph.name] = self._prepare(graph, cut, hot)
+        run = self._graphs[graph.name]
+        values = self._values(graph.input_names, feeds)
         with torch.no_grad():
             try:
                 results: dict[str, Any] = run(values)
             except _FAILURES as error:
-                raise self._failure(key, error) from error
+                raise self._failure(graph.name, error) from error
         return results
 
     def _values(self, wanted: Collection[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,11 +249,8 @@ class TorchSession:
             return lost
         return BackendError(Diagnostic(B301, f"PyTorch failed in the {key} graph: {error}"))
 
-    def _prepare(self, key: str, model: onnx.ModelProto, cut: Sequence[str]) -> tuple[Any, frozenset[str]]:
-        """Return a graph ready to run, and the names of its inputs."""
-        graph = ir.serde.deserialize_model(model).graph
-        interpreter = self._interpreter(graph, model.opset_import[0].version, **({"cut": cut} if cut else {}))
+    def _prepare(self, graph: PlainGraph, cut: Sequence[str], hot: bool) -> Any:
+        """Return a graph ready to run."""
+        interpreter = self._interpreter(graph.copy_model().graph, graph.opset, **({"cut": cut} if cut else {}))
         # Between processes the messages are in the middle of the graph, where the compiler does not see them.
-        hot = self._group is None and key.startswith(("step", "update"))
-        run = torch.compile(interpreter.run) if self.compile and hot else interpreter.run
-        return run, frozenset(v.name or "" for v in graph.inputs)
+        return torch.compile(interpreter.run) if self.compile and hot and self._group is None else interpreter.run

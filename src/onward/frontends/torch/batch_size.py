@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 from onward.errors import ArgumentError, BackendError, Diagnostic, OnwardError
 from onward.frontends.torch import capture
 from onward.frontends.torch.checks import restored, training_mode
-from onward.frontends.torch.gradients import WithoutDropout, evaluate, gradient_names, without_recurrent_dropout
+from onward.frontends.torch.gradients import WithoutDropout, evaluate, without_recurrent_dropout
 from onward.graph.walk import all_nodes
 from onward.model.training_model import TrainingModel
 from onward.passes.randomness import is_random
@@ -58,9 +58,7 @@ def check_batch_size(
             return  # for this module or loss, such a batch is none
     leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(wanted))
     try:
-        (found,) = evaluate(
-            model, entry, [gradient_names(entry)[0]], [t for t in leaves if isinstance(t, torch.Tensor)]
-        )
+        found, _ = evaluate(model, entry, [t for t in leaves if isinstance(t, torch.Tensor)], differentiate=False)
     except BackendError:
         return  # check_training has warned that no backend runs it
     except OnwardError:

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
 from onward.frontends.torch import capture
 from onward.frontends.torch.embeddings import checked_bags
-from onward.frontends.torch.gradients import WithoutDropout, evaluate, gradient_names, without_recurrent_dropout
+from onward.frontends.torch.gradients import WithoutDropout, evaluate, without_recurrent_dropout
 from onward.graph.walk import all_nodes
 from onward.model.training_model import TrainingModel
 
@@ -368,19 +368,14 @@ def check_training(
         return
     inputs, keywords = arguments
     leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(targets))
-    loss_name, gradients = gradient_names(entry)
-    weights = {n: p for n, p in module.named_parameters() if n in gradients}
     try:
         with graph_fails(module):
-            ours, *found = evaluate(
-                model,
-                entry,
-                [loss_name, *(gradients[n] for n in weights)],
-                [t for t in leaves if isinstance(t, torch.Tensor)],
-            )
+            ours, gradients = evaluate(model, entry, [t for t in leaves if isinstance(t, torch.Tensor)])
     except BackendError as error:
         _not_compared(str(error))
         return
+    weights = {n: p for n, p in module.named_parameters() if n in gradients}
+    found = [gradients[n] for n in weights]
     with (
         training_mode(module),
         restored(module),

@@ -41,6 +41,7 @@ from onward.frontends.torch.entries import merge_entries, name_entry
 from onward.frontends.torch.optimizers import convert_optimizer, optimizer_state
 from onward.frontends.torch.running_statistics import fix_running_statistics, stand_in_momentum
 from onward.frontends.torch.versions import check_versions
+from onward.model.roles import entry_roles
 from onward.model.training_model import TrainingModel
 from onward.optimizers import Optimizer
 
@@ -167,7 +168,7 @@ def from_torch(
             check_batch_size(module, _probe, (inputs, keywords), None, tried, batch, dynamic is True)
         fix_running_statistics(model, module, replaced)
         if isinstance(part.optimizer, torch.optim.Optimizer):
-            _put_state(model, optimizer_state(part.optimizer, names, ours.label(), part.scheduler))
+            _put_state(model, optimizer_state(part.optimizer, names, part.scheduler))
         models[key] = model
         if len(parts) > 1:
             name_entry(model, key)
@@ -467,9 +468,10 @@ def _use_first_names(proto: onnx.ModelProto, module: torch.nn.Module) -> None:
                     node.input[index] = aliases[name]
 
 
-def _put_state(model: TrainingModel, state: Mapping[str, np.ndarray]) -> None:
-    known = model.initializers()
-    for name, array in state.items():
+def _put_state(model: TrainingModel, state: Mapping[tuple[str, str], np.ndarray]) -> None:
+    known, slots = model.initializers(), entry_roles(model, model.entries[0]).slots
+    for slot, array in state.items():
+        name = slots.get(slot, "")
         value = known.get(name)
         if value is None or value.dtype is None or value.shape is None:
             continue

@@ -7,32 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from onward.autodiff import rules as rules  # importing the package registers every rule
-from onward.autodiff.lowering import is_gradient, lower_model
-from onward.compiler.unit import Combined, combine, inline_functions, set_outputs
+from onward.compiler.compile import Compiler
+from onward.compiler.program import PlainGraph
+from onward.compiler.recipes import TRIAL
 from onward.errors import BackendError, Diagnostic
-from onward.graph import edit
-from onward.model import serde
-from onward.model.training_model import TrainingEntry, TrainingModel, differentiated
-from onward.passes.randomness import drop_inactive_dropout
-from onward.passes.sequences import lower_sequences
-
-
-def gradient_names(entry: TrainingEntry) -> tuple[str, dict[str, str]]:
-    """Return the name of the loss, and of the gradient of each parameter."""
-    assert entry.algorithm is not None
-    loss, names = "", {}
-    for node in entry.algorithm:
-        if is_gradient(node):
-            loss = node.attributes["y"].as_string()
-            names.update({x: v.name or "" for x, v in zip(differentiated(node), node.outputs, strict=False) if v.name})
-    return loss, names
-
+from onward.model.roles import entry_roles
+from onward.model.training_model import TrainingEntry, TrainingModel
 
 _DROPOUTS = (F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, F.alpha_dropout,
              torch.alpha_dropout, F.feature_alpha_dropout, torch.feature_alpha_dropout)  # fmt: skip
@@ -68,61 +52,42 @@ def without_recurrent_dropout(module: torch.nn.Module) -> Iterator[None]:
 
 
 def evaluate(
-    model: TrainingModel, entry: TrainingEntry, names: Sequence[str], inputs: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Return the values called `names` of one training step, on torch's kernels or, if it lacks some, in numpy.
+    model: TrainingModel, entry: TrainingEntry, inputs: Sequence[torch.Tensor], *, differentiate: bool = True
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss of one training step without dropout, and its gradient with respect to each parameter.
 
-    Nothing is dropped out. `inputs` are the model's inputs and targets, in order.
+    `inputs` are the model's inputs and targets, in order. The graph runs on torch's kernels or, if it lacks some, in
+    numpy. Without `differentiate` there are no gradients.
 
     Raises:
         NotDifferentiable: a rule is missing.
         BackendError: neither can run the graph.
     """
+    from onward.backends.torch.interpreter import Interpreter
     from onward.backends.torch.tensors import to_numpy, to_tensor
 
     data = dict(zip([*model.inputs, *model.targets], inputs, strict=True))
-    state = {n: v.const_value for n, v in model.initializers().items() if v.const_value is not None}
+    state = {n: v.const_value.numpy() for n, v in model.initializers().items() if v.const_value is not None}
+    graph = Compiler(model).build(TRIAL, entry)
+    wanted = graph.output_names if differentiate else graph.output_names[:1]
     try:
-        found = _on_torch(_plain(model, entry), names, {**{n: to_tensor(v.numpy()) for n, v in state.items()}, **data})
+        copy = graph.copy_model().graph
+        interpreter = Interpreter(copy, graph.opset, outputs=[v for v in copy.outputs if v.name in wanted])
+        feeds = {n: data[n] if n in data else to_tensor(state[n]) for n in graph.input_names}
+        with torch.no_grad():
+            results = interpreter.run(feeds)
     except BackendError:
-        arrays = {n: to_numpy(t) for n, t in data.items()}
-        results = _on_reference(_plain(model, entry), names, {**{n: v.numpy() for n, v in state.items()}, **arrays})
-        found = [to_tensor(a) for a in results]
-    return found
+        arrays = {n: to_numpy(data[n]) if n in data else state[n] for n in graph.input_names}
+        results = {n: to_tensor(v) for n, v in _on_reference(graph, arrays).items()}
+    loss, *gradients = (results[n] for n in wanted)
+    return loss, dict(zip(entry_roles(model, entry).gradients.values(), gradients, strict=False))
 
 
-def _plain(model: TrainingModel, entry: TrainingEntry) -> Combined:
-    combined = combine(model, entry)
-    inline_functions(combined)
-    drop_inactive_dropout(combined.graph, combined.opset, combined.names)
-    lower_sequences(combined.graph, combined.opset, combined.names)
-    lower_model(combined.model)
-    return combined
-
-
-def _values(combined: Combined, names: Sequence[str]) -> list[ir.Value]:
-    graph = combined.graph
-    known = {v.name: v for v in [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]}
-    return [known[n] for n in names]
-
-
-def _on_torch(combined: Combined, names: Sequence[str], feeds: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    from onward.backends.torch.interpreter import Interpreter
-
-    interpreter = Interpreter(combined.graph, combined.opset, outputs=_values(combined, names))
-    with torch.no_grad():
-        results = interpreter.run({n: feeds[n] for n in interpreter.input_slots})
-    return [results[n] for n in interpreter.output_names]
-
-
-def _on_reference(combined: Combined, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def _on_reference(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     from onward.backends.reference.evaluator import Evaluator
     from onward.backends.torch.registry import B300
 
-    set_outputs(combined, list(zip(names, _values(combined, names), strict=True)))
-    edit.remove_dead_nodes(combined.graph)
-    given = {v.name or "": feeds[v.name or ""] for v in combined.graph.inputs}
     try:
-        return list(Evaluator(serde.to_proto(TrainingModel(combined.model))).run(given).values())
+        return Evaluator(graph.proto()).run(feeds)
     except NotImplementedError as error:
         raise BackendError(Diagnostic(B300, f"the reference backend cannot run the gradients: {error}")) from error

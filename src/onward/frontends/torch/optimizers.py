@@ -12,6 +12,7 @@ import torch
 
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.frontends.torch.schedulers import convert_scheduler, steps_of
+from onward.model.roles import STEP
 from onward.optimizers import (
     ASGD,
     SGD,
@@ -194,11 +195,11 @@ def _hooks(optimizer: torch.optim.Optimizer) -> list[Diagnostic]:
 
 
 def optimizer_state(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str], label: str, scheduler: Any = None
-) -> dict[str, np.ndarray]:
-    """Return the current state under our names (`torchadam/m/fc.weight`, `step`); empty before the first step."""
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], scheduler: Any = None
+) -> dict[tuple[str, str], np.ndarray]:
+    """Return the current state by slot and parameter (empty for the count of steps); empty before the first step."""
     slots = _TABLE[type(optimizer)][2]
-    found: dict[str, np.ndarray] = {}
+    found: dict[tuple[str, str], np.ndarray] = {}
     steps: dict[int, str] = {}
     for parameter, state in optimizer.state.items():
         name = names.get(id(parameter))
@@ -209,7 +210,7 @@ def optimizer_state(
         for ours, theirs in slots.items():
             value = state.get(theirs)
             if value is not None:
-                found[f"{label}/{ours}/{name}"] = torch.as_tensor(value).detach().cpu().numpy().copy()
+                found[ours, name] = torch.as_tensor(value).detach().cpu().numpy().copy()
     if len(steps) > 1:
         counts = ", ".join(f"`{n}`: {s}" for s, n in sorted(steps.items()))
         raise ArgumentError(
@@ -221,9 +222,9 @@ def optimizer_state(
             )
         )
     if scheduler is not None:
-        found["step"] = np.array(steps_of(scheduler), np.int64)
+        found[STEP, ""] = np.array(steps_of(scheduler), np.int64)
     elif steps:
-        found["step"] = np.array(next(iter(steps)), np.int64)
+        found[STEP, ""] = np.array(next(iter(steps)), np.int64)
     elif found:  # SGD keeps no counter; any step but the first is like any other
-        found["step"] = np.array(1, np.int64)
+        found[STEP, ""] = np.array(1, np.int64)
     return found

@@ -12,6 +12,7 @@ import torch
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.graph import walk
 from onward.graph.builder import Builder, Names
+from onward.model.roles import BATCHES, Role, mark
 from onward.model.training_model import TrainingModel
 
 A214 = define(
@@ -76,6 +77,7 @@ def fix_running_statistics(model: TrainingModel, module: torch.nn.Module, replac
             shape=ir.Shape([]),
             const_value=ir.tensor(array, name=label),
         )
+        mark(counter, Role.STATE, slot=BATCHES)
         algorithm.register_initializer(counter)
         calls = _calls(algorithm, model.graph.initializers[f"{prefix}running_mean"])
         if calls > 1 and name in replaced:

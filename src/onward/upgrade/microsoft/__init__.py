@@ -27,7 +27,7 @@ def decompose_microsoft(model: ir.Model) -> bool:
     """
     everything: list[walk.GraphLike] = [model.graph, *model.functions.values()]
     changed = False
-    while _find(everything, _is_known):
+    while has_microsoft(model):
         # Some need to know ranks, and nobody infers shapes behind an operator that is still there: round by round.
         shapes.infer_shapes(model)
         if not _replace_once(model):
@@ -36,6 +36,11 @@ def decompose_microsoft(model: ir.Model) -> bool:
     if changed and not _find(everything, lambda node: node.domain == DOMAIN):
         model.opset_imports.pop(DOMAIN, None)
     return changed
+
+
+def has_microsoft(model: ir.Model) -> bool:
+    """Return whether `decompose_microsoft` knows an operator of the model."""
+    return _find([model.graph, *model.functions.values()], _is_known)
 
 
 def _replace_once(model: ir.Model) -> bool:

@@ -1,0 +1,237 @@
+"""The recipes: which graph is made from what, by which passes, with which outputs.
+
+    LOWERED            inference graph and algorithm, everything in plain operators; no outputs yet
+    STEP               of LOWERED: batch and state to loss, outputs and new state
+    GRADIENTS          of LOWERED: batch and state to loss, outputs, gradients, and what changes without them
+    UPDATE             of LOWERED, cut at the gradients: gradients and state to new state
+    EVALUATE           the loss and the outputs in inference mode
+    INFER              the inference graph
+    INITIALIZE         the state to start from
+    TRAINING_FORWARD   the outputs in training mode, and the state that a forward pass changes
+    LOSS               the loss in training mode, and the state that a forward pass changes
+    TRIAL              of a training step without dropout: the loss and its gradients
+
+Every graph then goes through the same passes, `FINISH`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from onward.compiler import unit as sources
+from onward.compiler.loss_over_batches import loss_totals
+from onward.graph import edit, walk
+from onward.graph.builder import Value
+from onward.model.roles import RANDOM_STEP, EntryRoles
+from onward.model.training_model import TrainingEntry, TrainingModel
+from onward.passes.base import Pass, Unit
+from onward.passes.cleanup import InferShapes, MergeEqualNodes, RemoveDeadNodes, RemoveRoles, RemoveUnusedInputs
+from onward.passes.gradients import KeepNeededGradients, LowerGradients
+from onward.passes.inference_mode import UseInferenceValues
+from onward.passes.inline import InlineFunctions, InlineFunctionsWithoutRules
+from onward.passes.optimizers import LowerOptimizers
+from onward.passes.randomness import LowerRandomness, RemoveDropout
+from onward.passes.running_statistics import ProtectRunningStatistics
+from onward.passes.sequences import SequencesToTensors
+
+Expression = object
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """One output of a plain graph: its name, the value, and the state that it replaces (None: the caller sees it)."""
+
+    name: str
+    value: Value
+    replaces: str | None = None
+
+
+@dataclasses.dataclass
+class Outputs:
+    """The outputs of a plain graph; `totals` says how the loss of several batches is put together from them."""
+
+    outputs: list[Output]
+    totals: Expression = None
+
+
+Source = Callable[[TrainingModel, TrainingEntry | None], Unit]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a plain graph is made: from a source or from what another recipe gives, by passes, with outputs."""
+
+    name: str
+    source: Source | Recipe
+    passes: tuple[Pass, ...]
+    outputs: Callable[[Unit], Outputs]
+    trains: bool = True
+
+    def then(self, *passes: Pass) -> Recipe:
+        """Return the recipe with further passes, a backend's own for example, before the outputs are chosen."""
+        return dataclasses.replace(self, passes=(*self.passes, *passes))
+
+
+class CutAtGradients(Pass):
+    """Make each gradient an input of the graph; the batch is then read by nobody."""
+
+    def run(self, unit: Unit) -> bool:
+        values = unit.values()
+        for name in unit.gradients:
+            gradient = values[name]
+            stand_in = edit.copy_value(gradient)
+            gradient.name = unit.names.unique(f"{name}/cut")
+            gradient.replace_all_uses_with(stand_in)
+            stand_in.name = name
+            unit.graph.inputs.append(stand_in)
+        unit.needs_batch = False
+        return bool(unit.gradients)
+
+
+# -- outputs ---------------------------------------------------------------------------------------------------------
+
+
+def _entry(unit: Unit) -> tuple[TrainingEntry, EntryRoles]:
+    assert unit.entry is not None
+    assert unit.roles is not None
+    return unit.entry, unit.roles
+
+
+def _visible(unit: Unit) -> list[str]:
+    """Return the outputs of the algorithm that no binding takes: the loss first."""
+    entry, roles = _entry(unit)
+    assert entry.algorithm is not None
+    bound = set(entry.update_binding.values())
+    names = [v.name or "" for v in entry.algorithm.outputs if v.name not in bound]
+    return sorted(names, key=lambda name: name != roles.loss)
+
+
+def _new_state(unit: Unit, values: dict[str, Value]) -> list[Output]:
+    entry, _ = _entry(unit)
+    found = [_next(state, values[value]) for state, value in entry.update_binding.items()]
+    return found + ([] if unit.next_random_step is None else [_next(RANDOM_STEP, unit.next_random_step)])
+
+
+def _next(state: str, value: Value) -> Output:
+    return Output(f"next/{state}", value, state)
+
+
+def _with_batch(unit: Unit, values: dict[str, Value], new_state: Sequence[Output], extra: Sequence[str]) -> Outputs:
+    """Return what a caller sees of a step, and its new state; the model's outputs where the step computes them."""
+    visible = _visible(unit)
+    needed = walk.ancestors([o.value for o in new_state] + [values[n] for n in visible])
+    visible += [n for n in unit.model_outputs if n not in visible and values[n].producer() in needed]
+    return Outputs([Output(n, values[n]) for n in [*visible, *extra]] + list(new_state))
+
+
+def _step(unit: Unit) -> Outputs:
+    values = unit.values()
+    return _with_batch(unit, values, _new_state(unit, values), [])
+
+
+def _gradients(unit: Unit) -> Outputs:
+    values = unit.values()
+    early = _changes_without_gradients(unit, values)
+    return _with_batch(unit, values, [o for o in _new_state(unit, values) if o.replaces in early], list(unit.gradients))
+
+
+def _update(unit: Unit) -> Outputs:
+    values = unit.values()
+    early = _changes_without_gradients(unit, values)
+    return Outputs([o for o in _new_state(unit, values) if o.replaces not in early])
+
+
+def _changes_without_gradients(unit: Unit, values: dict[str, Value]) -> set[str]:
+    """Return the state that changes with the batch and not with the update: running statistics, the random step."""
+    gradients, batch = {values[g] for g in unit.gradients}, set(unit.data)
+    early = {RANDOM_STEP}
+    for output in _new_state(unit, values):
+        read = {output.value, *(v for n in walk.ancestors([output.value]) for v in walk.reads(n))}
+        if not read & gradients and read & batch:
+            early.add(output.replaces or "")
+    return early
+
+
+def _evaluate(unit: Unit) -> Outputs:
+    _, roles = _entry(unit)
+    values = unit.values()
+    visible = [n for n in _visible(unit) if n not in unit.model_outputs and n not in roles.training]
+    outputs = [Output(n, values[n]) for n in [*visible, *unit.model_outputs]]
+    found = loss_totals(unit, values[visible[0]]) if visible else None
+    if found is None:
+        return Outputs(outputs)
+    return Outputs(outputs + [Output(name, value) for name, value in found.outputs], found.expression)
+
+
+def _infer(unit: Unit) -> Outputs:
+    values = unit.values()
+    return Outputs([Output(n, values[n]) for n in unit.model_outputs])
+
+
+def _initialize(unit: Unit) -> Outputs:
+    assert unit.entry is not None
+    values = unit.values()
+    return Outputs([_next(state, values[name]) for state, name in unit.entry.initialization_binding.items()])
+
+
+def _forward_state(unit: Unit, values: dict[str, Value]) -> list[Output]:
+    _, roles = _entry(unit)
+    return [o for o in _new_state(unit, values) if o.replaces in (*roles.forward_state, RANDOM_STEP)]
+
+
+def _training_forward(unit: Unit) -> Outputs:
+    _, roles = _entry(unit)
+    values = unit.values()
+    stands_for = {old: new for new, old in roles.training.items()}
+    seen = [Output(n, values[stands_for.get(n, n)]) for n in unit.model_outputs]
+    return Outputs(seen + _forward_state(unit, values))
+
+
+def _loss(unit: Unit) -> Outputs:
+    _, roles = _entry(unit)
+    values = unit.values()
+    return Outputs([Output(roles.loss, values[roles.loss]), *_forward_state(unit, values)])
+
+
+def _trial(unit: Unit) -> Outputs:
+    _, roles = _entry(unit)
+    values = unit.values()
+    return Outputs([Output(n, values[n]) for n in [roles.loss, *roles.gradients]])
+
+
+def _nothing(unit: Unit) -> Outputs:
+    return Outputs([])
+
+
+# -- recipes ---------------------------------------------------------------------------------------------------------
+
+_PREPARE = (InlineFunctionsWithoutRules(), SequencesToTensors())
+_PLAIN = (LowerGradients(), InlineFunctions(), LowerOptimizers())
+
+LOWERED = Recipe("lowered", sources.combined, (*_PREPARE, LowerRandomness(), *_PLAIN), _nothing)
+STEP = Recipe("step", LOWERED, (), _step)
+GRADIENTS = Recipe("gradients", LOWERED, (), _gradients)
+UPDATE = Recipe("update", LOWERED, (CutAtGradients(),), _update)
+EVALUATE = Recipe(
+    "evaluate", sources.combined, (*_PREPARE, UseInferenceValues(), RemoveDropout()), _evaluate, trains=False
+)
+INFER = Recipe("infer", sources.inference, _PREPARE, _infer, trains=False)
+_DRAW = (InlineFunctions(), LowerRandomness(advance=False))
+INITIALIZE = Recipe("initialize", sources.initialization, _DRAW, _initialize)
+TRAINING_FORWARD = Recipe("training forward", sources.combined, (*_PREPARE, LowerRandomness()), _training_forward)
+LOSS = Recipe("loss", sources.combined, (*_PREPARE, LowerRandomness()), _loss)
+TRIAL = Recipe("trial", sources.combined, (*_PREPARE, RemoveDropout()), _trial, trains=False)
+
+RECIPES = (LOWERED, STEP, GRADIENTS, UPDATE, EVALUATE, INFER, INITIALIZE, TRAINING_FORWARD, LOSS, TRIAL)
+
+FINISH: tuple[Pass, ...] = (
+    KeepNeededGradients(),
+    *_PLAIN,
+    RemoveDeadNodes(),
+    MergeEqualNodes(),
+    ProtectRunningStatistics(),
+    RemoveUnusedInputs(),
+    InferShapes(),
+    RemoveRoles(),
+)

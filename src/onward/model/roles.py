@@ -1,0 +1,237 @@
+"""What a value is, as data on the value: the file carries it, and names are cosmetic.
+
+A role is up to three entries in a value's metadata: `onward.role`; `onward.of`, the name of the value that it relates
+to; and `onward.slot`, which of several states it is.
+
+    parameter                       an initializer that training replaces and differentiates with respect to
+    frozen                          a weight that no training entry replaces
+    state          of, slot         another initializer that training replaces: a moment, a statistic, a counter
+    average        of a parameter   its moving average
+    learning_rate                   an input with a default
+    target                          an input of the training step: labels, for example
+    loss                            what the entry minimises
+    training       of a value       what stands for a value of the inference graph in a training step
+    gradient       of a parameter   the derivative of the loss with respect to it
+
+Whoever makes a value marks it. This module alone reads the marks. A file without them was written by another program or
+by an older Onward: then the second half of this module infers the roles from the structure, or else from names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Collection, Hashable, Iterable, Iterator
+
+import onnx_ir as ir
+
+from onward.graph.walk import ancestors, captured
+from onward.model.training_model import TrainingEntry, TrainingModel, differentiated, is_gradient
+
+_ROLE, _OF, _SLOT = "onward.role", "onward.of", "onward.slot"
+
+RANDOM_KEY = "random/key"
+RANDOM_STEP = "random/step"
+PROGRAM_STATE = (RANDOM_KEY, RANDOM_STEP)
+"""State that a compiled program adds to the model's own."""
+
+STEP, BATCHES, STATISTIC = "step", "batches", "statistic"
+"""Slots that belong to no optimizer: the count of updates, the count of batches, a running mean or variance."""
+
+
+class Role(enum.Enum):
+    """What a value is; the module's docstring describes each."""
+
+    PARAMETER = "parameter"
+    FROZEN = "frozen"
+    STATE = "state"
+    AVERAGE = "average"
+    LEARNING_RATE = "learning_rate"
+    TARGET = "target"
+    LOSS = "loss"
+    TRAINING = "training"
+    GRADIENT = "gradient"
+
+
+def mark(value: ir.Value, role: Role, *, of: str | None = None, slot: str | None = None) -> None:
+    """Give `value` a role; an earlier one is replaced."""
+    unmark(value)
+    for key, text in ((_ROLE, role.value), (_OF, of), (_SLOT, slot)):
+        if text:
+            value.metadata_props[key] = text
+
+
+def unmark(value: ir.Value) -> None:
+    """Remove the role of `value`."""
+    for key in (_ROLE, _OF, _SLOT):
+        value.metadata_props.pop(key, None)
+
+
+def unmark_graph(graph: ir.Graph) -> None:
+    """Remove the roles of all values of `graph`: a plain model does not train."""
+    for value in _values(graph):
+        if value.metadata_props:
+            unmark(value)
+
+
+def has_role(value: ir.Value, role: Role) -> bool:
+    """Return whether `value` is marked with `role`."""
+    return value.metadata_props.get(_ROLE) == role.value
+
+
+@dataclasses.dataclass(frozen=True)
+class EntryRoles:
+    """What the values of one training entry are, by name."""
+
+    loss: str
+    """What is minimised; empty where nothing is."""
+    targets: tuple[str, ...]
+    learning_rates: tuple[str, ...]
+    gradients: dict[str, str]
+    """The parameter of each gradient."""
+    training: dict[str, str]
+    """The value of the inference graph that each value of the step stands for."""
+    slots: dict[tuple[str, str], str]
+    """(slot, parameter) -> state; the parameter is empty for a state that belongs to none."""
+    forward_state: tuple[str, ...]
+    """State that a forward pass in training mode changes: running statistics and batch counters."""
+
+
+def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
+    """Return what the values of `entry` are: as marked, or inferred where nothing is marked."""
+    graph = entry.algorithm
+    assert graph is not None
+    produced = [v for node in graph for v in node.outputs if v.name]
+    state = [v for k in entry.update_binding if (v := model.initializers().get(k)) is not None]
+    marked = any(_ROLE in v.metadata_props for v in produced)
+    loss = next((v.name or "" for v in produced if has_role(v, Role.LOSS)), None)
+    gradients = {v.name or "": _of(v) for v in produced if has_role(v, Role.GRADIENT)}
+    training = {v.name or "": _of(v) for v in produced if has_role(v, Role.TRAINING)}
+    slots = {(_slot(v), _of(v)): v.name or "" for v in state if has_role(v, Role.STATE)}
+    own = [v for v in graph.inputs if v.name in graph.initializers]
+    rates = [v.name or "" for v in own if has_role(v, Role.LEARNING_RATE)]
+    forward = tuple(v.name or "" for v in state if _slot(v) in (BATCHES, STATISTIC))
+    return EntryRoles(
+        loss=_inferred_loss(entry) if loss is None else loss,
+        targets=tuple(v.name or "" for v in graph.inputs if v.name not in graph.initializers),
+        learning_rates=tuple(rates) if marked else learning_rates_by_name(v.name or "" for v in own),
+        gradients=gradients if marked else dict(_inferred_gradients(entry)),
+        training=training if marked else _inferred_training(model.graph, graph),
+        slots=slots if marked else _slots_by_name([v.name or "" for v in state], model.parameters),
+        forward_state=forward if marked else tuple(_inferred_forward_state(entry, model)),
+    )
+
+
+def averages(model: TrainingModel) -> dict[str, str]:
+    """Return the moving average of each parameter that has one: parameter -> state."""
+    found = {_of(v): k for k, v in model.state.items() if has_role(v, Role.AVERAGE)}
+    return found or averages_by_name(model.state, model.graph.initializers)
+
+
+def _of(value: ir.Value) -> str:
+    return value.metadata_props.get(_OF, "")
+
+
+def _slot(value: ir.Value) -> str:
+    return value.metadata_props.get(_SLOT, "")
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+# -- files without roles: the only place that infers them ------------------------------------------------------------
+
+
+def learning_rates_by_name(settings: Iterable[str]) -> tuple[str, ...]:
+    """Return the settings that Onward named as learning rates before it marked them."""
+    return tuple(n for n in settings if re.fullmatch(r"learning_rate(_\d+)?", n.rsplit("/", 1)[-1]))
+
+
+def averages_by_name(state: Iterable[str], parameters: Collection[str]) -> dict[str, str]:
+    """Return the averages that Onward named `ema/<parameter>` before it marked them."""
+    return {n.removeprefix("ema/"): n for n in state if n.startswith("ema/") and n.removeprefix("ema/") in parameters}
+
+
+def _slots_by_name(state: Iterable[str], parameters: Collection[str]) -> dict[tuple[str, str], str]:
+    """Return the slots of names such as `adam/m/fc.weight`, and the counter `step`."""
+    found: dict[tuple[str, str], str] = {}
+    for name in state:
+        if name.rsplit("/", 1)[-1] == STEP:
+            found.setdefault((STEP, ""), name)
+        for parameter in parameters:
+            path = name.removesuffix(f"/{parameter}").split("/")
+            if name.endswith(f"/{parameter}") and len(path) > 1:
+                found[path[-1], parameter] = name
+    return found
+
+
+def _inferred_loss(entry: TrainingEntry) -> str:
+    """Return what the first Gradient differentiates."""
+    assert entry.algorithm is not None
+    ys = (n.attributes["y"].as_string() for n in entry.algorithm if is_gradient(n) and "y" in n.attributes)
+    return next(ys, "")
+
+
+def _inferred_gradients(entry: TrainingEntry) -> Iterator[tuple[str, str]]:
+    assert entry.algorithm is not None
+    for node in entry.algorithm:
+        if is_gradient(node):
+            named = zip(node.outputs, differentiated(node), strict=False)
+            yield from ((v.name, parameter) for v, parameter in named if v.name)
+
+
+def _inferred_forward_state(entry: TrainingEntry, model: TrainingModel) -> Iterator[str]:
+    """Yield the state whose new value a batch normalisation computes, with no gradient behind it, and its counters."""
+    assert entry.algorithm is not None
+    outputs = {v.name: v for n in entry.algorithm for v in n.outputs}
+    for key, value in entry.update_binding.items():
+        if value in outputs and key in model.initializers():
+            behind = ancestors([outputs[value]])
+            counts = key.endswith("num_batches_tracked") or any(n.op_type == "BatchNormalization" for n in behind)
+            if counts and not any(is_gradient(n) for n in behind):
+                yield key
+
+
+_RANDOM = {"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+
+
+def _inferred_training(graph: ir.Graph, algorithm: ir.Graph) -> dict[str, str]:
+    """Return what stands for what: a node stands for one of `graph` with the same operator, attributes and inputs.
+
+    Inputs are the same if one stands for the other. A Dropout may have another mode, a BatchNormalization other
+    statistics.
+    """
+    same: dict[ir.Value, ir.Value] = {}
+    known: dict[Hashable, ir.Node] = {}
+    for node in graph:
+        known.setdefault(_signature(node, same), node)
+    for node in algorithm:
+        twin = known.get(_signature(node, same)) if node.inputs and node.op_type not in _RANDOM else None
+        if twin is not None:
+            same.update(zip(node.outputs[: len(twin.outputs)], twin.outputs, strict=False))
+    return {new.name: old.name for new, old in same.items() if new.name and old.name}
+
+
+def _signature(node: ir.Node, same: dict[ir.Value, ir.Value]) -> Hashable:
+    differs = {"BatchNormalization": 3, "Dropout": 1}.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    inputs = tuple(same.get(v, v) if v is not None else None for v in node.inputs[:differs])
+    attributes = () if differs else tuple(_attribute_signature(a, same) for _, a in sorted(node.attributes.items()))
+    return (node.domain, node.op_type, node.overload, inputs, attributes)
+
+
+def _attribute_signature(attribute: ir.Attr, same: dict[ir.Value, ir.Value]) -> Hashable:
+    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        bodies = list(attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else [attribute.as_graph()])
+        nodes = tuple(n.op_type for body in bodies for n in body.all_nodes())
+        return (attribute.name, nodes, tuple(same.get(v, v) for body in bodies for v in captured(body)))
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        small = tensor.size <= 1024 and tensor.dtype != ir.DataType.STRING
+        return (attribute.name, tensor.dtype, tuple(tensor.shape), tensor.tobytes() if small else tensor.name)
+    value = attribute.value
+    return (attribute.name, tuple(value) if isinstance(value, (list, tuple)) else str(value))

@@ -1,0 +1,58 @@
+"""Remove what nobody needs, compute nothing twice, infer shapes."""
+
+from __future__ import annotations
+
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass
+
+from onward.graph import edit, shapes
+from onward.model import roles
+from onward.passes.base import NO_GRADIENTS, STATE_AS_INPUTS, Pass, Unit
+
+
+class RemoveDeadNodes(Pass):
+    """Remove every node that no output depends on."""
+
+    requires = (NO_GRADIENTS,)  # which name tensors that no edge leads to
+
+    def run(self, unit: Unit) -> bool:
+        return edit.remove_dead_nodes(unit.graph) > 0
+
+
+class MergeEqualNodes(Pass):
+    """Compute once what several nodes compute: each parameter's update has the same bias corrections."""
+
+    requires = (STATE_AS_INPUTS, NO_GRADIENTS)  # so that two parameters that are equal by chance stay two
+
+    def run(self, unit: Unit) -> bool:
+        return CommonSubexpressionEliminationPass()(unit.model).modified
+
+
+class RemoveUnusedInputs(Pass):
+    """Remove settings, state and constants that nobody reads; the batch keeps its inputs."""
+
+    def run(self, unit: Unit) -> bool:
+        graph = unit.graph
+        optional = [*([] if unit.needs_batch else unit.data), *unit.settings, *unit.state]
+        unused = [v for v in optional if not v.uses() and not v.is_graph_output()]
+        for value in unused:
+            graph.inputs.remove(value)
+        constants = [n for n, v in graph.initializers.items() if not v.uses() and not v.is_graph_output()]
+        for name in constants:
+            graph.initializers.pop(name)
+        return bool(unused or constants)
+
+
+class InferShapes(Pass):
+    """Fill in types and shapes."""
+
+    def run(self, unit: Unit) -> bool:
+        shapes.infer_shapes(unit.model)
+        return True
+
+
+class RemoveRoles(Pass):
+    """Remove the roles of all values: the manifest of a program says what they are."""
+
+    def run(self, unit: Unit) -> bool:
+        roles.unmark_graph(unit.graph)
+        return True

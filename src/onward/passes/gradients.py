@@ -1,0 +1,80 @@
+"""`Gradient` nodes become plain operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onward.autodiff import rules as rules  # importing the package registers every rule
+from onward.autodiff.lowering import lower_model
+from onward.autodiff.registry import is_own
+from onward.graph.walk import ancestors
+from onward.model.training_model import is_gradient
+from onward.passes.base import NO_GRADIENTS, Pass, Unit
+
+
+class KeepNeededGradients(Pass):
+    """Remove what no output of the graph needs, before gradients are lowered that nobody reads.
+
+    A Gradient node refers to tensors by name; what it names is needed too.
+    """
+
+    def run(self, unit: Unit) -> bool:
+        if NO_GRADIENTS in unit.facts:
+            return False
+        values = unit.values()
+        needed = ancestors(unit.graph.outputs)
+        while True:
+            named = [
+                values[name]
+                for node in needed
+                if is_gradient(node)
+                for key in ("xs", "zs", "y")
+                for name in _names(node.attributes, key)
+                if name in values
+            ]
+            more = ancestors(named) - needed
+            if not more:
+                break
+            needed |= more
+        dead = [n for n in unit.graph if n not in needed]
+        unit.graph.remove(dead, safe=True)
+        return bool(dead)
+
+
+class LowerGradients(Pass):
+    """Replace every Gradient node of the graph, of functions and of algorithms by plain operators."""
+
+    ensures = (NO_GRADIENTS,)
+
+    def run(self, unit: Unit) -> bool:
+        unit.gradients |= _gradients(unit)
+        entries = unit.training.entries
+        return lower_model(unit.model, [e.algorithm for e in entries if e.algorithm is not None]) > 0
+
+
+def _names(attributes: Any, key: str) -> Sequence[str]:
+    if key not in attributes:
+        return ()
+    return (attributes[key].as_string(),) if key == "y" else attributes[key].as_strings()
+
+
+def _gradients(unit: Unit) -> dict[str, tuple[str, str] | None]:
+    """Return gradient -> (y, x) for the Gradient nodes of the graph: for autograd, where it can find the same.
+
+    It cannot where a node evaluates the graph at another point, differentiates with respect to a computed value, or a
+    rule of the user's own is part of it.
+    """
+    found: dict[str, tuple[str, str] | None] = {}
+    state = {v.name for v in unit.state}
+    own = any(is_own(n.op_type, n.domain, unit.opset) for n in unit.graph.all_nodes())
+    for node in unit.graph:
+        if not is_gradient(node):
+            continue
+        xs, (y,) = _names(node.attributes, "xs"), _names(node.attributes, "y") or ("",)
+        given = zip(node.inputs, [*xs, *_names(node.attributes, "zs")], strict=False)
+        plain = not own and all(v is not None and v.name == name and v.producer() is None for v, name in given)
+        for value, x in zip(node.outputs, xs, strict=False):
+            if value.name:
+                found[value.name] = (y, x) if plain and x in state else None
+    return found
