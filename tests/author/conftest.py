@@ -41,12 +41,12 @@ class Steps:
 
     def __init__(self, model: TrainingModel) -> None:
         self.program = compile_model(model)
-        (self.step_graph,) = self.program.steps.values()
+        self.step_graph = next(iter(self.program.entries.values())).step
         self.state = dict(self.program.state)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         self.session = onnxruntime.InferenceSession(
-            self.step_graph.model.SerializeToString(),
+            self.step_graph.proto().SerializeToString(),
             options,
             providers=["CPUExecutionProvider"],
             disabled_optimizers=["MatmulTransposeFusion"],  # which older runtimes have no float64 kernel for

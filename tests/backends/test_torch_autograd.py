@@ -32,12 +32,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("subject", ZOO, ids=lambda s: s.name)
 def test_autograd_follows_the_written_backward_pass(subject: Subject) -> None:
     program = compile_model(start(subject)[2], split=True)
-    (step,) = program.gradients.values()
+    ((name, entry),) = program.entries.items()
+    step = entry.gradients
     session = TorchSession(program, gradients="autograd")
     ((inputs, targets),) = batches(subject, 1)
     feeds = {n: t.numpy() for n, t in zip(program.input_names, (*inputs, targets), strict=True)}
 
-    written, found = session._run("gradients", step.model, feeds), session.differentiate(step.name, feeds)
+    written, found = session._run(step, feeds), session.differentiate(name, feeds)
 
     assert set(found) == set(written)
     scale = max(float(written[g].abs().max()) for g in step.gradient_of)  # a key's bias has a gradient of rounding only
@@ -202,7 +203,7 @@ def test_a_message_without_a_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("count", "size"), [(8, 2), (7, 3), (1, 2)])
 def test_batch_statistics_and_masks_have_the_gradient_of_the_whole_batch(count: int, size: int) -> None:
     program = compile_model(convolutional(), split=True)
-    (step,) = program.gradients.values()
+    step = program.first.gradients
     state = {n: to_tensor(v) for n, v in {**program.state, **program.settings}.items()}
 
     def differentiate(team: ThreadTeam | None) -> dict[str, Any]:

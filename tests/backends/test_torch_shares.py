@@ -16,7 +16,7 @@ from backends.node_tests import cases, difference
 from backends.team import ThreadTeam, together
 from backends.test_torch_module import convolutional
 from models import perceptron
-from onward.backends.torch import share_rules_layers  # noqa: F401 - registers the rules
+from onward.backends.torch import batch_split_layers  # noqa: F401 - registers the rules
 from onward.backends.torch.batch_split import RULES, Cut, Partial, Share, Shared
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.registry import find
@@ -112,8 +112,8 @@ def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def gradients_of(program: Program, feeds: dict[str, torch.Tensor], team: ThreadTeam | None, **options: Any) -> Any:
     """Return the outputs of the gradients graph for a batch: of one process, or whole and as they are of a member."""
-    (step,) = program.gradients.values()
-    graph, version = graph_of(step.model)
+    step = program.first.gradients
+    graph, version = graph_of(step.proto())
     state = {n: to_tensor(v) for n, v in {**program.state, **program.settings}.items()}
     wanted = [v.name for v in graph.inputs]
     if team is None:

@@ -92,7 +92,7 @@ def test_the_loop_of_the_readme_gives_the_same_losses_as_python(node_project: Pa
 def losses(program: onward.Program, data: list[dict[str, np.ndarray]]) -> list[float]:
     """Return the losses of all entries, step by step."""
     session = open_session(program, "onnxruntime", threads=1)
-    names = [step.outputs[0] for step in program.steps.values()]
+    names = [entry.loss for entry in program.entries.values()]
     return [float(outputs[name]) for outputs in map(session.step, data) for name in names]
 
 

@@ -9,11 +9,12 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onward.graph.builder import Builder, Names
-from onward.graph.walk import all_names
+from onward.model.training_model import TrainingModel
 from onward.optimizers import Optimizer
 from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import emit_update, initializer
-from onward.passes.optimizers import decompose_optimizers
+from onward.passes.base import NO_GRADIENTS, Unit
+from onward.passes.optimizers import LowerOptimizers
 
 OPSET = 18
 
@@ -43,7 +44,7 @@ class Run:
         onnx.checker.check_model(self.proto, full_check=True)
         plain = ir.serde.deserialize_model(self.proto)
         if lowered:
-            decompose_optimizers(plain.graph, OPSET, Names(all_names(plain.graph)))
+            LowerOptimizers()(Unit(TrainingModel(plain), facts={NO_GRADIENTS}))
         self._evaluator = ReferenceEvaluator(ir.serde.serialize_model(plain))
 
     def step(self, gradients: Mapping[str, np.ndarray], **settings: float) -> None:

@@ -18,7 +18,9 @@ from cases.text import TextCase
 from onward.backends.reference import Evaluator
 from onward.compiler.derivatives import gradient
 from onward.errors import ModelError
-from onward.passes.opset import lower_opset
+from onward.model.training_model import TrainingModel
+from onward.passes.base import INLINED, Unit
+from onward.passes.opset import LabelOpset
 from onward.testing import assert_gradients, gradients
 from onward.versions import RUNTIMES, parse, runtime_needed
 
@@ -149,7 +151,7 @@ def _with_labels_that_are_read(model: onnx.ModelProto) -> onnx.ModelProto:
     major, minor, _ = parse(onnxruntime.__version__)
     reads, lower = RUNTIMES[f"{major}.{minor}"], ir.from_proto(model)
     try:
-        lower_opset(lower, reads.opset)
+        LabelOpset(reads.opset)(Unit(TrainingModel(lower), facts={INLINED}))
     except ModelError as error:
         pytest.skip(f"{needed}: {error.diagnostics[0].message}")
     lower.ir_version = reads.ir_version

@@ -71,8 +71,8 @@ def test_a_sample_learns(name: str) -> None:
             "labels": rng.integers(0, 10, 16),
         }
     program = compile_model(model)
-    (step,) = program.steps.values()
-    session = onnxruntime.InferenceSession(step.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    step = program.first.step
+    session = onnxruntime.InferenceSession(step.proto().SerializeToString(), providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     known, found = {**program.state, **program.settings, **feeds}, []
 

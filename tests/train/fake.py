@@ -9,7 +9,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onward.backends.base import register_backend
-from onward.compiler.program import Program, StepGraph, TensorSpec
+from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec
+from onward.model.serde import from_proto
 
 WIDTH = 3
 
@@ -36,11 +37,10 @@ def linear_program(batch: int | str | None = "N", rate: float = 0.05) -> Program
     step = helper.make_model(
         helper.make_graph([*forward, *error], "step", [x, t, w, b], [loss, y]), opset_imports=opset, ir_version=10
     )
+    plain = PlainGraph("step", from_proto(step).ir, ("loss", "y"))
     return Program(
-        steps={"train": StepGraph("train", step, {}, ("loss", "y"))},
-        initialize=None,
-        infer=infer,
-        evaluate=step,
+        entries={"train": Entry("train", plain, plain, learning_rates=("learning_rate",))},
+        infer_graph=PlainGraph("infer", from_proto(infer).ir, ("y",)),
         inputs=(TensorSpec("x", "float32", (batch, WIDTH)),),
         targets=(TensorSpec("t", "float32", (batch, 1)),),
         settings={"learning_rate": np.float32(rate)},
@@ -52,7 +52,6 @@ def linear_program(batch: int | str | None = "N", rate: float = 0.05) -> Program
             "count": np.zeros((), np.int64),
         },
         parameters=("w", "b"),
-        loss="loss",
     )
 
 

@@ -248,7 +248,7 @@ def test_a_program_that_compiles_to_something_else_is_refused(run):
     from train.fake import linear_program
 
     program = linear_program()
-    program.steps["train"].model.graph.node[0].op_type = "Gemm"
+    program.entries["train"].step.model.graph[0].op_type = "Gemm"
 
     with pytest.raises(CheckpointError, match="compiled program has changed"):
         Trainer.resume(run, model=program)

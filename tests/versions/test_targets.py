@@ -48,8 +48,7 @@ NAMES = [*onward.samples.SAMPLES, "lstm", "dropout"]
 def test_every_graph_of_a_program_is_one_that_the_oldest_runtime_reads(name: str, target: int | None) -> None:
     program = onward.compile(trainable(name), split=True, target_opset=target)
 
-    graphs = [*(g.model for part in (program.steps, program.gradients, program.updates) for g in part.values())]
-    graphs += [g for g in (program.infer, program.evaluate, program.initialize) if g is not None]
+    graphs = [g.proto() for g in program.graphs()]
     assert len(graphs) >= 4
     for model in graphs:
         assert [(o.domain, o.version <= OLDEST.opset) for o in model.opset_import] == [("", True)]

@@ -167,7 +167,7 @@ def test_a_graph_that_the_runtime_cannot_read_names_one_that_can(monkeypatch: py
     from onward.backends import open_session
 
     program = onward.compile(onward.samples.build("linear"))
-    step = next(iter(program.steps.values())).model
+    step = program.step
     step.opset_import[0].version = 26
     monkeypatch.setattr(onnxruntime, "__version__", "1.22.0")
     step.graph.node[0].op_type = "NoSuchOperator"

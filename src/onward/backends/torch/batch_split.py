@@ -2,8 +2,8 @@
 
 Every value means what it means in one process. What is stored differs: a tensor is whole in every process, a `Share`
 is cut along one axis (the samples of a batch, say), and a `Partial` is a sum of which each process has a part (a
-gradient). A node runs on its share wherever the rule of its operator (`share_rules`) says that this is the same; where
-none does, its inputs are made whole first, and every process computes all of it. So the numbers are those of one
+gradient). A node runs on its share wherever the rule of its operator (`batch_split_rules`) says that this is the same;
+where none does, its inputs are made whole first, and every process computes all of it. So the numbers are those of one
 process, up to the order of sums: batch statistics, the mean of a loss with weights and ignored labels, dropout masks.
 """
 
@@ -298,9 +298,7 @@ class Shared(Interpreter):
         cut: Sequence[str] = (),
         made_whole: set[str] | None = None,
     ) -> None:
-        importlib.import_module(
-            "onward.backends.torch.batch_split_layers"
-        )  # registers the rules, those of share_rules too
+        importlib.import_module("onward.backends.torch.batch_split_layers")  # registers all rules
         self.team = team
         self.made_whole = set() if made_whole is None else made_whole  # operators that had no rule, for the curious
         self._masks = _ranges_of_masks(graph)

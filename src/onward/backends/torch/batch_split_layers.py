@@ -1,4 +1,4 @@
-"""How layers, indexing and losses run on shares; see `share_rules`."""
+"""How layers, indexing and losses run on shares; see `batch_split_rules`."""
 
 from __future__ import annotations
 

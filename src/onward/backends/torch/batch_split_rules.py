@@ -2,7 +2,7 @@
 
 A rule takes the interpreter, the instruction and its inputs, of which at least one is a `Share` or a `Partial`, and
 returns the outputs, or None where the inputs must be made whole. It decides by shapes of the whole and by how values
-are cut, never by numbers, so that all processes decide alike. Layers, indices and losses are in `share_rules_layers`.
+are cut, never by numbers, so that all processes decide alike. Layers, indices and losses are in `batch_split_layers`.
 """
 
 from __future__ import annotations

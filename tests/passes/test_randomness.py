@@ -7,9 +7,10 @@ import onnx_ir as ir
 import pytest
 
 from onward.backends.reference import Evaluator
-from onward.graph.builder import Names
-from onward.graph.walk import all_names
-from onward.passes.randomness import KEY, STEP, lower_random
+from onward.model.roles import RANDOM_KEY, RANDOM_STEP
+from onward.model.training_model import TrainingModel
+from onward.passes.base import Unit
+from onward.passes.randomness import LowerRandomness
 
 
 def draw(op_type: str, shape: tuple[int, ...], *, key: int = 0, step: int = 0, **attributes: object) -> np.ndarray:
@@ -20,11 +21,11 @@ def draw(op_type: str, shape: tuple[int, ...], *, key: int = 0, step: int = 0, *
 
 def run(nodes: list[ir.Node], output: ir.Value, shape: ir.Shape, key: int, step: int) -> np.ndarray:
     output.name, output.shape, output.type = "y", shape, ir.TensorType(ir.DataType.FLOAT)
-    inputs = [ir.Value(name=n, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])) for n in (KEY, STEP)]
-    graph = ir.Graph(inputs, [output], nodes=nodes, opset_imports={"": 18}, name="g")
-    lower_random(graph, inputs[0], inputs[1], 18, Names(all_names(graph)))
-    proto = ir.serde.serialize_model(ir.Model(graph, ir_version=8))
-    return Evaluator(proto).run({KEY: np.array(key), STEP: np.array(step)})["y"]
+    graph = ir.Graph([], [output], nodes=nodes, opset_imports={"": 18}, name="g")
+    unit = Unit(TrainingModel(ir.Model(graph, ir_version=8)))
+    LowerRandomness()(unit)
+    proto = ir.serde.serialize_model(unit.model)
+    return Evaluator(proto).run({RANDOM_KEY: np.array(key), RANDOM_STEP: np.array(step)})["y"]
 
 
 def test_uniform_numbers_fill_the_interval_evenly() -> None:

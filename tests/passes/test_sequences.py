@@ -59,7 +59,7 @@ def test_a_split_into_known_parts_trains_without_sequences(name: str) -> None:
 
     program = onward.compile(trainable)
 
-    step = next(iter(program.steps.values())).model
+    step = program.step
     assert not {k for k in kinds(step) | kinds(program.infer) if "Sequence" in k}
     session = open_session(program, "reference")
     for _ in range(3):

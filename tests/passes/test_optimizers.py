@@ -10,10 +10,10 @@ from onnx import helper
 
 from onward.backends.reference import Evaluator
 from onward.errors import ModelError
-from onward.graph.builder import Names
 from onward.graph.schema import TRAINING_DOMAIN
-from onward.graph.walk import all_names
-from onward.passes.optimizers import decompose_optimizers
+from onward.model.training_model import TrainingModel
+from onward.passes.base import NO_GRADIENTS, Unit
+from onward.passes.optimizers import LowerOptimizers
 
 
 def update(op_type: str, kinds: int, T: int, *, dtype: type = np.float64, **attributes: object) -> tuple:
@@ -36,7 +36,7 @@ def update(op_type: str, kinds: int, T: int, *, dtype: type = np.float64, **attr
     model = ir.serde.deserialize_model(
         helper.make_model(helper.make_graph([node], "g", inputs, infos), opset_imports=imports)
     )
-    decompose_optimizers(model.graph, 18, Names(all_names(model.graph)))
+    LowerOptimizers()(Unit(TrainingModel(model), facts={NO_GRADIENTS}))
     assert all(n.domain == "" for n in model.graph)
     results = Evaluator(ir.serde.serialize_model(model)).run(feeds)
     return tensors, [[results[f"o{k * 2 + i}"] for i in range(2)] for k in range(kinds - 1)]
@@ -87,7 +87,7 @@ def test_momentum(T: int, mode: str) -> None:
 
 def test_a_missing_tensor_is_named() -> None:
     node = ir.node("Adam", [ir.val(n, ir.DataType.FLOAT, ()) for n in "RTXG"], domain=TRAINING_DOMAIN, name="opt")
-    graph = ir.Graph([v for v in node.inputs if v], node.outputs, nodes=[node])
+    graph = ir.Graph([v for v in node.inputs if v], node.outputs, nodes=[node], opset_imports={"": 18})
 
     with pytest.raises(ModelError, match=r"`Adam` has 2 tensors[\s\S]*multiple of 4"):
-        decompose_optimizers(graph, 18, Names())
+        LowerOptimizers()(Unit(TrainingModel(ir.Model(graph, ir_version=8)), facts={NO_GRADIENTS}))

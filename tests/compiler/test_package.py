@@ -99,4 +99,4 @@ def test_a_manifest_must_not_name_files_outside(directory: Path) -> None:
 def test_an_inference_model_compiles_too(tmp_path: Path) -> None:
     onward.compile(perceptron()).save(tmp_path)
 
-    assert onward.Program.load(tmp_path).steps == {}
+    assert onward.Program.load(tmp_path).entries == {}

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from hostile.files import TRAINING, floats, momentum_entry, small_model, value
 from onward.errors import ArgumentError, ModelError
 from onward.model import serde
-from onward.upgrade import to_working_opset, upgrade
+from onward.upgrade import normalise, upgrade
 
 
 def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], outputs: list[str] | None = None) -> list[np.ndarray]:
@@ -188,7 +188,7 @@ def test_a_model_that_is_new_enough_is_returned_as_it_is():
     model = serde.from_proto(small_model())
 
     assert upgrade(model) is model
-    assert to_working_opset(model) is model
+    assert normalise(model) is model
 
 
 @pytest.mark.parametrize("opset", [9, 1000])

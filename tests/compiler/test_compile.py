@@ -45,8 +45,8 @@ def test_state_is_a_pure_input_and_never_an_initializer(program: onward.Program)
 
 
 def test_every_state_is_replaced_by_an_output_of_its_own(program: onward.Program) -> None:
-    step = program.steps["train"]
-    outputs = [o.name for o in step.model.graph.output]
+    step = program.entries["train"].step
+    outputs = step.output_names
 
     assert set(step.replaces.values()) == set(program.state)
     assert len(outputs) == len(set(outputs))
@@ -176,13 +176,13 @@ def test_split_halves_make_the_whole_step() -> None:
     data = batch()
     whole = open_session(program, "reference")
 
-    half = run(program.gradients["train"].model, {**state, **program.settings, **data})
-    other = run(program.updates["train"].model, {**state, **program.settings, **half})
+    half = run(program.entries["train"].gradients.proto(), {**state, **program.settings, **data})
+    other = run(program.entries["train"].update.proto(), {**state, **program.settings, **half})
     outputs = whole.step(data)
 
     np.testing.assert_array_equal(half["loss"], outputs["loss"])
     expected = whole.get_state()
-    parts = {**program.gradients["train"].replaces, **program.updates["train"].replaces}
+    parts = {**program.entries["train"].gradients.replaces, **program.entries["train"].update.replaces}
     assert set(parts.values()) == set(state) - {"random/key"}
     for output, name in parts.items():
         np.testing.assert_array_equal({**half, **other}[output], expected[name], err_msg=name)
@@ -191,7 +191,7 @@ def test_split_halves_make_the_whole_step() -> None:
 def test_the_update_half_needs_no_batch() -> None:
     program = onward.compile(onward.make_trainable(perceptron(), loss="mse", optimizer="adam"), split=True)
 
-    inputs = {i.name for i in program.updates["train"].model.graph.input}
+    inputs = {i.name for i in program.entries["train"].update.proto().graph.input}
 
     assert not inputs & set(program.input_names)
 
