@@ -121,7 +121,7 @@ def test_a_choice_of_the_compiled_program_is_kept() -> None:
 
     session.step({"x": np.ones((2, 3), np.float32), "labels": np.zeros((2, 1), np.float32)})
 
-    assert "rounds" in why_not(program, "train")
+    assert "rounds" in why_not(program.entries["train"])
     assert np.all(session.get_state()["w"] < program.state["w"])  # autograd would find zero
 
 

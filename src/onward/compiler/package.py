@@ -271,10 +271,12 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
         of = {kind: read.get(f"{kind}:{name}") for kind in ("step", "gradients", "update", "evaluate")}
         if name == manifest["entries"][0]:
             of = {kind: graph or read.get(kind) for kind, graph in of.items()}
-        step = of.pop("step")
+        step, single = of.pop("step"), len(manifest["entries"]) == 1
         if step is None:
             raise ValueError(f"the manifest has no step of entry `{name}`")
-        entries[name] = Entry(name, step, learning_rates=tuple(r for r in rates if r in step.input_names), **of)
+        entries[name] = Entry(
+            name, step, learning_rates=tuple(r for r in rates if single or r in step.input_names), **of
+        )
     return Program(
         entries=entries,
         infer_graph=read["infer"],

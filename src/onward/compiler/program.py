@@ -146,7 +146,8 @@ class Program:
     @property
     def learning_rates(self) -> tuple[str, ...]:
         """The settings that are learning rates, of all entries."""
-        return tuple(dict.fromkeys(name for entry in self.entries.values() for name in entry.learning_rates))
+        found = dict.fromkeys(name for entry in self.entries.values() for name in entry.learning_rates)
+        return tuple(name for name in found if name in self.settings)
 
     @property
     def input_names(self) -> tuple[str, ...]:
