@@ -32,3 +32,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def _no_width_of_a_terminal() -> None:
     """What commands print into a pipe is as wide as its content; under pytest-xdist COLUMNS is set, to 80."""
     os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _every_pass_is_checked() -> None:
+    """After every pass, what was established must still hold."""
+    from onward.passes import base
+
+    base.CHECKED = True

@@ -22,11 +22,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from onward.graph.walk import ancestors, captured
+from onward.graph.walk import ancestors
 from onward.model.training_model import TrainingEntry, TrainingModel, differentiated, is_gradient
 
 _ROLE, _OF, _SLOT = "onward.role", "onward.of", "onward.slot"
@@ -217,21 +217,29 @@ def _inferred_training(graph: ir.Graph, algorithm: ir.Graph) -> dict[str, str]:
     return {new.name: old.name for new, old in same.items() if new.name and old.name}
 
 
-def _signature(node: ir.Node, same: dict[ir.Value, ir.Value]) -> Hashable:
+def _signature(node: ir.Node, same: Mapping[ir.Value, Hashable]) -> Hashable:
     differs = {"BatchNormalization": 3, "Dropout": 1}.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     inputs = tuple(same.get(v, v) if v is not None else None for v in node.inputs[:differs])
     attributes = () if differs else tuple(_attribute_signature(a, same) for _, a in sorted(node.attributes.items()))
     return (node.domain, node.op_type, node.overload, inputs, attributes)
 
 
-def _attribute_signature(attribute: ir.Attr, same: dict[ir.Value, ir.Value]) -> Hashable:
-    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-        bodies = list(attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else [attribute.as_graph()])
-        nodes = tuple(n.op_type for body in bodies for n in body.all_nodes())
-        return (attribute.name, nodes, tuple(same.get(v, v) for body in bodies for v in captured(body)))
+def _attribute_signature(attribute: ir.Attr, same: Mapping[ir.Value, Hashable]) -> Hashable:
+    if attribute.type == ir.AttributeType.GRAPH:
+        return (attribute.name, _body_signature(attribute.as_graph(), same))
     if attribute.type == ir.AttributeType.TENSOR:
         tensor = attribute.as_tensor()
         small = tensor.size <= 1024 and tensor.dtype != ir.DataType.STRING
         return (attribute.name, tensor.dtype, tuple(tensor.shape), tensor.tobytes() if small else tensor.name)
     value = attribute.value
     return (attribute.name, tuple(value) if isinstance(value, (list, tuple)) else str(value))
+
+
+def _body_signature(graph: ir.Graph, same: Mapping[ir.Value, Hashable]) -> Hashable:
+    """Return what a body computes; its own values count by position."""
+    own: dict[ir.Value, Hashable] = {v: ("own", position) for position, v in enumerate(graph.inputs)}
+    nodes = []
+    for node in graph:
+        nodes.append(_signature(node, {**same, **own}))
+        own.update({v: ("own", len(own) + position) for position, v in enumerate(node.outputs)})
+    return (tuple(nodes), tuple(own.get(v, same.get(v, v)) for v in graph.outputs))

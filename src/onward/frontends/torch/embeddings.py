@@ -12,10 +12,9 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from onward.autodiff.lowering import is_gradient
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.graph.builder import Names
-from onward.model.training_model import TrainingModel
+from onward.model.training_model import TrainingModel, is_gradient
 
 A212 = define(
     "A212",
