@@ -1,4 +1,4 @@
-"""Write the generated pages: docs/coverage.md, docs/codes.md and the measurements in autodiff/coverage.json.
+"""Write the generated texts: docs/coverage.md, docs/codes.md, autodiff/coverage.json and the arrow in CONTRIBUTING.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail if they are not up to date
@@ -11,12 +11,14 @@ import importlib
 import json
 import pkgutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
+ARROW_BEGIN, ARROW_END = "<!-- arrow: begin -->", "<!-- arrow: end -->"
 MEASUREMENTS = ROOT / "src/onward/autodiff/coverage.json"
 
 
@@ -132,12 +134,27 @@ def codes_page() -> str:
     return render_codes_page()
 
 
+def contributing_page() -> str:
+    """Return CONTRIBUTING.md with the import order of tests/contract/test_import_direction.py between its markers."""
+    from contract.test_import_direction import ARROW
+
+    rooms = [", ".join(f"`{name}`" for name in sorted(rank)) for rank in ARROW if "__init__" not in rank]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    head, begin, rest = text.partition(ARROW_BEGIN)
+    _, end, tail = rest.partition(ARROW_END)
+    if not end:
+        raise SystemExit(f"CONTRIBUTING.md lacks {ARROW_BEGIN} or {ARROW_END}")
+    arrow = textwrap.fill(" → ".join(rooms), 118, break_long_words=False, break_on_hyphens=False)
+    return f"{head}{begin}\n{arrow}\n{end}{tail}"
+
+
 def main() -> int:
     measured = measure()
     pages = {
         MEASUREMENTS: json.dumps(measured, indent=0, sort_keys=True) + "\n",
         ROOT / "docs/coverage.md": coverage_page(measured),
         ROOT / "docs/codes.md": codes_page(),
+        ROOT / "CONTRIBUTING.md": contributing_page(),
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
