@@ -3,7 +3,7 @@
 `test_docs_run.py` runs the fenced examples; this file reads the inline code around them. A span is checked as
 
     `onward.save(model, path, external_data=True)`   a call: the name exists and its signature takes the arguments
-    `average=True`                                   a keyword of an earlier call in the paragraph, else of one on the page
+    `average=True`                                   a keyword of a call before it in the paragraph or page
     `onward train … --resume`, `--resume`            a command and its options, in fenced blocks too
     `tests/cases/<family>.py`, `passes/opset.py`     a path in the repository or in src/onward
     `onward.train.Metric`                            a name
