@@ -85,7 +85,7 @@ class TensorType:
 
     @property
     def size(self) -> int | None:
-        """The number of elements, where every dim is known."""
+        """Return the number of elements, or None if a dim is unknown."""
         if self.shape is None or not all(isinstance(d, int) for d in self.shape):
             return None
         return element_count(self.shape)

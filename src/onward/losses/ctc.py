@@ -99,7 +99,7 @@ class CTC(ReducedLoss):
     def _scan(
         self, op: Builder, path: Value, emitted: Value, first: Value, times: Value, steps: Value, dtype: ir.DataType
     ) -> Value:
-        """αₜ(s) = eₜ(s) + log(e^αₜ₋₁(s) + e^αₜ₋₁(s-1) + [a label, not the one before] e^αₜ₋₁(s-2))."""
+        """Emit αₜ(s) = eₜ(s) + log(e^αₜ₋₁(s) + e^αₜ₋₁(s-1) + [a label, not the one before] e^αₜ₋₁(s-2))."""
         two_before = op.Slice(op.Pad(path, [0, 2, 0, 0], -1), [0], [-2], [1])
         may_skip = op.And(op.Not(op.Equal(path, self.blank)), op.Not(op.Equal(path, two_before)))
         counting = op.Unsqueeze(times, [1])
