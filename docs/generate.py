@@ -82,7 +82,7 @@ def coverage_page(measured: dict[str, Any]) -> str:
         f"Of {len(operators)} operators of ai.onnx, {counts['GRADIENT']} have a gradient, {counts['ZERO']} one that is",
         f"zero, {counts['NON_DIFFERENTIABLE']} nothing to differentiate, and {counts['UNSUPPORTED']} are unsupported.",
         "",
-        "*Types*: compared with finite differences in float64, with PyTorch and ONNX Runtime in float32, and checked for",
+        "*Types*: compared with finite differences in float64, with PyTorch and ONNX Runtime in float32; checked for",
         "valid types in float16 and bfloat16. *Unknown dims*: tested with every dimension symbolic. *Cost*: backward",
         "nodes for one node with known shapes, without constants.",
         "",
