@@ -38,10 +38,10 @@ from onward.check import Report
 from onward.cli import build_app
 
 pytest.importorskip("torch")  # the pages name classes of the torch backend
-from onward.backends.torch.convert import convert  # noqa: E402
-from onward.backends.torch.module import OnnxModule  # noqa: E402
-from onward.backends.torch.optimizers import GraphOptimizer  # noqa: E402
-from onward.backends.torch.session import TorchSession  # noqa: E402
+from onward.backends.torch.convert import convert
+from onward.backends.torch.module import OnnxModule
+from onward.backends.torch.optimizers import GraphOptimizer
+from onward.backends.torch.session import TorchSession
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/onward"
