@@ -23,23 +23,23 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 HEAD = """# Trajectories
 
-Written by `python docs/generate_trajectories.py`; `tests/frontends/test_trajectories.py` holds these models to
-1e-4 in float32 and 1e-9 in float64. Each model makes three steps in PyTorch; then it is converted with
+Written by `python docs/generate_trajectories.py`; `tests/frontends/test_trajectories.py` checks that
+these models stay within 1e-4 in float32 and 1e-9 in float64. Each model makes three steps in PyTorch, is converted with
 `onward.from_torch`, optimizer state included, and PyTorch and Onward make the same {steps} steps from there.
 
-Two numbers per run: the largest relative difference of any *loss* on the way; and after the last step, the largest
-distance ‖ours − PyTorch's‖ / ‖PyTorch's‖ of any *parameter or buffer*. (Element by element there is no bound: an
-element near zero is a difference of larger numbers.)
+Each run has two numbers: the largest relative difference of any *loss*; and after the last step, the largest distance
+‖ours − PyTorch's‖ / ‖PyTorch's‖ of any *parameter or buffer*. (Single elements have no such bound: an element near zero
+may be the difference of larger numbers.)
 
-One thing is left out: the bias of the keys in the decoder. Its gradient is zero in theory (it adds the same number to
-every score of a row, which Softmax takes away), so what any program computes is rounding noise, and Adam with its
-epsilon of 1e-8 makes full steps of it. Nothing depends on it; a test shows that, too.
+The bias of the keys in the decoder is not compared. It adds the same number to every score of a row, which Softmax
+cancels, so its exact gradient is zero and the computed one is rounding noise. Adam with its epsilon of 1e-8 turns that
+noise into full steps. No output depends on this bias; a test shows that, too.
 
-- *ONNX Runtime*: `onward.Trainer(model)`, the backward pass and the optimizer as plain ONNX operators;
-- *torch backend*: `onward.Trainer(model, backend="torch")`, torch's autograd, and the file's optimizer on torch's
+- *ONNX Runtime*: `onward.Trainer(model)`, with the backward pass and the optimizer as plain ONNX operators;
+- *torch backend*: `onward.Trainer(model, backend="torch")`, with torch's autograd, and the file's optimizer on torch's
   kernels;
-- *back in PyTorch*: `onward.to_torch(model)`, torch's autograd and torch's own optimizer over the imported graph;
-- *reference*: `onward.Trainer(model, backend="reference")`, every operator as the standard states it, in numpy.
+- *back in PyTorch*: `onward.to_torch(model)`, with torch's autograd and torch's own optimizer on the imported graph;
+- *reference*: `onward.Trainer(model, backend="reference")`, with every operator as the standard defines it, in numpy.
 
 ## float32, {steps} steps
 
@@ -131,7 +131,7 @@ def _run(
     state: Callable[[], dict[str, Any]],
     seconds: float = 1e9,
 ) -> tuple[int, list[str]]:
-    """Make the steps on both sides, and return how many, and the two errors as text."""
+    """Make the steps on both sides and return their number and the two errors as text."""
     from frontends.runs import distances, torch_step, worst
 
     module, optimizer = copy.deepcopy(theirs)

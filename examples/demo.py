@@ -1,6 +1,6 @@
 """`make demo`: train a digit classifier on stock ONNX Runtime, in under a minute, without any framework.
 
-What it does is what the README's first example does, with a plot, a report and the next commands to try.
+It extends the README's first example with a plot, a report and commands to try next.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ def main() -> int:
     )
     result = trainer.evaluate(held_out, held_out_labels, metrics=["accuracy"])
 
-    console.rule("[bold]3. take it away")
+    console.rule("[bold]3. export it")
     onward.save(trainer.to_inference(), out / "digits.onnx")
     onward.compile(model).save(out / "program")
-    console.print(f"{out / 'digits.onnx'}      the trained inference model: any ONNX runtime runs it")
-    console.print(f"{out / 'program'}/         the training step as plain ONNX: any ONNX runtime trains with it")
+    console.print(f"{out / 'digits.onnx'}      the trained inference model, for any ONNX runtime")
+    console.print(f"{out / 'program'}/         the training step as plain ONNX, for training with any ONNX runtime")
     console.print(f"{out / 'loss.svg'}         the loss curve")
     console.print(f"{out / 'report.html'}      curves, settings, environment")
     seconds = time.perf_counter() - began
     good = result["accuracy"] >= WANTED
     console.print(
-        f"\n[bold {'green' if good else 'red'}]{result['accuracy']:.2%}[/] of the held-out digits are right, "
+        f"\n[bold {'green' if good else 'red'}]{result['accuracy']:.2%}[/] of the held-out digits are correct "
         f"after {seconds:.0f} s on {trainer.session.describe()['threads']} threads"
     )
     console.print("\nNext, try:")

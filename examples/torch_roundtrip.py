@@ -1,14 +1,14 @@
-"""Train in PyTorch, go on in ONNX Runtime without PyTorch, come back: one continuous loss curve.
+"""Train in PyTorch, continue in ONNX Runtime without PyTorch, and return: one continuous loss curve.
 
     python examples/torch_roundtrip.py --output roundtrip
 
 It trains a small convolutional network with batch normalisation and Adam on scikit-learn's handwritten digits:
 
     epoch 1   PyTorch
-    epoch 2   ONNX Runtime, in a process of its own that never imports torch, from the file that epoch 1 left
-    epoch 3   PyTorch again, from the file that epoch 2 left
+    epoch 2   ONNX Runtime, in a separate process that never imports torch, from the file of epoch 1
+    epoch 3   PyTorch again, from the file of epoch 2
 
-and beside it the same three epochs in PyTorch alone. The two curves are the same.
+For comparison it also runs the same three epochs in PyTorch alone. The two curves are equal.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def load_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batches(images: np.ndarray, labels: np.ndarray, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the batches of one epoch, in an order that depends on its number alone."""
+    """Yield the batches of one epoch, in an order that depends only on the number of the epoch."""
     order = np.random.default_rng(epoch).permutation(len(images))
     for start in range(0, len(order) - BATCH + 1, BATCH):
         chosen = order[start : start + BATCH]
         yield images[chosen], labels[chosen]
 
 
-# %% Part 2, in a process of its own: ONNX Runtime, and no PyTorch anywhere.
+# %% Part 2, in a separate process: ONNX Runtime without PyTorch.
 def continue_without_torch(source: Path, target: Path, log: Path, count: int) -> None:
     import onward
 

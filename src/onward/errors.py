@@ -5,10 +5,10 @@ The exception tree::
     OnwardError
     ├── ModelError           M…  the file or model cannot be read, is unsafe, or is not a model
     ├── CheckFailed          C…  a training model breaks the standard (carries the whole report)
-    ├── NotDifferentiable    D…  a gradient was asked for that cannot be given
+    ├── NotDifferentiable    D…  a requested gradient cannot be computed
     ├── ArgumentError        A…  a wrong argument (also a ValueError)
     ├── DataError            T…  training data that does not fit the model
-    ├── BackendError         B…  a runtime cannot run what was asked of it
+    ├── BackendError         B…  a runtime cannot run the program
     ├── CheckpointError      K…  a checkpoint cannot be written, read or trusted
     ├── NumericError         N…  NaN or Inf appeared during training
     └── MissingExtra         E…  an optional package is not installed (also an ImportError)
@@ -32,7 +32,7 @@ class Severity(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `onward check --explain CODE` prints and the docs page shows."""
+    """The explanation of a code, for `onward check --explain CODE` and docs/codes.md."""
 
     code: str
     title: str
@@ -44,7 +44,7 @@ CODES: dict[str, Explanation] = {}
 
 
 def define(code: str, title: str, *, why: str, fix: str) -> str:
-    """Add a code to the catalogue and return it. Called once per code, next to the code that reports it."""
+    """Add a code to the catalogue and return it. Call it once per code, next to the function that reports it."""
     if code in CODES:
         raise AssertionError(f"diagnostic code {code} is defined twice")
     CODES[code] = Explanation(code, title, why, fix)
@@ -53,7 +53,7 @@ def define(code: str, title: str, *, why: str, fix: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnostic:
-    """One problem: a stable `code`, and where / found / needed / hint in words a person can act on."""
+    """One problem: a stable `code`, a message, and the place, what was found, what is needed and a hint."""
 
     code: str
     message: str
@@ -106,7 +106,7 @@ class OnwardError(Exception):
 
     @property
     def code(self) -> str:
-        """The code of the first problem."""
+        """Return the code of the first problem."""
         return self.diagnostics[0].code
 
 
@@ -119,7 +119,7 @@ class CheckFailed(OnwardError):
 
 
 class NotDifferentiable(OnwardError):
-    """A gradient was asked for that cannot be given; lists every blocking node."""
+    """A requested gradient cannot be computed; lists every blocking node."""
 
 
 class ArgumentError(OnwardError, ValueError):
@@ -131,7 +131,7 @@ class DataError(OnwardError):
 
 
 class BackendError(OnwardError):
-    """A backend cannot run what was asked of it."""
+    """A backend cannot run the program."""
 
 
 class CheckpointError(OnwardError):
@@ -143,22 +143,22 @@ class NumericError(OnwardError):
 
 
 class MissingExtra(OnwardError, ImportError):
-    """An optional package is needed and not installed."""
+    """An optional package is needed but not installed."""
 
 
-_MOST_NAMES = 40  # that a message lists
+_MOST_NAMES = 40  # listed in a message
 
 A100 = define(
     "A100",
     "unknown name in an argument",
-    why="An argument names something Onward does not have.",
-    fix="Use one of the names the message lists.",
+    why="An argument has a name that Onward does not define.",
+    fix="Use one of the names that the message lists.",
 )
 A101 = define(
     "A101",
     "argument out of range or of the wrong kind",
-    why="An argument has a value the function cannot work with.",
-    fix="Pass a value of the kind the message states.",
+    why="An argument has a value that the function does not accept.",
+    fix="Pass a value of the kind that the message states.",
 )
 E100 = define(
     "E100",
@@ -180,7 +180,7 @@ def counted(count: int, word: str) -> str:
 
 
 def unknown_name(kind: str, given: object, valid: Iterable[str], place: str = "") -> ArgumentError:
-    """Return the error for a name that is none of `valid`, with the nearest one as a hint.
+    """Return the error for a name that is not in `valid`, with the nearest names as a hint.
 
     >>> print(unknown_name("loss", "mze", ["mse", "l1"]))
     error[A100]: no such loss `mze`
@@ -205,7 +205,7 @@ def unknown_name(kind: str, given: object, valid: Iterable[str], place: str = ""
 
 
 def require_extra(module: str, extra: str, purpose: str) -> MissingExtra:
-    """Return the error that says which extra brings `module`."""
+    """Return the error that names the extra which installs `module`."""
     return MissingExtra(
         Diagnostic(
             E100,

@@ -1,7 +1,7 @@
-"""Which versions of other packages Onward works with: the only place that says so.
+"""The versions of other packages that Onward supports. They are stated only here.
 
-`SUPPORTED` is what pyproject.toml asks for (a test compares them) and what docs/versions.md shows. Older ones are
-refused with a clear message; newer ones than the newest tested are not, but if something fails, the message says it.
+`SUPPORTED` agrees with pyproject.toml and docs/versions.md (tests compare them). Older versions are refused. Versions
+above the newest tested one are accepted; if something fails, the message mentions them.
 
 >>> check({"torch": "2.13.0+cpu"})
 >>> beyond_tested({"torch": "9.1.0"})
@@ -18,19 +18,19 @@ from onward.errors import BackendError, Diagnostic, define
 B310 = define(
     "B310",
     "an unsupported version of a package",
-    why="Onward is tested with a range of versions of the packages it builds on (docs/versions.md); below it, names, "
-    "operators or whole interfaces are missing.",
+    why="Onward is tested with a range of versions of the packages it builds on (docs/versions.md); older "
+    "ones lack names, operators or whole interfaces.",
     fix="Upgrade the package with the command in the message.",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The versions of one package: `oldest` is refused below; `untested` says which part of the range nobody ran."""
+    """The supported versions of one package: from `oldest` on; the part `untested` of the range was never run."""
 
     oldest: str
     newest_tested: str
-    extra: str = ""  # the extra of Onward that brings the package
+    extra: str = ""  # the extra of Onward that installs the package
     untested: str = ""
 
 
@@ -51,13 +51,13 @@ SUPPORTED: Mapping[str, Range] = {
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """What one version of ONNX Runtime reads: the newest operator set and IR version."""
+    """The newest operator set and IR version that one version of ONNX Runtime reads."""
 
     opset: int
     ir_version: int
 
 
-# Measured: each version was asked to load a graph of every operator set and IR version (nox -s old_runtimes).
+# Measured by loading a graph of every operator set and IR version with each runtime (nox -s old_runtimes).
 RUNTIMES: Mapping[str, Runtime] = {
     "1.17": Runtime(20, 9),
     "1.18": Runtime(21, 10),
@@ -78,10 +78,10 @@ RUNTIMES: Mapping[str, Runtime] = {
 
 
 def check(found: Mapping[str, str]) -> None:
-    """Raise unless each package, given with its version, is new enough; all that are not are named at once.
+    """Check that each package, given with its version, is new enough.
 
     Raises:
-        BackendError: with what was found, what is needed and how to get it.
+        BackendError: names all packages that are too old, with the versions needed and the command to upgrade.
     """
     problems = []
     for name, version in found.items():
@@ -101,7 +101,7 @@ def check(found: Mapping[str, str]) -> None:
 
 
 def beyond_tested(found: Mapping[str, str]) -> str:
-    """Return a sentence about the packages that are newer than any that Onward was tested with, or ""."""
+    """Return a sentence about the packages that are newer than the newest tested versions, or ""."""
     newer = [
         f"{name} {version} is newer than the newest tested, {SUPPORTED[name].newest_tested}"
         for name, version in found.items()
@@ -111,7 +111,7 @@ def beyond_tested(found: Mapping[str, str]) -> str:
 
 
 def runtime_needed(version: str, opset: int, ir_version: int) -> str:
-    """Return which ONNX Runtime reads a graph that `version` does not read, or "" if its labels are not the reason.
+    """Return the ONNX Runtime that reads an opset and IR version, or "" if `version` already reads them.
 
     >>> runtime_needed("1.22.0", opset=24, ir_version=10)
     'ONNX Runtime 1.24 or newer for operator set 24 and IR version 10'

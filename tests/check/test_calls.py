@@ -36,7 +36,7 @@ def learning_rate_with_two_elements(model):
     algorithm(model).initializer[0].CopyFrom(tensor("R", [0.1, 0.2]))
 
 
-@case("C209", culprit="the input `h2` does not fit `w`")
+@case("C209", culprit="the input `h2` does not match `w`")
 def gradient_input_of_another_shape(model):
     model.functions[0].node.insert(4, node("Concat", ["w", "w"], ["h2"], axis=0))
     model.functions[0].node[5].input[0] = "h2"

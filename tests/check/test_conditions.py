@@ -54,12 +54,12 @@ def attribute_is_given_twice(model):
     algorithm(model).node[2].attribute.append(algorithm(model).node[2].attribute[0])
 
 
-@case("C137", culprit="this is not a function")
+@case("C137", culprit="this node is not in a function")
 def attribute_reference_outside_a_function(model):
     algorithm(model).node[2].attribute[0].ref_attr_name = "keepdims"
 
 
-@case("C137", culprit="`keepdim`, which is no attribute of the function", base=models.with_functions)
+@case("C137", culprit="`keepdim`, which is not an attribute of the function", base=models.with_functions)
 def attribute_reference_to_nothing(model):
     model.functions[1].node[2].attribute[0].ref_attr_name = "keepdim"
 
@@ -75,7 +75,7 @@ def attribute_with_its_value_in_another_field(model):
     attribute.f = 1.0
 
 
-@case("C133", culprit="through an Identity", base=models.with_if)
+@case("C133", culprit="use an Identity", base=models.with_if)
 def subgraph_gives_out_a_value_of_the_graph_around_it(model):
     then_branch(model).output[0].name = "difference"
 

@@ -31,7 +31,7 @@ def test_a_finding_reads_as_where_found_needed_and_hint():
     model.training_info[0].update_binding[0].key = "Wx"
 
     assert check(model).render() == (
-        "error[C105]: `Wx` is to be updated, but is no initializer\n"
+        "error[C105]: `Wx` is to be updated, but is not an initializer\n"
         "  at training_info[0].update_binding[0]\n"
         "  needed: an initializer of the graph or of training_info[0].algorithm\n"
         "\n"
@@ -192,7 +192,7 @@ def test_explain_prints_title_why_and_fix(run):
     result = run(None, "--explain", "c105")
 
     assert result.exit_code == 0
-    assert result.stdout.startswith("C105: update_binding of no initializer\n")
+    assert result.stdout.startswith("C105: update_binding key is not an initializer\n")
     assert CODES["C105"].why in result.stdout
     assert f"fix: {CODES['C105'].fix}" in result.stdout
 

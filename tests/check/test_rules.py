@@ -98,7 +98,7 @@ def rule_10_initialization_defines_a_name_twice(model):
     initialization(model).node.append(node("RandomNormal", [], ["H_start"], shape=[3, 1]))
 
 
-@case("C132", culprit="`later` before it is made")
+@case("C132", culprit="`later` before it is computed")
 def rule_10_initialization_is_out_of_order(model):
     initialization(model).node.insert(0, node("Identity", ["later"], ["unused"]))
     initialization(model).node.append(node("Constant", [], ["later"], value_float=1.0))
@@ -154,7 +154,7 @@ def rule_11c_algorithm_defines_a_name_twice(model):
     algorithm(model).node.insert(2, node("Neg", ["labels"], ["square"], name="again"))
 
 
-@case("C132", culprit="`difference` before it is made")
+@case("C132", culprit="`difference` before it is computed")
 def rule_11d_algorithm_is_out_of_order(model):
     first = onnx.NodeProto()
     first.CopyFrom(algorithm(model).node[0])

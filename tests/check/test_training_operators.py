@@ -50,7 +50,7 @@ def gradient_with_too_many_outputs(model):
     algorithm(model).node[3].output.append("dX")
 
 
-@case("C206", culprit="`Loss` in y is no tensor")
+@case("C206", culprit="`Loss` in y is not a tensor")
 def gradient_of_an_unknown_y(model):
     set_names(algorithm(model).node[3], "y", "Loss")
 
@@ -60,7 +60,7 @@ def gradient_with_an_unknown_z(model):
     set_names(algorithm(model).node[3], "zs", "X", "label")
 
 
-@case("C206", culprit="`W_new` in y is made only after")
+@case("C206", culprit="`W_new` in y is computed only after")
 def gradient_of_a_later_value(model):
     set_names(algorithm(model).node[3], "y", "W_new")
 

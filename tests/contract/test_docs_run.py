@@ -1,7 +1,7 @@
-"""Every Python example of the documentation runs as it stands, and every command of the README.
+"""Every Python example of the documentation runs unchanged, and so does every command of the README.
 
-The blocks of a page run in their order, in one scope, in an empty folder. What they take for granted is said in the
-page, in a comment that a reader does not see:
+The blocks of a page run in their order, in one scope, in an empty folder. A page states what they need in
+comments that are invisible to readers:
 
     <!-- prelude: net -->          run preludes.net() first: it writes files and returns names
     <!-- not run: the reason -->   leave out the next block

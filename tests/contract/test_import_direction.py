@@ -1,4 +1,7 @@
-"""Each folder imports only from those to its left (design.md); a framework only inside its own adapter."""
+"""Each folder imports only from those to its left in ARROW; a framework only inside its own adapter.
+
+`python docs/generate.py` writes ARROW into CONTRIBUTING.md.
+"""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_a_schedule_is_what_its_description_describes(name: str) -> None:
 @pytest.mark.parametrize(("make", "expected"), [
     (lambda: schedules.Sequential(0.1, [], []), "the parts of `Sequential` are not schedules"),
     (lambda: schedules.Product(0.1, [0.5]), "the parts of `Product` are not schedules"),
-    (lambda: schedules.Sequential(0.1, [schedules.Constant(1)], [3]), "the boundaries of `Sequential` do not fit"),
+    (lambda: schedules.Sequential(0.1, [schedules.Constant(1)], [3]), "of `Sequential` do not match its parts"),
     (lambda: schedules.CosineRestarts(0.1, 5, growth=1.5), "`growth` of `CosineRestarts` is out of range"),
 ])  # fmt: skip
 def test_parts_that_do_not_fit_are_named(make: Callable[[], schedules.Schedule], expected: str) -> None:

@@ -1,4 +1,4 @@
-"""A strict checker of ONNX training models: everything that is wrong, at once, with the place and the fix."""
+"""A strict checker of ONNX training models: it reports all problems at once, each with its place and a fix."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 def check(source: Any, *, pedantic: bool = False) -> Report:
     """Return a `Report` of everything in `source` that breaks the ONNX standard or is likely a mistake.
 
-    `source` is a path, the bytes of a file, a `ModelProto` or a `TrainingModel`; it is left as it was. Errors come
-    first, then warnings, then notes. With `pedantic`, warnings count as errors and the standard is read at its
-    strictest.
+    `source` is a path, the bytes of a file, a `ModelProto` or a `TrainingModel`; it is not changed. Errors come first,
+    then warnings, then notes. With `pedantic`, warnings count as errors, and the strictest reading of the standard
+    applies.
 
     >>> from onnx import helper
     >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [], [])
@@ -43,7 +43,7 @@ def check(source: Any, *, pedantic: bool = False) -> Report:
     (False, ('C132',))
 
     Raises:
-        ModelError: `source` cannot be read, or is no model.
+        ModelError: `source` cannot be read or is not a model.
     """
     proto, folder, name = _read(source)
     findings = Findings()
@@ -78,7 +78,7 @@ def _run(model: Model, findings: Findings, pedantic: bool) -> None:
 
 
 def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
-    """Return the `ModelProto` without its external data, the folder it lies in, and its name for the report."""
+    """Return the `ModelProto` without its external data, its folder, and its name for the report."""
     if isinstance(source, onnx.ModelProto):
         return source, None, ""
     if isinstance(source, bytes | bytearray | memoryview):
@@ -91,7 +91,7 @@ def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
     raise ArgumentError(
         Diagnostic(
             A101,
-            "the source to check is of the wrong kind",
+            "the model to check has the wrong type",
             found=type(source).__name__,
             needed="a path, bytes, an onnx.ModelProto or a TrainingModel",
         )
@@ -99,7 +99,7 @@ def _read(source: Any) -> tuple[onnx.ModelProto, str | None, str]:
 
 
 class _CallableModule(ModuleType):
-    """`onward.check` is this package and the public function of the same name: importing the first must not hide it."""
+    """A module that can be called: `onward.check` is both this package and the public function of the same name."""
 
     def __call__(self, source: Any, *, pedantic: bool = False) -> Report:
         return check(source, pedantic=pedantic)

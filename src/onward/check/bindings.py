@@ -1,4 +1,4 @@
-"""Bindings: which value becomes which state, and when (rules 2 to 8, 14, 22)."""
+"""Checks of the bindings, which assign values to state (rules 2 to 8, 14, 22)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from onward.errors import counted, define
 
 C102 = define(
     "C102",
-    "initialization_binding of no initializer",
-    why="The key of an initialization_binding is the initializer to be reset: one of ModelProto.graph or of the "
+    "initialization_binding key is not an initializer",
+    why="The key of an initialization_binding is the initializer to reset: one of ModelProto.graph or of the "
     "algorithm of the same entry (rule 2).",
     fix="Correct the key, or add the initializer.",
 )
 C103 = define(
     "C103",
-    "initialization_binding to no output",
+    "initialization_binding value is not an output",
     why="The value of an initialization_binding is an output of the initialization graph of the same entry (rule 3).",
     fix="Correct the value, or add it to the outputs of the initialization graph.",
 )
@@ -35,30 +35,30 @@ C104 = define(
 )
 C105 = define(
     "C105",
-    "update_binding of no initializer",
-    why="The key of an update_binding is the state to be updated: a dense initializer of ModelProto.graph or of the "
+    "update_binding key is not an initializer",
+    why="The key of an update_binding is the state to update: a dense initializer of ModelProto.graph or of the "
     "algorithm of the same entry (rule 5).",
     fix="Correct the key, or add the initializer.",
 )
 C106 = define(
     "C106",
-    "update_binding to no output",
+    "update_binding value is not an output",
     why="The value of an update_binding is an output of the algorithm of the same entry (rule 6). The proto file also "
-    "allows an output of ModelProto.graph, where the specification does not; Onward accepts it and notes it.",
+    "allows an output of ModelProto.graph, but the specification does not; Onward accepts it with a note.",
     fix="Add the value to the outputs of the algorithm.",
 )
 C107 = define(
     "C107",
     "state updated twice",
     why="Each state is assigned by at most one update_binding, over all entries of training_info (rule 7). Within one "
-    "entry both texts of the standard forbid it; between entries only the proto file does, so that it is a warning "
-    "there, and an error in pedantic mode.",
+    "entry both texts of the standard forbid it; between entries only the proto file does, so it is a warning "
+    "there and an error in pedantic mode.",
     fix="Update the state in one place only.",
 )
 C108 = define(
     "C108",
     "initialization_binding without initialization",
-    why="Without an initialization graph there is nothing to bind to (rule 8).",
+    why="Without an initialization graph the bindings have no values (rule 8).",
     fix="Add the initialization graph, or remove the bindings.",
 )
 C114 = define(
@@ -82,20 +82,20 @@ C124 = define(
 C125 = define(
     "C125",
     "training that changes nothing",
-    why="The entry has an algorithm, but no update_binding: what it computes is thrown away (rule 22).",
+    why="The entry has an algorithm, but no update_binding: its results are discarded (rule 22).",
     fix="Bind the new values of the parameters.",
 )
 C126 = define(
     "C126",
     "copy of a trained tensor in a Constant",
-    why="A Constant node holds the very data of an initializer that training changes (rule 22): some tool probably "
+    why="A Constant node holds the same data as an initializer that training changes (rule 22). A tool probably "
     "folded it in, and the copy will keep the old value.",
     fix="Read the initializer instead of the Constant.",
 )
 
 
 def check_bindings(model: Model, findings: Findings) -> None:
-    """Report keys that are no state and values that are no output, in every entry."""
+    """Report keys that are not state and values that are not outputs, in every entry."""
     updated_by: dict[str, str] = {}
     for index, info in enumerate(model.proto.training_info):
         place = f"training_info[{index}]"
@@ -132,7 +132,7 @@ def _key_hint(model: Model, index: int, key: str, states: dict[str, Any], findin
             return f"it is {'an' if kind[0] in 'aeiou' else 'a'} {kind} of {view.place}, not an initializer"
     for other, view in enumerate(model.algorithms):
         if view is not None and key in view.initializers and other != index:
-            return f"it is an initializer of {view.place}, which this entry does not see"
+            return f"it is an initializer of {view.place}, which this entry cannot read"
     return findings.near(key, states)
 
 
@@ -146,7 +146,7 @@ def _check_initialization(model: Model, index: int, states: dict[str, Any], plac
             "there are initialization_bindings, but no initialization graph",
             place=place,
             found=counted(len(bindings), "binding"),
-            needed="the graph that makes their values",
+            needed="the graph that computes their values",
         )
     outputs = dict.fromkeys(() if graph is None else graph.outputs)
     seen: set[str] = set()
@@ -155,7 +155,7 @@ def _check_initialization(model: Model, index: int, states: dict[str, Any], plac
         if binding.key not in states:
             findings.error(
                 C102,
-                f"{quote(binding.key)} is to be reset, but is no initializer",
+                f"{quote(binding.key)} is to be reset, but is not an initializer",
                 place=here,
                 needed=f"an initializer of the graph or of training_info[{index}].algorithm",
                 hint=_key_hint(model, index, binding.key, states, findings),
@@ -163,7 +163,7 @@ def _check_initialization(model: Model, index: int, states: dict[str, Any], plac
         if binding.value not in outputs and not absent:
             findings.error(
                 C103,
-                f"{quote(binding.key)} is to be reset to {quote(binding.value)}, which is no output of the "
+                f"{quote(binding.key)} is to be reset to {quote(binding.value)}, which is not an output of the "
                 "initialization graph",
                 place=here,
                 needed=f"an output of training_info[{index}].initialization",
@@ -188,7 +188,7 @@ def _check_update(
         if key not in states:
             findings.error(
                 C105,
-                f"{quote(key)} is to be updated, but is no initializer",
+                f"{quote(key)} is to be updated, but is not an initializer",
                 place=here,
                 needed=f"an initializer of the graph or of training_info[{index}].algorithm",
                 hint=_key_hint(model, index, key, states, findings),
@@ -206,7 +206,7 @@ def _check_update(
                 made = algorithm is not None and algorithm.defines(value)
                 findings.error(
                     C106,
-                    f"{quote(key)} is to be updated with {quote(value)}, which is no output of the algorithm",
+                    f"{quote(key)} is to be updated with {quote(value)}, which is not an output of the algorithm",
                     place=here,
                     needed=f"an output of training_info[{index}].algorithm",
                     hint=f"it is computed there: add {quote(value)} to the outputs of the algorithm"
@@ -229,7 +229,7 @@ def _check_update(
 
 
 def check_binding_types(model: Model, types: Types, findings: Findings) -> None:
-    """Report bindings whose value has another element type or shape than the state it is assigned to (rule 14)."""
+    """Report bindings whose value and state differ in element type or shape (rule 14)."""
     for index, info in enumerate(model.proto.training_info):
         states = _states(model, index)
         for field, bindings, source in (
@@ -333,7 +333,7 @@ def _kind(tensor: Any) -> tuple[Any, ...]:
 
 
 def _is_telling(tensor: Any) -> bool:
-    """Return whether equal data is no accident: several different floating point values, stored as raw bytes."""
+    """Return whether equal data cannot be accidental: several different floating point values, stored as raw bytes."""
     count = element_count(tensor.dims)
     if tensor.data_location == TensorProto.EXTERNAL or count is None or count < 4:
         return False

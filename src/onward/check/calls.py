@@ -1,8 +1,8 @@
-"""The types inside function bodies: a body has types for each way in which it is called, and is checked with each.
+"""Checks of the types inside function bodies, once for each signature of the calls.
 
-A signature is what the body sees of a call: its input types and its attributes. Each signature is inferred once,
-however often it is called, so functions that call each other twice at each level cost no more than their number. Only
-functions that have something to check are looked at: a training operator, or a node that onnx complained of.
+A signature is the input types and attributes of a call. Each signature is inferred only once, so functions that call
+each other twice at each level do not cause exponential work. Only functions with something to check are visited: a
+training operator, or a node for which onnx reported an error.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class CallTypes(Known):
     def __init__(self, signature: Signature, caller: tuple[View, int]) -> None:
         super().__init__()
         self.signature = signature
-        self.caller = caller  # the first of the calls with this signature
+        self.caller = caller  # the first call with this signature
 
     def views(self) -> Iterator[View]:
         return self.signature.body.walk()
 
     def leaves_out(self, view: View, name: str) -> bool:
-        """Return whether `name` in `view` is an input of the function that this call does not give."""
+        """Return whether `name` in `view` is an input of the function that this call omits."""
         body = self.signature.body
         return view is body and name in body.inputs and self.signature.inputs[body.inputs.index(name)] is ABSENT
 
 
 def check_calls(model: Model, types: Types, findings: Findings) -> None:
-    """Report training operators in function bodies whose tensors are of the wrong type at one of the calls.
+    """Report training operators in function bodies whose tensors have the wrong type at one of the calls.
 
-    A rule that a node breaks at several signatures is reported for the first of them. Adds to `types.complaints` what
-    the inference of a body refuses.
+    A violation at several signatures is reported for the first of them. The errors of the inference of a body are added
+    to `types.complaints`.
     """
     reported: set[tuple[str, str]] = set()
     for call in _Calls(model, types).infer_all():
@@ -60,7 +60,7 @@ def check_calls(model: Model, types: Types, findings: Findings) -> None:
 
 
 class _Calls:
-    """Goes through all calls of the functions that have something to check, each signature once."""
+    """Visits all calls of the functions that have something to check, each signature once."""
 
     def __init__(self, model: Model, types: Types) -> None:
         self._model = model
@@ -113,7 +113,7 @@ class _Calls:
                 if key is None or key not in self._wanted or self._model.is_broken(view, position):
                     continue
                 if any(a.type in (GRAPH, GRAPHS) for a in node.attribute):
-                    continue  # the graph reads values around the call, which the body does not know
+                    continue  # the graph reads values around the call, which are unknown in the body
                 signature = self._signature(scope, view, position, node, key)
                 identity = _identity(key, signature)
                 if identity not in self._seen:
@@ -136,7 +136,7 @@ class _Calls:
         return Signature(body, tuple(inputs), attributes)
 
     def _want(self, key: FunctionKey) -> None:
-        """Look at this function, and at those that lead to it."""
+        """Add this function and its callers to the functions to visit."""
         stack = [key]
         while stack:
             wanted = stack.pop()
@@ -151,7 +151,7 @@ class _Calls:
         self._complaints_read = len(self._types.complaints)
 
     def _size(self, key: FunctionKey) -> int:
-        """Return how many nodes a function has once the functions that it calls are expanded."""
+        """Return the number of nodes of a function after expanding the functions that it calls."""
         if key not in self._sizes:
             size = 0
             for view in self._copier.body(key).walk():
@@ -163,7 +163,7 @@ class _Calls:
 
 
 def _renamed(known: Any) -> Any:
-    """Return a type whose unknown dims have no names: the names of one call mean nothing at another."""
+    """Return a type whose unknown dims have no names, because these names differ between calls."""
     if known is None or known.WhichOneof("value") != "tensor_type":
         return known
     plain = onnx.TypeProto()

@@ -1,4 +1,4 @@
-"""Model-local functions: they exist, they end, and they mean the same operators as the model (rule 18)."""
+"""Checks of model-local functions: existence, recursion, size and opsets (rule 18)."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from onward.graph.schema import schema
 C118 = define(
     "C118",
     "no such function, or two of the same name",
-    why="A node calls a model-local function by domain, name and overload; exactly one function must answer (rule 18). "
-    "Several ONNX tools remove functions from the model without looking at the training graphs that call them.",
+    why="A node calls a model-local function by domain, name and overload; exactly one function must match (rule 18). "
+    "Several ONNX tools remove functions that only training graphs call.",
     fix="Add the function to ModelProto.functions, or correct the call.",
 )
 C144 = define(
     "C144",
     "recursive function",
-    why="A function that calls itself, directly or through others, never ends: functions are expanded, not run.",
+    why="Functions are expanded, so a function that calls itself, directly or through others, never ends.",
     fix="Write the repetition as a Loop.",
 )
 C145 = define(
     "C145",
     "function and model disagree on an operator's version",
-    why="A function's opset_import gives one of its operators another meaning than the model's opset_import does, so "
-    "expanding the function changes what it computes.",
+    why="A function's opset_import and the model's opset_import define one of its operators differently, so "
+    "expanding the function changes its result.",
     fix="Import the same opset version in the function and in the model.",
 )
 C146 = define(
     "C146",
     "IR version too old for functions",
     why="Model-local functions exist since IR version 8, their attribute defaults since 9, overloads since 10; older "
-    "readers drop them.",
+    "readers ignore them.",
     fix="Raise ModelProto.ir_version.",
 )
 C508 = define(
     "C508",
     "too many nodes once functions are expanded",
-    why="A few functions that each call the next one twice make a graph of 2^30 nodes; tools that expand it hang.",
+    why="A few functions that each call the next one twice can expand to 2^30 nodes; tools that expand them hang.",
     fix="Call fewer functions. The limit is one million nodes.",
 )
 
@@ -59,7 +59,7 @@ MAX_CALL_DEPTH = 128
 
 
 def check_functions(model: Model, findings: Findings) -> None:
-    """Report missing identity, recursion, expansion bombs and opset conflicts of the model's functions."""
+    """Report missing names, recursion, excessive expansion and opset conflicts of the model's functions."""
     _check_identity(model, findings)
     calls = {function_key(body.proto): _calls(model, body) for body in model.bodies}
     order = _check_recursion(model, calls, findings)
@@ -74,7 +74,7 @@ def _check_identity(model: Model, findings: Findings) -> None:
     for body in model.bodies:
         key = function_key(body.proto)
         if not body.proto.name or not key[0]:
-            what = "name" if not body.proto.name else "domain of its own"
+            what = "name" if not body.proto.name else "custom domain"
             findings.error(C118, f"the function has no {what}", place=body.place)
         if key in seen:
             findings.error(
@@ -104,7 +104,7 @@ def _check_identity(model: Model, findings: Findings) -> None:
 
 
 def _calls(model: Model, view: View) -> dict[FunctionKey, int]:
-    """Return the functions that a graph calls, subgraphs included, and how often."""
+    """Return the functions that a graph and its subgraphs call, and how often."""
     counts: dict[FunctionKey, int] = {}
     for inner in view.walk():
         for node in inner.nodes:
@@ -117,7 +117,7 @@ def _calls(model: Model, view: View) -> dict[FunctionKey, int]:
 def _check_recursion(
     model: Model, calls: dict[FunctionKey, dict[FunctionKey, int]], findings: Findings
 ) -> list[FunctionKey] | None:
-    """Return the functions, callees first, or None and a finding where some are recursive."""
+    """Return the functions, callees first; report recursion and return None if there is any."""
     waiting = {key: len(called) for key, called in calls.items()}
     callers: dict[FunctionKey, list[FunctionKey]] = {key: [] for key in calls}
     for key, called in calls.items():
@@ -142,7 +142,7 @@ def _check_recursion(
         f"the function {function_text(cycle[0])} calls itself",
         place=next(b.place for b in model.bodies if function_key(b.proto) == cycle[0]),
         found=" → ".join(function_text(k) for k in [*cycle[:8], cycle[0]]),
-        needed="functions that do not come back to themselves",
+        needed="functions that do not call themselves",
         hint="write the repetition as a Loop",
     )
     return None
@@ -222,7 +222,7 @@ def _check_opsets(model: Model, body: View, findings: Findings) -> None:
 
 
 def function_hint(model: Model, key: FunctionKey, findings: Findings) -> str:
-    """Return a hint for a call that no function answers."""
+    """Return a hint for a call that matches no function."""
     overloads = model.overloads.get(key[:2])
     if overloads:
         return f"the function has the overloads {listing([o or '(none)' for o in overloads])}"

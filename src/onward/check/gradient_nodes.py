@@ -1,4 +1,4 @@
-"""`Gradient` nodes (rule 20): the names they carry as strings, and what those names must be to each other."""
+"""Checks of `Gradient` nodes (rule 20): the tensors that they name, and the dependencies between them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ C205 = define(
     "C205",
     "Gradient has more outputs than xs",
     why="Output i is the derivative with respect to xs[i].",
-    fix="Remove the outputs that no x stands for.",
+    fix="Remove the outputs without an x.",
 )
 C206 = define(
     "C206",
-    "Gradient names a tensor that is not there",
-    why="xs, zs and y name tensors of the graph around the node, defined before it. Since they are strings, tools that "
-    "rename or remove values do not see them.",
-    fix="Correct the name. If a tool changed the graph, apply it after the Gradient nodes are lowered.",
+    "Gradient names a tensor that does not exist",
+    why="xs, zs and y name tensors of the graph around the node, defined before it. Because they are strings, tools "
+    "that rename or remove values ignore them.",
+    fix="Correct the name. If a tool changed the graph, lower the Gradient nodes before you apply it.",
 )
 C207 = define(
     "C207",
@@ -58,38 +58,38 @@ C207 = define(
 C208 = define(
     "C208",
     "tensors of xs and zs depend on each other",
-    why="xs and zs must be independent: if one can be computed from the others, a derivative with respect to both has "
-    "no meaning.",
+    why="xs and zs must be independent: if one can be computed from the others, a derivative with respect to both is "
+    "undefined.",
     fix="Keep either the computed tensor or the ones it is computed from.",
 )
 C209 = define(
     "C209",
-    "Gradient input does not fit the tensor it stands for",
-    why="Input i replaces the i-th tensor of xs and zs, so it must have its type and shape.",
+    "Gradient input does not match the tensor that it replaces",
+    why="Input i replaces the i-th tensor of xs and zs, so it must have the same type and shape.",
     fix="Feed a tensor of the same type and shape.",
 )
 C210 = define(
     "C210",
-    "derivative with respect to something not differentiable",
+    "derivative with respect to a tensor that is not differentiable",
     why="Gradient exists for float16, float and double tensors only.",
     fix="Move the name to zs, or cast.",
 )
 C212 = define(
     "C212",
     "y depends on a tensor in neither xs nor zs",
-    why="Read strictly, xs and zs determine y. Onward takes other inputs and initializers as constants, other readers "
-    "may refuse (reported in pedantic mode only).",
+    why="Read strictly, xs and zs determine y. Onward treats other inputs and initializers as constants; other readers "
+    "may refuse them (reported in pedantic mode only).",
     fix="Add the tensor to zs, and to the inputs of the node.",
 )
 C213 = define(
     "C213",
-    "Gradient nodes not followed",
-    why="So many Gradient nodes over such a graph cannot be followed in linear time.",
-    fix="Nothing: rules C207, C208 and C212 were left out for the nodes that the message names.",
+    "dependencies of Gradient nodes not checked",
+    why="There are too many Gradient nodes to check their dependencies in linear time.",
+    fix="Nothing: rules C207, C208 and C212 were skipped for the nodes that the message names.",
 )
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
-_VISITS = 400_000  # how many values are looked at in all, for all Gradient nodes
+_VISITS = 400_000  # total number of values to visit, for all Gradient nodes
 
 Value = tuple[View, str]  # the view that defines it, and its name
 
@@ -102,13 +102,13 @@ def gradient_nodes(views: Iterable[View]) -> Iterator[tuple[View, int, Node]]:
 
 
 def check_gradients(model: Model, findings: Findings, *, pedantic: bool) -> None:
-    """Report Gradient nodes whose names, counts or dependencies are wrong; types come later."""
+    """Report Gradient nodes with wrong names, counts or dependencies; types are checked later."""
     follow = _Follower(model)
     for view, position, node in gradient_nodes(model.views()):
         xs, zs, y = strings(node, "xs"), strings(node, "zs") or [], strings(node, "y")
         place = view.node_place(position)
         if any(a.ref_attr_name for a in node.attribute if a.name in ("xs", "zs", "y")):
-            continue  # the names are an argument of the function around it: known at the call only
+            continue  # the names are attributes of the surrounding function: known only at the call
         before = len(findings.found)
         if not xs:
             findings.error(C201, "the Gradient has no xs", place=place, needed="at least one name in xs")
@@ -171,7 +171,7 @@ def _check_names(
             findings.error(
                 C206,
                 f"{quote(name)} in {role} is "
-                + ("made only after the Gradient" if later else "no tensor of the graph"),
+                + ("computed only after the Gradient" if later else "not a tensor of the graph"),
                 place=place,
                 needed="a tensor that is defined before the node",
                 hint="" if later else findings.near(name, view.visible()),
@@ -180,21 +180,21 @@ def _check_names(
 
 
 class _Follower:
-    """Follows values back to what they are computed from."""
+    """Finds the values from which a value is computed."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self.visits = 0
         self.announced = False
-        self.doubtful = False  # whether the last way back went through something that is broken itself
-        self.captured: dict[tuple[int, int], list[Value]] = {}  # what each Gradient's own y hangs on besides xs, zs
+        self.doubtful = False  # whether the last search passed through a broken node
+        self.captured: dict[tuple[int, int], list[Value]] = {}  # what each Gradient's y depends on besides xs and zs
 
     @property
     def exhausted(self) -> bool:
         return self.visits > _VISITS
 
     def sources(self, view: View, position: int) -> Iterator[Value]:
-        """Yield the values that a node reads, those that its subgraphs capture included."""
+        """Yield the values that a node reads, including those that its subgraphs capture."""
         stack = [(view, position)]
         while stack:
             here, index = stack.pop()
@@ -212,11 +212,11 @@ class _Follower:
                         yield found[0], name
 
     def back(self, start: list[Value], cut: set[tuple[int, str]]) -> tuple[set[tuple[int, str]], list[Value]]:
-        """Return the members of `cut` met on the way back from `start`, and the leaves that are no member."""
+        """Return the members of `cut` that `start` depends on, and the leaves that are not members."""
         met: set[tuple[int, str]] = set()
         leaves: list[Value] = []
         seen: set[tuple[int, str]] = set()
-        followed: set[tuple[int, int]] = set()  # nodes: one with many outputs is followed once
+        followed: set[tuple[int, int]] = set()  # nodes: one with many outputs is visited once
         stack = list(start)
         self.doubtful = False
         while stack and not self.exhausted:
@@ -233,7 +233,7 @@ class _Follower:
             if name in self._model.ambiguous or self._model.is_broken(view, position):
                 self.doubtful = True
             if position == BEFORE_ALL:
-                if view.parent is None:  # the inputs of a subgraph are fed by its node, whose inputs are followed
+                if view.parent is None:  # the inputs of a subgraph come from its node, whose inputs are visited
                     leaves.append((view, name))
             elif (id(view), position) not in followed:
                 followed.add((id(view), position))
@@ -264,7 +264,7 @@ def _check_dependencies(
     follow.captured[id(view), position] = leaves
     if follow.exhausted:
         if not follow.announced:
-            findings.note(C213, "this Gradient and those behind it were not followed", place=place)
+            findings.note(C213, "the dependencies of this Gradient and the later ones were not checked", place=place)
         follow.announced = True
         return
     doubtful = follow.doubtful
@@ -297,7 +297,7 @@ def _check_independence(
     met, _ = follow.back(starts, set(members))
     if not met:
         return True
-    for view, name in computed:  # only now, one by one, to say which depends on which
+    for view, name in computed:  # only now, one by one, to name the dependent pair
         met, _ = follow.back(list(follow.sources(view, view.defined[name])), set(members) - {(id(view), name)})
         if met:
             findings.error(
@@ -312,7 +312,7 @@ def _check_independence(
 
 
 def check_gradient_types(model: Model, types: Known, findings: Findings) -> None:
-    """Report Gradient nodes whose tensors are of the wrong type."""
+    """Report Gradient nodes whose tensors have the wrong type."""
     for view, position, node in gradient_nodes(types.views()):
         if model.is_broken(view, position):
             continue
@@ -333,7 +333,7 @@ def check_gradient_types(model: Model, types: Known, findings: Findings) -> None
             if given != name and named is not None and actual is not None and not actual.fits(named):
                 findings.error(
                     C209,
-                    f"the input {quote(given)} does not fit {quote(name)}, which it stands for",
+                    f"the input {quote(given)} does not match {quote(name)}, which it replaces",
                     place=place,
                     found=f"{quote(given)} is {actual}",
                     needed=f"{named}, the type of {quote(name)}",

@@ -1,8 +1,8 @@
-"""Copies of a graph for onnx's own inference and checker: small, and with nodes that can be found again.
+"""Small copies of a graph for onnx's own inference and checker, with nodes that can be traced back.
 
-A copy has no large data, its nodes are named by where they came from, `Gradient` is an `Identity` of each `xs[i]` (the
-type that its output has), and what is known to be broken is left out together with all that depends on it, so that
-each mistake is reported once.
+A copy has no large data. Its nodes are named after their origin. `Gradient` becomes an `Identity` of each `xs[i]`,
+which has the type of its output. Broken nodes and all that depend on them are removed, so that each error is reported
+once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onward.graph.schema import raw_schema, schema
 
 _KEPT_ELEMENTS = 1024  # larger constants do not help shape inference and cost memory
 _KEPT_BYTES = 64 * _KEPT_ELEMENTS  # strings have no fixed size
-# What ConstantOfShape may make, at every opset that has it.
+# The types that ConstantOfShape may create, at every opset that has it.
 _FILLABLE = (
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL,
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
@@ -45,10 +45,10 @@ _FILLABLE = (
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """What the body of a function sees of a call: the type of each input and the attributes that are given."""
+    """The signature of a function call: the type of each input and the given attributes."""
 
     body: View
-    inputs: tuple[Any, ...]  # a TypeProto, None where the type is not known, ABSENT where the input is left out
+    inputs: tuple[Any, ...]  # a TypeProto; None if the type is not known; ABSENT if the input is omitted
     attributes: Mapping[str, Any]
 
 
@@ -56,7 +56,7 @@ ABSENT = object()
 
 
 class Copier:
-    """Makes the copies of one model's graphs."""
+    """Creates the copies of one model's graphs."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -69,27 +69,26 @@ class Copier:
         return f"#{self._numbers[id(view)]}#{position}"
 
     def located(self, tag: str) -> tuple[View, int]:
-        """Return the graph and the position of the node that a tag stands for."""
+        """Return the graph and the position of the node with this tag."""
         _, number, position = tag.split("#")
         return self._views[int(number)], int(position)
 
     def copy(self, top: View, base_types: Mapping[str, Any], dropped: set[str] | None) -> onnx.ModelProto:
-        """Return a copy of `top` as a model of its own; `base_types` types what an algorithm reads around it.
+        """Return a copy of `top` as a model; `base_types` are the types of the outer values that an algorithm reads.
 
-        Leaves out the nodes whose tag is in `dropped` and the broken ones, with all that depends on them; with None,
-        nothing is left out.
+        Nodes with a tag in `dropped`, broken nodes and all that depend on them are removed; with None, no node is.
         """
         return _Copy(self, self._model, dropped).model(top, base_types)
 
     def copy_call(self, call: Signature, dropped: set[str]) -> onnx.ModelProto:
-        """Return a copy of a function's body as a model of its own, with the types and attributes of one call."""
+        """Return a copy of a function's body as a model, with the types and attributes of one call."""
         return _Copy(self, self._model, dropped).call(call)
 
     def body(self, key: FunctionKey) -> View:
         return self._bodies[key]
 
     def calls(self, key: FunctionKey) -> set[FunctionKey]:
-        """Return the functions that a function calls itself."""
+        """Return the functions that a function calls directly."""
         return self._calls[key]
 
     def reachable(self, top: View) -> list[View]:
@@ -105,13 +104,13 @@ class Copier:
 
 
 class _Copy:
-    """One copy in the making."""
+    """One copy under construction."""
 
     def __init__(self, copier: Copier, model: Model, dropped: set[str] | None) -> None:
         self._copier = copier
         self._model = model
         self._dropped = dropped
-        self._incomplete: set[FunctionKey] = set()  # functions of which something was left out
+        self._incomplete: set[FunctionKey] = set()  # functions with removed nodes
 
     def model(self, top: View, base_types: Mapping[str, Any]) -> onnx.ModelProto:
         copy = self._start(top, {"": 1, **self._model.opsets})
@@ -141,7 +140,7 @@ class _Copy:
         return copy
 
     def _start(self, top: View, opsets: Mapping[str, int]) -> onnx.ModelProto:
-        """Return a model without nodes that has the functions which `top` calls."""
+        """Return a model without nodes, with the functions that `top` calls."""
         copy = onnx.ModelProto(ir_version=min(max(self._model.proto.ir_version, 4), onnx.IR_VERSION))
         _import_opsets(opsets, copy)
         for body in _callees_first(self._model, self._copier.reachable(top)):
@@ -185,7 +184,7 @@ class _Copy:
         return self._nodes(body, target.node, set(), set())
 
     def _nodes(self, view: View, target: Any, unknown: set[str], declared: set[str]) -> bool:
-        """Copy the nodes and return whether none was left out; `unknown` grows by the outputs of those that were."""
+        """Copy the nodes and return whether all were copied; the outputs of the others are added to `unknown`."""
         complete = True
         for position, node in enumerate(view.nodes):
             if self._left_out(view, position, node, unknown) or not self._node(view, position, node, target, unknown):
@@ -242,7 +241,7 @@ class _Copy:
         return complete
 
     def _add_defaults(self, view: View, node: Node, fresh: Any) -> None:
-        """Write out the default attributes of an operator that is a function: onnx infers its body without them."""
+        """Add the default attributes of an operator that is a function: onnx infers its body without them."""
         domain = domain_of(node.domain)
         version = view.opsets.get(domain)
         if version is None or self._model.callee(node) is not None:
@@ -253,7 +252,7 @@ class _Copy:
             fresh.attribute.extend(a for a in defaults if a.name not in given)
 
     def _fill_constant(self, node: Node, target: Any) -> bool:
-        """Stand in for a large constant with a node of the same type that carries no data."""
+        """Replace a large constant with a node of the same type without data."""
         if len(node.attribute) != 1 or node.attribute[0].name != "value" or len(node.output) != 1:
             return False
         tensor = node.attribute[0].t
@@ -266,9 +265,9 @@ class _Copy:
         return True
 
     def _import(self, top: View, base: View, graph: Any, base_types: Mapping[str, Any]) -> set[str]:
-        """Make what the algorithm reads of the inference graph known to the copy: by value if small, else by type.
+        """Add the values of the inference graph that the algorithm reads: by value if small, else by type.
 
-        Returns the names whose type nobody knows.
+        Returns the names with an unknown type.
         """
         unknown: set[str] = set()
         for name in sorted(read_names(top)):
@@ -294,7 +293,7 @@ class _Copy:
 
 
 def _bind(graph: Any, attributes: Mapping[str, Any], absent: set[str]) -> None:
-    """Put the attributes of a call in the place of references to them, and nothing in that of inputs left out."""
+    """Replace references to attributes with those of the call, and omitted inputs with the empty name."""
     for node in graph.node:
         for index, name in enumerate(node.input):
             if name in absent:
@@ -308,7 +307,7 @@ def _bind(graph: Any, attributes: Mapping[str, Any], absent: set[str]) -> None:
 
 
 def bind_attributes(node: Node, attributes: Mapping[str, Any]) -> list[Any]:
-    """Return the attributes of a node in a function's body, with those of the call where it refers to them."""
+    """Return the attributes of a node in a function's body, with references replaced by those of the call."""
     bound = []
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
@@ -336,7 +335,7 @@ def _is_declared(value: Any) -> bool:
 
 
 def _declared(value: Any, untyped: bool = False) -> Any:
-    """Return `value`, without its type where that is none."""
+    """Return `value`, without its type if that is empty."""
     return value if not untyped and _is_declared(value) else onnx.ValueInfoProto(name=value.name)
 
 
@@ -388,7 +387,7 @@ def _callees_first(model: Model, bodies: list[View]) -> list[View]:
 
 
 def read_names(top: View) -> set[str]:
-    """Return every name that a graph reads, in its subgraphs too, as input, as output or in a Gradient's xs."""
+    """Return every name that a graph and its subgraphs read, as input, as output or in a Gradient's xs."""
     names = set(top.outputs)
     for inner in top.walk():
         names.update(inner.outputs)

@@ -1,4 +1,4 @@
-"""Each node against the operator it names: it exists, and has the inputs, outputs and attributes it should."""
+"""Checks of nodes: the operator exists, and the inputs, outputs and attributes agree with it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from onward.graph.schema import TRAINING_DOMAIN, Schema, all_schemas, newest_ops
 C116 = define(
     "C116",
     "operator domain not imported",
-    why="ModelProto.opset_import (or the function's own) says which version of an operator is meant; it counts for the "
-    "training graphs too (rule 16). Without it the operator has no meaning.",
+    why="ModelProto.opset_import (or the function's own) states the version of an operator, also for the "
+    "training graphs (rule 16). Without it the operator is undefined.",
     fix="Add the domain and its version to opset_import.",
 )
 C123 = define(
     "C123",
     "GraphCall: a training model of ONNX 1.7",
-    why="`GraphCall` was part of ONNX 1.7 only. Since 1.8 the training graph continues the inference graph by itself "
-    "(rule 23), so the same file would mean something else.",
+    why="`GraphCall` was part of ONNX 1.7 only. Since 1.8 the training graph continues the inference graph "
+    "implicitly (rule 23), so the same file has another meaning.",
     fix="Convert the file: onward upgrade FILE -o OUT.",
 )
 C134 = define(
@@ -52,8 +52,8 @@ C135 = define(
 C136 = define(
     "C136",
     "wrong number of inputs or outputs",
-    why="The operator or function takes another number of inputs or outputs, or needs one that was left out.",
-    fix="Give every required input and no more than there are.",
+    why="The operator or function takes another number of inputs or outputs, or a required one is missing.",
+    fix="Give every required input, and not more than the operator takes.",
 )
 C137 = define(
     "C137",
@@ -65,18 +65,18 @@ C137 = define(
 C138 = define(
     "C138",
     "operator of a foreign domain: not checked",
-    why="The operator belongs to a domain that neither the standard nor this model defines. Some runtime may know it; "
-    "nothing about it can be checked here.",
+    why="The operator belongs to a domain that neither the standard nor this model defines. A runtime may support it; "
+    "it cannot be checked here.",
     fix="Nothing, if your runtime has it. Otherwise add it to ModelProto.functions.",
 )
 
-# Domains that runtimes are known to define themselves; a model may mix them with functions of the same domain.
+# Domains that runtimes define; a model may also have functions in the same domain.
 _RUNTIME_DOMAINS = ("com.microsoft", "com.ms", "ai.onnx.contrib", "org.pytorch", "com.nvidia", "trt.plugins")
 _ATTRIBUTE_TYPES = onnx.AttributeProto.AttributeType
 
 
 class _Groups:
-    """Findings that many nodes share are reported once, at the first node, with the count of the others."""
+    """Findings that many nodes share; each is reported once, at the first node, with the number of nodes."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, ...], tuple[View, int]] = {}
@@ -95,7 +95,7 @@ class _Groups:
 
 
 def check_nodes(model: Model, findings: Findings) -> None:
-    """Report every node that is not a proper use of its operator or function."""
+    """Report every node that does not agree with its operator or function."""
     groups = _Groups()
     for view in model.views():
         for position, node in enumerate(view.nodes):
@@ -110,7 +110,7 @@ def _check_node(model: Model, view: View, position: int, node: Node, groups: _Gr
     domain = domain_of(node.domain)
     _check_attribute_form(view, position, node, findings)
     if not node.op_type:
-        findings.error(C134, "the node names no operator", place=view.node_place(position), needed="an op_type")
+        findings.error(C134, "the node has no op_type", place=view.node_place(position), needed="an op_type")
         return
     version = view.opsets.get(domain)
     if version is None:
@@ -165,7 +165,7 @@ def _report_groups(model: Model, groups: _Groups, findings: Findings) -> None:
         elif op_type == "GraphCall" and domain == TRAINING_DOMAIN:
             findings.error(
                 C123,
-                "`GraphCall` has ONNX 1.7's meaning, which later versions do not have",
+                "`GraphCall` has ONNX 1.7's meaning, which later versions do not support",
                 place=place,
                 found=many,
                 needed="a training graph that continues the inference graph",
@@ -292,7 +292,7 @@ def _check_attributes(found: Schema, opset: int, view: View, position: int, node
         name = attribute.name
         given.add(name)
         if name not in known:
-            if not name.startswith("__"):  # reserved for the private use of tools
+            if not name.startswith("__"):  # reserved for tools
                 findings.error(
                     C137,
                     f"{quote(node.op_type)} has no attribute {quote(name)}",
@@ -320,7 +320,7 @@ def _check_attributes(found: Schema, opset: int, view: View, position: int, node
 
 
 def _check_attribute_form(view: View, position: int, node: Node, findings: Findings) -> None:
-    """Report attributes that are wrong for every operator: nameless, twice, untyped, or bound to nothing."""
+    """Report attributes without a name, type or value, duplicates, and references to missing attributes."""
     if not node.attribute:
         return
     names: set[str] = set()
@@ -358,7 +358,7 @@ _LABELS = ("name", "type", "doc_string", "ref_attr_name")
 
 
 def _wrong_fields(attribute: Any) -> str:
-    """Return what is wrong with where an attribute keeps its value, or ""."""
+    """Return what is wrong with the fields that hold an attribute's value, or ""."""
     expected, scalar = _VALUE_FIELDS.get(attribute.type, ("", False))
     given = [field.name for field, _ in attribute.ListFields() if field.name not in _LABELS]
     if any(name != expected for name in given):
@@ -376,8 +376,8 @@ def _check_reference(attribute: Any, view: View, position: int, findings: Findin
     if attribute.ref_attr_name not in formal:
         findings.error(
             C137,
-            f"the attribute {quote(attribute.name)} refers to {quote(attribute.ref_attr_name)}, which is no attribute "
-            + ("of the function" if root.is_function else "of anything: this is not a function"),
+            f"the attribute {quote(attribute.name)} refers to {quote(attribute.ref_attr_name)}, which is not an "
+            + ("attribute of the function" if root.is_function else "attribute: this node is not in a function"),
             place=view.node_place(position),
             needed=f"one of {listing(formal)}" if formal else "a value",
             hint=findings.near(attribute.ref_attr_name, formal),

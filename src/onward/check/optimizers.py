@@ -1,4 +1,4 @@
-"""`Adagrad`, `Adam` and `Momentum` nodes (rule 21): the schema of onnx checks neither their counts nor their shapes."""
+"""Checks of `Adagrad`, `Adam` and `Momentum` nodes (rule 21), whose counts and shapes onnx does not check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ C301 = define(
 C302 = define(
     "C302",
     "optimizer with the wrong number of outputs",
-    why="An optimizer gives back all new X, then all of each new state.",
+    why="An optimizer returns all new X, then all of each new state.",
     fix="Give one output for each tensor and for each of its states.",
 )
 C303 = define(
@@ -47,7 +47,7 @@ C306 = define(
 C307 = define(
     "C307",
     "unknown Momentum mode",
-    why="`mode` is `standard` or `nesterov`; implementations take anything else for one of them without a word.",
+    why="`mode` is `standard` or `nesterov`; implementations silently treat anything else as one of them.",
     fix="Set mode to standard or nesterov.",
 )
 
@@ -78,7 +78,7 @@ def _optimizers(model: Model, views: Iterable[View]) -> Iterator[tuple[View, int
 
 
 def check_optimizers(model: Model, findings: Findings) -> None:
-    """Report optimizer nodes with wrong counts or modes; types come later."""
+    """Report optimizer nodes with wrong counts or modes; types are checked later."""
     for view, position, node, form in _optimizers(model, model.views()):
         if model.is_broken(view, position):
             continue
@@ -90,7 +90,7 @@ def check_optimizers(model: Model, findings: Findings) -> None:
         if rest or count < 1:
             findings.error(
                 C301,
-                f"{quote(node.op_type)} has a number of inputs that no number of tensors has",
+                f"{quote(node.op_type)} has the wrong number of inputs",
                 place=place,
                 found=f"{counted(len(node.input), 'input')}: R, T and {counted(len(node.input) - 2, 'tensor')}",
                 needed=f"2 + {kinds}n inputs: {order}",
@@ -123,7 +123,7 @@ def check_optimizers(model: Model, findings: Findings) -> None:
 
 
 def check_optimizer_types(model: Model, types: Known, findings: Findings) -> None:
-    """Report optimizer nodes whose tensors are of the wrong type or do not belong together."""
+    """Report optimizer nodes whose tensors have the wrong type or do not match each other."""
     for view, position, node, form in _optimizers(model, types.views()):
         if model.is_broken(view, position):
             continue
@@ -182,7 +182,8 @@ def _check_group(node: Node, members: list[tuple[str, str, TensorType | None]], 
     if different:
         findings.error(
             C306,
-            f"{listing([n for _, n, _ in different])} of {quote(node.op_type)} must be like {quote(first_name)}",
+            f"{listing([n for _, n, _ in different])} of {quote(node.op_type)} must have the type and shape of "
+            f"{quote(first_name)}",
             place=place,
             found="; ".join(f"{r} {quote(n)} is {k}" for r, n, k in different),
             needed=f"{first}, as {first_role} {quote(first_name)} has",

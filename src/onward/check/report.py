@@ -1,4 +1,4 @@
-"""What the checker hands back: the `Report`, the collector that fills it, and the page of codes."""
+"""The `Report` of the checker, the collector that fills it, and the page of codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from onward.errors import CODES, CheckFailed, Diagnostic, Severity, counted
 
 _LONGEST_NAME = 120
-_NEAR_LOOKUPS = 50  # near names are a courtesy: beyond this many the file is broken in a way that names do not explain
+_NEAR_LOOKUPS = 50  # near names are optional: after this many lookups, misspelt names are not the cause
 _NEAR_CANDIDATES = 5000
 
 
@@ -31,7 +31,7 @@ def quote(name: str) -> str:
 
 
 def listing(names: Iterable[str], limit: int = 8) -> str:
-    """Return names in backquotes, joined by commas, the long tail counted.
+    """Return names in backquotes, joined by commas; the rest is counted.
 
     >>> listing(["a", "b"])
     '`a`, `b`'
@@ -65,7 +65,7 @@ class Findings:
         return any(d.severity is Severity.ERROR for d in self.found)
 
     def near(self, name: str, candidates: Iterable[str]) -> str:
-        """Return "did you mean …?" for the candidates nearest to `name`, or "" where none is near."""
+        """Return "did you mean …?" for the candidates nearest to `name`, or "" if none is near."""
         if self._near_lookups >= _NEAR_LOOKUPS or not name:
             return ""
         self._near_lookups += 1
@@ -79,7 +79,7 @@ class Findings:
 class Report:
     """Everything that `onward.check` found, in the order of the file.
 
-    `ok` says that nothing breaks the standard; warnings and notes alone leave it true.
+    `ok` is True if nothing violates the standard; warnings and notes do not change it.
     """
 
     findings: tuple[Diagnostic, ...] = ()
@@ -99,7 +99,7 @@ class Report:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """The code of each finding, in order."""
+        """Return the code of each finding, in order."""
         return tuple(d.code for d in self.findings)
 
     @property
@@ -107,7 +107,7 @@ class Report:
         return not self.errors
 
     def summary(self) -> str:
-        """Return the count in one line.
+        """Return the number of findings in one line.
 
         >>> Report(source="m.onnx").summary()
         'm.onnx: no problems found'
@@ -120,11 +120,11 @@ class Report:
         return f"{self.source or 'model'}: {', '.join(counts) if counts else 'no problems found'}"
 
     def render(self) -> str:
-        """Return the whole report as plain text: each finding, a blank line between them, and the count."""
+        """Return the report as plain text: the findings, separated by blank lines, and their number."""
         return "\n\n".join([*(d.render() for d in self.findings), self.summary()])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, the way `--json` prints it."""
+        """Return the report as plain values, as `--json` prints it."""
         return {
             "format": 1,
             "source": self.source,
@@ -136,14 +136,14 @@ class Report:
         }
 
     def to_json(self) -> str:
-        """Return the report as JSON, readable by a person too."""
-        return json.dumps(self.as_dict(), indent=2)  # in ASCII: every terminal and pipe can take it
+        """Return the report as indented JSON."""
+        return json.dumps(self.as_dict(), indent=2)  # in ASCII, for every terminal and pipe
 
     def raise_if_errors(self) -> Report:
         """Return the report itself, or raise.
 
         Raises:
-            CheckFailed: the model breaks the standard; carries every error.
+            CheckFailed: the model violates the standard; contains every error.
         """
         if self.errors:
             raise CheckFailed(self.errors)
@@ -151,7 +151,7 @@ class Report:
 
 
 def render_codes_page() -> str:
-    """Return the Markdown page that explains every diagnostic code Onward can print (docs/codes.md)."""
+    """Return the Markdown page that explains every diagnostic code of Onward (docs/codes.md)."""
     families = {
         "A": "Arguments",
         "B": "Backends",
@@ -168,8 +168,8 @@ def render_codes_page() -> str:
         "",
         "Generated from the catalogue in the code (`onward.errors.CODES`); do not edit by hand.",
         "`onward check --explain CODE` prints the same text. Rule numbers of the checker: C101 to C123 are the rules",
-        "1 to 23 of a strict checker of ONNX training models, C13x to C16x the conditions that every ONNX graph has to",
-        "meet, C2xx the `Gradient` operator, C3xx the optimizer operators, C4xx types and shapes, C5xx safety.",
+        "1 to 23 of the checker of training models (docs/check.md), C13x to C16x the conditions for every ONNX graph,",
+        "C2xx the `Gradient` operator, C3xx the optimizer operators, C4xx types and shapes, C5xx safety.",
     ]
     for family in sorted({code[0] for code in CODES}):
         lines += ["", f"## {family}: {families.get(family, 'Other')}"]

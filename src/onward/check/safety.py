@@ -1,4 +1,4 @@
-"""What makes a file dangerous to read on: nesting, text that is not text, tensors that lie, paths that escape."""
+"""Checks for unsafe files: deep nesting, invalid UTF-8, malformed tensors, and external data outside the folder."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from onward.errors import define
 C117 = define(
     "C117",
     "malformed tensor",
-    why="A tensor's stored data does not fit its element type and dims (rule 17), so it has no value.",
+    why="A tensor's stored data does not match its element type and dims (rule 17), so it has no value.",
     fix="Write the tensor again, e.g. with onnx.numpy_helper.from_array.",
 )
 C501 = define(
     "C501",
     "external data outside the model's folder",
-    why="A tensor's `location` is absolute or climbs out of the folder; reading it would give the model's author any "
+    why="A tensor's `location` is absolute or climbs out of the folder; reading it could expose any "
     "file of this machine.",
     fix="Store the data next to the model and give its plain relative path.",
 )
 C502 = define(
     "C502",
     "external data that cannot be read",
-    why="The external data file is missing, is not a plain file of its own, or is shorter than offset + length say.",
+    why="The external data file is missing, is not a regular file with one name, or is shorter than offset + length.",
     fix="Put the data file next to the model, or save the model again with its data.",
 )
 C503 = define(
     "C503",
     "external data described wrongly",
     why="The external_data entries of a tensor are incomplete, contradictory or not numbers.",
-    fix="Give `location`, and if need be `offset` and `length`, as non-negative decimal numbers.",
+    fix="Give `location`, and if necessary `offset` and `length`, as non-negative decimal numbers.",
 )
 C506 = define(
     "C506",
@@ -48,7 +48,7 @@ C506 = define(
 C507 = define(
     "C507",
     "nested too deeply",
-    why="Graphs inside graphs, types inside types or functions calling functions deeper than the limit exhaust the "
+    why="Graphs inside graphs, types inside types or functions calling functions beyond the limit exhaust the "
     "stack of most tools.",
     fix="Flatten the model: no real model nests that deeply.",
 )
@@ -73,9 +73,9 @@ _MESSAGE = 11  # TYPE_MESSAGE
 
 
 def check_readable(proto: onnx.ModelProto, findings: Findings) -> bool:
-    """Return whether every text is UTF-8 and nothing nests beyond the limit; if not, nothing else can be checked.
+    """Return whether all text is UTF-8 and no nesting exceeds the limit; otherwise nothing else can be checked.
 
-    Walks every message with a stack of its own, so that no file can exhaust Python's.
+    Walks the messages with an explicit stack, so that no file can exhaust Python's.
     """
     bad_text: list[str] = []
     deep: list[str] = []
@@ -129,7 +129,7 @@ def _fields(message: Any) -> list[tuple[Any, Any]]:
         if message.DESCRIPTOR.name == "TensorProto":  # not its data, which would be copied
             return [(f, getattr(message, f.name)) for f in _TENSOR_TEXT]
         return list(message.ListFields())
-    except UnicodeDecodeError:  # the pure Python protobuf decodes on access, upb hands over the bytes
+    except UnicodeDecodeError:  # the pure Python protobuf decodes on access, upb returns the bytes
         fields = []
         for field in message.DESCRIPTOR.fields:
             try:
@@ -177,7 +177,7 @@ _DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double
 
 
 def is_data_type(elem_type: int) -> bool:
-    """Return whether a number is an element type that ONNX has."""
+    """Return whether a number is an element type of ONNX."""
     return elem_type in _STORAGE
 
 
@@ -187,7 +187,7 @@ def type_text(elem_type: int) -> str:
 
 
 def element_count(dims: Any) -> int | None:
-    """Return the number of elements, or None where the dims are negative or their product leaves 63 bits."""
+    """Return the number of elements, or None if a dim is negative or the product exceeds 63 bits."""
     count = bounded = 1
     for dim in dims:
         if dim < 0:
@@ -200,7 +200,7 @@ def element_count(dims: Any) -> int | None:
 
 
 def check_tensors(model: Model, findings: Findings) -> None:
-    """Report every stored tensor whose data is malformed or lies outside the model's folder (rule 17)."""
+    """Report every stored tensor with malformed data or data outside the model's folder (rule 17)."""
     for view in model.views():
         if not view.is_function:
             for index, tensor in enumerate(view.proto.initializer):
@@ -252,7 +252,7 @@ def check_tensor(tensor: Any, place: str, model: Model, findings: Findings) -> N
     if kind not in _STORAGE:
         findings.error(
             C117,
-            f"the tensor has no element type that ONNX knows: {kind}",
+            f"the tensor has an element type that ONNX does not define: {kind}",
             place=place,
             found=f"data_type = {kind}",
             needed="one of " + ", ".join(type_text(k) for k in _STORAGE),
@@ -276,7 +276,9 @@ def check_tensor(tensor: Any, place: str, model: Model, findings: Findings) -> N
         _check_external(tensor, place, (count * bits + 7) // 8, used, model, findings)
         return
     if tensor.HasField("segment"):
-        findings.error(C117, "the tensor is stored in segments, which no tool reads", place=place, needed="whole data")
+        findings.error(
+            C117, "the tensor is stored in segments, which no tool supports", place=place, needed="whole data"
+        )
         return
     if len(used) > 1:
         findings.error(
@@ -301,7 +303,7 @@ def check_tensor(tensor: Any, place: str, model: Model, findings: Findings) -> N
     if have != need:
         findings.error(
             C117,
-            "the tensor's data does not fit its dims",
+            "the tensor's data does not match its dims",
             place=place,
             found=f"{have} {unit}",
             needed=f"{need}, for {type_text(kind)} of dims {list(tensor.dims)}",
@@ -338,13 +340,13 @@ def _check_external(
     if unknown:
         findings.warning(
             C503,
-            f"external_data has keys that the standard does not know: {listing(unknown)}",
+            f"external_data has keys that the standard does not define: {listing(unknown)}",
             place=place,
             needed="location, offset, length, checksum",
         )
     location = entries.get("location", "")
     if not location:
-        findings.error(C503, "the tensor's data is external but no `location` says where", place=place)
+        findings.error(C503, "the tensor's data is external, but it has no `location`", place=place)
         return
     numbers: dict[str, int] = {}
     for key in ("offset", "length"):
@@ -360,7 +362,7 @@ def _check_external(
     if length != needed_bytes and tensor.data_type != TensorProto.STRING:
         findings.error(
             C503,
-            "`length` does not fit the tensor's dims",
+            "`length` does not match the tensor's dims",
             place=place,
             found=f"{length} bytes",
             needed=f"{needed_bytes} bytes, for {type_text(tensor.data_type)} of dims {list(tensor.dims)}",
@@ -372,7 +374,7 @@ def _check_external(
             place=place,
             found=f"location {quote(location)}",
             needed="a relative path without `..`",
-            hint="do not open this model with other tools unless you know who made it",
+            hint="do not open this model with other tools unless you trust its author",
         )
         return
     if model.folder is not None:
@@ -386,7 +388,7 @@ def _escapes(location: str) -> bool:
 
 
 def _check_file(folder: str, location: str, end: int, place: str, findings: Findings) -> None:
-    """Report a data file that is missing, too short, or not a plain file inside `folder` (links lead out of it)."""
+    """Report a data file that is missing, too short, or not a regular file inside `folder` (links may leave it)."""
     root = os.path.realpath(folder)
     path = os.path.join(root, location)
     real = os.path.realpath(path)

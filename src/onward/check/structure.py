@@ -1,4 +1,4 @@
-"""The shape of the model: versions, names, scopes, order (rules 1, 8 to 13, 15, 19)."""
+"""Checks of the model's structure: versions, names, scopes and order (rules 1, 8 to 13, 15, 19)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from onward.graph.schema import newest_opset
 C101 = define(
     "C101",
     "IR version too old for training",
-    why="training_info exists since IR version 7 (rule 1); a reader of an older version may ignore it without a word.",
+    why="training_info exists since IR version 7 (rule 1); a reader of an older version may silently ignore it.",
     fix="Set ModelProto.ir_version to 7 or above.",
 )
 C109 = define(
     "C109",
     "initialization with inputs",
-    why="Nothing feeds the initialization graph: it resets the model and must make its values itself (rule 9).",
-    fix="Remove the inputs; make the values with Constant, ConstantOfShape or the Random operators, or initializers.",
+    why="Nothing feeds the initialization graph: it resets the model and must compute its values itself (rule 9).",
+    fix="Remove the inputs; use initializers, Constant, ConstantOfShape or the Random operators.",
 )
 C110 = define(
     "C110",
     "initialization reads from outside",
-    why="The initialization graph stands alone: it sees neither the inference graph nor the algorithm (rule 10).",
+    why="The initialization graph is independent: it can read neither the inference graph nor the algorithm (rule 10).",
     fix="Compute or store the value inside the initialization graph.",
 )
 C111 = define(
     "C111",
     "training graph redefines a name of the inference graph",
     why="A training step runs the inference graph and the algorithm as one graph, in which every name has one meaning "
-    "(rule 11). Inputs, initializers and node outputs of the algorithm need names of their own, in subgraphs too.",
-    fix="Rename the value in the algorithm, or use the one of the inference graph.",
+    "(rule 11). Inputs, initializers and node outputs of the algorithm need distinct names, also in subgraphs.",
+    fix="Rename the value in the algorithm, or use the value of the inference graph.",
 )
 C112 = define(
     "C112",
@@ -52,70 +52,70 @@ C113 = define(
 C115 = define(
     "C115",
     "output listed twice",
-    why="The outputs of the combined graph are told apart by name (rule 15).",
+    why="The outputs of the combined graph are identified by name (rule 15).",
     fix="List each output once.",
 )
 C119 = define(
     "C119",
     "input or output without type or shape",
     why="Inputs and outputs of top-level graphs, training graphs included, must state their type, and tensors a shape; "
-    "single dims may be unknown, the rank may not (rule 19).",
+    "dims may be unknown, but not the rank (rule 19).",
     fix="Give the value its type and shape.",
 )
 C130 = define(
     "C130",
     "missing name",
-    why="Graphs, their inputs, outputs and initializers are found by name; the empty name means `not given`.",
+    why="Graphs, their inputs, outputs and initializers are identified by name; the empty name means `not given`.",
     fix="Give it a name.",
 )
 C131 = define(
     "C131",
     "name defined twice",
-    why="Each name is assigned once (SSA), and a node of a subgraph may not reuse a name of the graphs around it. That "
-    "an input or initializer of a subgraph does so is allowed, but misread easily: a warning.",
+    why="Each name is assigned once (SSA), and a node of a subgraph may not reuse a name of the graphs around it. An "
+    "input or initializer of a subgraph may do so, but is easily misread, so it is a warning.",
     fix="Rename one of the two.",
 )
 C132 = define(
     "C132",
     "name not defined",
-    why="A node may read graph inputs, initializers and the outputs of earlier nodes. Nodes are stored in the order in "
-    "which they can run.",
-    fix="Correct the name, or move the node behind the one that makes its input.",
+    why="A node may read graph inputs, initializers and the outputs of earlier nodes. Nodes are stored in "
+    "execution order.",
+    fix="Correct the name, or move the node after the one that computes its input.",
 )
 C133 = define(
     "C133",
-    "output that nothing makes",
+    "output that nothing computes",
     why="Each graph output must be an input, an initializer or the output of a node.",
-    fix="Correct the output's name, or add the node that makes it.",
+    fix="Correct the output's name, or add the node that computes it.",
 )
 C139 = define(
     "C139",
     "opset version missing, repeated or unknown",
-    why="opset_import fixes the meaning of every operator: one version for each domain. A version newer than the "
-    "installed onnx package can only be checked as far as that package knows.",
+    why="opset_import defines the meaning of every operator: one version for each domain. A version newer than the "
+    "installed onnx package can be checked only in part.",
     fix="Import each domain once, with the version the model was made for; upgrade onnx for newer ones.",
 )
 C140 = define(
     "C140",
     "IR version missing or unknown",
-    why="ir_version says how to read the file. A newer one than the installed onnx has can be checked only in part.",
+    why="ir_version defines how to read the file. A version newer than the installed onnx can be checked only in part.",
     fix="Set ir_version; upgrade onnx for newer files.",
 )
 C141 = define(
     "C141",
-    "initializer that is no input, in an old IR version",
+    "initializer that is not an input, in an old IR version",
     why="Before IR version 4 every initializer had to be listed among the graph's inputs.",
     fix="Raise ir_version to 4 or above, or list the initializer as input.",
 )
 
 
 def check_structure(model: Model, findings: Findings) -> None:
-    """Report wrong versions, and wrong names in every graph, function and subgraph."""
+    """Report wrong versions, and wrong names in all graphs, functions and subgraphs."""
     _check_versions(model, findings)
     training_names = {name: view.place for view in model.algorithms if view is not None for name in view.defined}
     for top in model.tops():
         if top.kind in ("algorithm", "initialization") and is_empty(top.proto):
-            continue  # an empty graph says the same as no graph
+            continue  # an empty graph means the same as no graph
         if top.kind == "initialization" and top.inputs:
             findings.error(
                 C109,
@@ -145,7 +145,7 @@ def _check_versions(model: Model, findings: Findings) -> None:
     elif version > onnx.IR_VERSION:
         findings.warning(
             C140,
-            "the model is of a newer IR version than the installed onnx package",
+            "the model has a newer IR version than the installed onnx package",
             place="model",
             found=f"ir_version {version}",
             needed=f"at most {onnx.IR_VERSION} to be checked in full",
@@ -256,7 +256,7 @@ def _check_clashes(view: View, model: Model, findings: Findings) -> None:
         if outer is None:
             continue
         inference = outer[0].kind == "graph" and view.root.kind == "algorithm"
-        # The standard forbids it to node outputs only; a formal input may hide a name, to the confusion of its readers.
+        # The standard forbids it for node outputs only; a formal input may hide a name, which is confusing.
         report = findings.warning
         if position != BEFORE_ALL:
             report = findings.error
@@ -308,16 +308,16 @@ def _check_reads(view: View, model: Model, training_names: dict[str, str], findi
                 model.mark_broken(view, position)
     end = len(view.nodes)
     for name in view.outputs:
-        inner = view.kind == "subgraph"  # a subgraph gives out its own values only
+        inner = view.kind == "subgraph"  # a subgraph may only return its own values
         if name and name not in view.defined and (inner or view.lookup(name, end) is None):
             if _report_foreign(view, view.place, name, f"the output {quote(name)}", model, training_names, findings):
                 continue
             findings.error(
                 C133,
-                f"nothing makes the output {quote(name)}",
+                f"nothing computes the output {quote(name)}",
                 place=view.place,
                 needed="an input, an initializer or a node output of this name",
-                hint="a value of the graph around can be given out through an Identity"
+                hint="to return a value of an outer graph, use an Identity"
                 if inner and view.lookup(name, end) is not None
                 else findings.near(name, view.visible()),
             )
@@ -333,10 +333,10 @@ def _report_undefined(
         where = maker.defined[name]
         findings.error(
             C132,
-            f"{quote(node.op_type)} reads {quote(name)} before it is made",
+            f"{quote(node.op_type)} reads {quote(name)} before it is computed",
             place=place,
-            found=f"made by {maker.node_place(where)}" if where != BEFORE_ALL else "",
-            needed="nodes in the order in which they can run",
+            found=f"computed by {maker.node_place(where)}" if where != BEFORE_ALL else "",
+            needed="nodes in execution order",
         )
         return
     if _report_foreign(view, place, name, f"{quote(node.op_type)} reads {quote(name)}, which", model, training_names,
@@ -361,7 +361,7 @@ def _chain(view: View) -> Iterable[View]:
 def _report_foreign(
     view: View, place: str, name: str, subject: str, model: Model, training_names: dict[str, str], findings: Findings
 ) -> bool:
-    """Report a name that exists, but in a graph this one cannot see; return whether that was so."""
+    """Report a name that exists only in a graph that this one cannot read; return whether it does."""
     kind = view.root.kind
     if kind == "graph" and name in training_names:
         findings.error(
@@ -379,7 +379,7 @@ def _report_foreign(
             f"{subject} is not part of the initialization graph",
             place=place,
             found=f"{quote(name)} is defined in {where}",
-            needed="an initialization graph that stands alone",
+            needed="an independent initialization graph",
         )
         return True
     return False
@@ -390,7 +390,7 @@ def _check_combined_outputs(model: Model, algorithm: View, findings: Findings) -
     for name in sorted(repeated):
         findings.error(
             C115,
-            f"the training graph lists {quote(name)} as output, which the inference graph lists already",
+            f"the training graph lists {quote(name)} as output, but the inference graph already does",
             place=algorithm.place,
             found="two outputs of one name in the combined graph",
             needed="each output once",

@@ -1,8 +1,8 @@
-"""Types and shapes of every value: onnx's own strict inference, on each graph, with all complaints collected.
+"""Types and shapes of every value: onnx's own strict inference of each graph, with all errors collected.
 
 The combined graph of a training step is inferred in two parts: the inference graph once, then each algorithm with the
-inferred types of what it reads. That equals inferring the concatenation, and stays linear with many entries.
-`Gradient` has no inference in onnx: output i takes the type of `xs[i]`.
+inferred types of what it reads. That is equivalent to inferring the concatenation, and stays linear with many entries.
+`Gradient` has no inference in onnx: output i has the type of `xs[i]`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from onward.errors import define
 C401 = define(
     "C401",
     "types or shapes do not fit",
-    why="The operator's own rule says that these input types or shapes cannot go together, or that the result is not "
-    "of the type that the graph declares for it.",
-    fix="Correct the shapes or types of the inputs, or what is declared for the output.",
+    why="The operator does not accept this combination of input types or shapes, or the result does not have the "
+    "type that the graph declares for it.",
+    fix="Correct the shapes or types of the inputs, or the declared type of the output.",
 )
 C402 = define(
     "C402",
-    "initializer declared as something else",
+    "initializer declared with another type",
     why="An initializer with the name of an input is that input's default, so it must have its type and shape. The "
-    "same holds where an output or a value_info has its name.",
+    "same applies to an output or a value_info with its name.",
     fix="Give both the same element type and shape.",
 )
 C410 = define(
@@ -52,16 +52,16 @@ C410 = define(
 C411 = define(
     "C411",
     "types not inferred",
-    why="onnx could not take over the graph for its type and shape inference, e.g. because it holds more than 2 GB "
-    "outside its initializers; or it has so many subgraphs and calls, or so many mistakes, that the search was ended. "
-    "All other rules were checked.",
+    why="onnx could not load the graph for its type and shape inference, e.g. because it holds more than 2 GB "
+    "outside its initializers; or it has so many subgraphs and calls, or so many mistakes, that the search was "
+    "stopped. All other rules were checked.",
     fix="Store large data in initializers; correct the mistakes that are listed and check again.",
 )
 
 _REFUSALS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError)
-# onnx reports one type mismatch at a time: its node is left out and the rest is inferred again, within these bounds.
+# onnx reports one type mismatch at a time: its node is removed and the rest is inferred again, within these limits.
 _ROUNDS = 40
-_COPIED_NAMES = 60_000_000  # some seconds
+_COPIED_NAMES = 60_000_000  # a few seconds
 MAX_INFERRED_NODES = 1_000_000  # in all rounds of all graphs
 _TAG = re.compile(r"\(op_type:[^,()]*, node name: (#\d+#\d+)\): ?")
 _NAMED = re.compile(r"\bname:? (#\d+#\d+)\b", re.IGNORECASE)
@@ -85,7 +85,7 @@ class TensorType:
 
     @property
     def size(self) -> int | None:
-        """The number of elements, where every dim is known."""
+        """Return the number of elements, or None if a dim is unknown."""
         if self.shape is None or not all(isinstance(d, int) for d in self.shape):
             return None
         return element_count(self.shape)
@@ -100,7 +100,7 @@ def shapes_fit(a: tuple[int | str | None, ...] | None, b: tuple[int | str | None
 
 
 def tensor_type(proto: Any) -> TensorType | None:
-    """Return the `TensorType` of a TypeProto, or None where it is no tensor or has no element type."""
+    """Return the `TensorType` of a TypeProto, or None if it is not a tensor or has no element type."""
     if proto is None or proto.WhichOneof("value") != "tensor_type" or proto.tensor_type.elem_type == 0:
         return None
     tensor = proto.tensor_type
@@ -115,7 +115,7 @@ def tensor_type(proto: Any) -> TensorType | None:
 
 @dataclasses.dataclass
 class Complaint:
-    """One inference error: the culprit, the node that calls its function, onnx's words, and the types at that call."""
+    """One inference error: the node, the node that calls its function, onnx's message, and the types at that call."""
 
     view: View
     position: int | None
@@ -125,7 +125,7 @@ class Complaint:
 
 
 class Known:
-    """The known types of the values of some graphs, and the places at which they were called."""
+    """The known types of the values of some graphs, and the places from which they were called."""
 
     def __init__(self) -> None:
         self._types: dict[int, dict[str, Any]] = {}
@@ -136,7 +136,7 @@ class Known:
         raise NotImplementedError
 
     def of(self, view: View, name: str, before: int) -> TensorType | None:
-        """Return the type of `name` as node `before` of `view` sees it, or None where it is not known."""
+        """Return the type of `name` as node `before` of `view` sees it, or None if it is not known."""
         found = view.lookup(name, before)
         return None if found is None else self.at(found[0], name)
 
@@ -147,11 +147,11 @@ class Known:
         return self._tensor_types[key]
 
     def known(self, view: View) -> dict[str, Any]:
-        """Return the TypeProto of each value of a graph whose type is known."""
+        """Return the TypeProto of each value of a graph that has a known type."""
         return self._types.get(id(view), {})
 
     def collect(self, view: View, graph: Any, copier: Copier) -> None:
-        """Take over the types that onnx wrote into the copy `graph` of `view`."""
+        """Store the types that onnx wrote into the copy `graph` of `view`."""
         known = self._types.setdefault(id(view), {})
         for tensor in view.initializers.values() if view.parent is not None else ():
             if element_count(tensor.dims) is not None and is_data_type(tensor.data_type):
@@ -176,8 +176,8 @@ class Types(Known):
         super().__init__()
         self._model = model
         self.complaints: list[Complaint] = []
-        self.unread: list[tuple[View, str]] = []  # graphs that onnx could not take over, and why
-        self.cut_short: list[View] = []  # graphs in which more may be wrong than the complaints say
+        self.unread: list[tuple[View, str]] = []  # graphs that onnx could not load, and why
+        self.cut_short: list[View] = []  # graphs that may have more errors than the complaints
         self.inferred_nodes = 0
         self.copier = Copier(model)
         for top in self._tops():
@@ -212,9 +212,9 @@ class Types(Known):
             self.collect(top, inferred, self.copier)
 
     def infer(self, top: View, copy_without: Callable[[set[str]], onnx.ModelProto]) -> Any:
-        """Return a copy of `top` with every type that onnx can tell, or None; what it refuses becomes a complaint.
+        """Return a copy of `top` with every type that onnx can infer, or None; each error becomes a complaint.
 
-        `copy_without` makes the copy without the nodes of the given tags, those that were complained of.
+        `copy_without` makes the copy without the nodes of the given tags, which had errors.
         """
         dropped: set[str] = set()
         for round_number in range(_ROUNDS):
@@ -242,7 +242,7 @@ class Types(Known):
         return (inner + calls) * len(top.defined) > _COPIED_NAMES
 
     def _compare_declarations(self, top: View, base: View) -> None:
-        """Complain of values of the inference graph that the algorithm declares as something else."""
+        """Record values of the inference graph that the algorithm declares with another type."""
         for value in (*top.proto.output, *top.proto.value_info):
             if value.name in top.defined or value.name not in base.defined:
                 continue
@@ -253,9 +253,9 @@ class Types(Known):
                 self._model.misfits.setdefault(id(top), set()).add(value.name)
 
     def _read(self, top: View, text: str) -> set[str]:
-        """Record each complaint in onnx's message and return the outermost nodes that they came through."""
+        """Record each complaint in onnx's message and return the outermost nodes that they passed through."""
         outermost: set[str] = set()
-        # Complaints are joined by newlines; the tags of nested nodes stand in front of the innermost one's text.
+        # Errors are joined by newlines; the tags of nested nodes precede the text of the innermost one.
         pieces = _TAG.split(text)
         if len(pieces) == 1:
             named = _NAMED.search(text)
@@ -277,7 +277,7 @@ class Types(Known):
             self.complaints.append(Complaint(top, None, None, _clean(text)))
             return
         if "expected to have type but instead is null" in text:
-            return  # not known is not wrong: onnx has no inference for the node that makes the input
+            return  # unknown is not wrong: onnx has no inference for the node that computes the input
         view, position = self.copier.located(chain[-1])
         outer = self.copier.located(chain[0]) if chain[0] != chain[-1] else None
         self.complaints.append(Complaint(view, position, outer, _clean(text)))
@@ -301,7 +301,7 @@ def _type_names(match: re.Match[str]) -> str:
 
 
 def check_defaults(model: Model, findings: Findings) -> None:
-    """Report initializers that are declared as another type: as the default of an input, an output or a value."""
+    """Report initializers that are declared with another type, as an input, an output or a value."""
     for view in model.views():
         if view.is_function:
             continue
@@ -317,7 +317,7 @@ def check_defaults(model: Model, findings: Findings) -> None:
                 model.misfits.setdefault(id(view), set()).add(value.name)
                 findings.error(
                     C402,
-                    f"the initializer {quote(value.name)} does not fit the {kind} of the same name",
+                    f"the initializer {quote(value.name)} does not match the {kind} of the same name",
                     place=view.place,
                     found=str(actual),
                     needed=str(declared),
@@ -325,14 +325,14 @@ def check_defaults(model: Model, findings: Findings) -> None:
 
 
 def report_complaints(model: Model, types: Types, findings: Findings) -> None:
-    """Report what onnx's type and shape inference refused, except at nodes that are reported already."""
+    """Report the errors of onnx's type and shape inference, except at nodes that are already reported."""
     for top, text in types.unread:
         findings.warning(C411, "types and shapes of this graph could not be inferred", place=top.place, found=text)
     for top in types.cut_short:
         findings.note(C411, "not every type and shape of this graph was checked", place=top.place)
     seen: set[tuple[int, int | None, str]] = set()
     for complaint in _with_types(types.complaints):
-        # A node of a function is wrong in different words at different calls: it is reported once.
+        # A node of a function may cause different messages at different calls: it is reported once.
         key = (id(complaint.view), complaint.position, "" if complaint.view.root.is_function else complaint.text)
         if key in seen:
             continue
@@ -356,7 +356,7 @@ def report_complaints(model: Model, types: Types, findings: Findings) -> None:
 
 
 def _with_types(complaints: list[Complaint]) -> list[Complaint]:
-    """Return the complaints in their order, each with the types of the call in which it was met again, if it was."""
+    """Return the complaints in order, each with the types of a call that has the same error, if there is one."""
     typed = {(id(c.view), c.position): c.types for c in reversed(complaints) if c.types is not None}
     return [dataclasses.replace(c, types=typed.get((id(c.view), c.position))) for c in complaints]
 
@@ -374,14 +374,14 @@ def _node_types(view: View, position: int, node: Node, types: Known) -> str:
 
 
 def check_with_onnx(model: Model, types: Types, findings: Findings) -> None:
-    """Ask onnx.checker too, where nothing else was found: the last net."""
+    """Run onnx.checker if no other check found an error."""
     for top in model.tops():
         if top.is_function or (top.kind != "graph" and is_empty(top.proto)):
             continue
         base_types = types.known(top.base) if top.base is not None else {}
         copy = types.copier.copy(top, base_types, None)
         if any(v.type.WhichOneof("value") is None for v in (*copy.graph.input, *copy.graph.output)):
-            continue  # a value of a foreign operator: its type is nobody's fault
+            continue  # a value of a foreign operator: its type cannot be known
         try:
             onnx.checker.check_model(copy)
         except (ValueError, ProtobufError):

@@ -1,7 +1,7 @@
-"""The graphs of a model as the checks see them: names in scope, in order, exactly as the file says.
+"""Views of the graphs of a model for the checks: names in scope, in order, exactly as in the file.
 
-The checker works on the `ModelProto` as delivered. onnx-ir would give every value one producer and every name one
-meaning, and so repair the very mistakes that are looked for.
+The checker works on the unchanged `ModelProto`. onnx-ir would give every value one producer and every name one meaning,
+and so hide the errors that the checks look for.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Graph = Any  # a GraphProto, or a FunctionProto where `View.is_function`
 Node = Any  # a NodeProto
 BEFORE_ALL = -1  # the position of graph inputs and initializers
 GRAPH, GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
-# Domains whose operators the onnx package defines in full: what it does not know there does not exist.
+# Domains whose operators the onnx package defines completely: an unknown operator there does not exist.
 OFFICIAL_DOMAINS = ("", "ai.onnx.ml", TRAINING_DOMAIN, "ai.onnx.preview")
 
 FunctionKey = tuple[str, str, str]
 
 
 def domain_of(name: str) -> str:
-    """Return the one spelling of an operator domain: `ai.onnx` is the default domain `""`."""
+    """Return the canonical spelling of an operator domain: `ai.onnx` is the default domain `""`."""
     return "" if name == "ai.onnx" else name
 
 
@@ -45,7 +45,7 @@ def is_gradient(node: Node) -> bool:
 
 
 def strings(node: Node, name: str) -> list[str] | None:
-    """Return a STRING or STRINGS attribute as a list, or None where the node has it not (or as another type)."""
+    """Return a STRING or STRINGS attribute as a list, or None if the node has no such attribute of these types."""
     for attribute in node.attribute:
         if attribute.name == name and not attribute.ref_attr_name:
             if attribute.type == onnx.AttributeProto.STRINGS:
@@ -66,7 +66,7 @@ class Clash:
 
 
 class View:
-    """One graph or function body: its nodes, and what each name means at each node."""
+    """One graph or function body: its nodes, and the meaning of each name at each node."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class View:
         return None
 
     def defines(self, name: str) -> bool:
-        """Return whether this graph, or one around it, gives a value this name anywhere."""
+        """Return whether this graph, or one around it, defines this name anywhere."""
         view: View | None = self
         while view is not None:
             if name in view.defined:
@@ -224,13 +224,13 @@ class Model:
             self._view(f, f"functions[{i}] {function_text(function_key(f))}", "function", read_opsets(f.opset_import))
             for i, f in enumerate(proto.functions)
         ]
-        # Nodes already reported as broken: what follows from them is not reported again.
+        # Nodes already reported as broken: consequences are not reported again.
         self.broken: set[tuple[int, int]] = set()
-        # Nodes of operators that nobody here knows: their outputs have no known type.
+        # Nodes with unknown operators: their outputs have no known type.
         self.foreign: set[tuple[int, int]] = set()
-        self.ambiguous: set[str] = set()  # names with two meanings: what they depend on cannot be said
-        self.misfits: dict[int, set[str]] = {}  # by id of the view: initializers that do not fit their input
-        self.expandable = True  # no recursion and no bomb: tools that expand functions may look at it
+        self.ambiguous: set[str] = set()  # names with two meanings: their dependencies are unknown
+        self.misfits: dict[int, set[str]] = {}  # by id of the view: initializers that do not match their input
+        self.expandable = True  # no recursion and no excessive expansion: functions can be expanded
 
     def _view(self, proto: Graph, place: str, kind: str, opsets: dict[str, int], **around: Any) -> View:
         view = View(proto, place, kind, opsets, **around)
@@ -248,7 +248,7 @@ class Model:
         return view
 
     def tops(self) -> Iterator[View]:
-        """Yield the graphs that stand alone: the inference graph, the training graphs, the function bodies."""
+        """Yield the top-level graphs: the inference graph, the training graphs, the function bodies."""
         yield self.graph
         for algorithm, initialization in zip(self.algorithms, self.initializations, strict=True):
             if initialization is not None:
@@ -275,7 +275,7 @@ class Model:
         return (id(view), position) in self.foreign
 
     def callee(self, node: Node) -> FunctionKey | None:
-        """Return the model-local function that `node` calls, or None where it is an operator."""
+        """Return the model-local function that `node` calls, or None if it is an operator."""
         key = (domain_of(node.domain), node.op_type, node.overload)
         return key if key in self.functions else None
 
@@ -293,12 +293,12 @@ def function_key(function: Any) -> FunctionKey:
 
 @functools.cache
 def known_opset(domain: str, version: int) -> int:
-    """Return `version`, kept within what the installed onnx package can be asked for."""
+    """Return `version`, limited to the versions of the installed onnx package."""
     return max(1, min(version, newest_opset(domain) if domain in OFFICIAL_DOMAINS else 2**30))
 
 
 def is_empty(graph: Any) -> bool:
-    """Return whether a GraphProto says nothing at all, which is the same as its absence."""
+    """Return whether a GraphProto is empty, which means the same as its absence."""
     return not (graph.node or graph.input or graph.output or graph.initializer or graph.sparse_initializer)
 
 

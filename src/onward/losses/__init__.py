@@ -1,6 +1,6 @@
 """Losses, one per file, written once as ONNX operators.
 
-`make_trainable(loss=...)` takes one of these, its name (`"cross_entropy"`), or a loss of your own.
+`make_trainable(loss=...)` takes one of these, its name (`"cross_entropy"`), or a custom loss.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a loss is: operators from the model's outputs and the labels to one value."""
+"""The base classes of losses: ONNX operators that map the model's outputs and the labels to one value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 @dataclasses.dataclass(frozen=True)
 class LabelSpec:
-    """Element type and shape of one label input; `suffix` tells it apart where a loss reads several."""
+    """Element type and shape of one label input; `suffix` distinguishes several label inputs of one loss."""
 
     dtype: ir.DataType
     shape: tuple[Dim, ...]
@@ -28,7 +28,7 @@ class LabelSpec:
 class Loss(abc.ABC):
     """One loss, written once as ONNX operators.
 
-    `emit` makes the nodes; `labels` says what the label inputs look like for given outputs. Losses add up and scale:
+    `emit` creates the nodes; `labels` describes the label inputs for given outputs. Losses can be added and scaled:
     `MSE() + 0.1 * L1()` is a loss over the same output and labels.
     """
 
@@ -36,7 +36,7 @@ class Loss(abc.ABC):
 
     @abc.abstractmethod
     def labels(self, outputs: Sequence[Value]) -> list[LabelSpec] | None:
-        """Return the type and shape of each label input that the loss reads; None if only the caller can know."""
+        """Return the type and shape of each label input that the loss reads; None if the caller must state them."""
 
     @abc.abstractmethod
     def emit(self, op: Builder, outputs: Sequence[Value], labels: Sequence[Value]) -> Value:
@@ -71,7 +71,7 @@ class ReducedLoss(Loss):
             raise unknown_name("reduction", str(self.reduction), REDUCTIONS, place=f"loss `{type(self).__name__}`")
 
     def reduce(self, op: Builder, elements: Value) -> Value:
-        """Return `elements` reduced as `reduction` says."""
+        """Return `elements`, reduced according to `reduction`."""
         if self.reduction == "none":
             return elements
         reducer: Callable[..., Value] = op.ReduceMean if self.reduction == "mean" else op.ReduceSum
@@ -80,7 +80,7 @@ class ReducedLoss(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class ElementwiseLoss(ReducedLoss):
-    """A loss of each output element against the label element at the same place."""
+    """A loss that compares each output element with the label element at the same position."""
 
     def labels(self, outputs: Sequence[Value]) -> list[LabelSpec]:
         return [LabelSpec(element_type(outputs[0], self), shape_of(outputs[0], self))]
@@ -115,8 +115,8 @@ def shape_of(value: Value, loss: Loss) -> tuple[Dim, ...]:
                 A101,
                 f"the number of dimensions of output `{value.name}` is not known",
                 place=f"loss `{type(loss).__name__}`",
-                hint="give the model's output a shape (symbolic dimensions will do)",
+                hint="give the model's output a shape (symbolic dimensions are allowed)",
             )
         )
     symbols = [d if isinstance(d, int) else d.value for d in value.shape]
-    return tuple(None if str(d).startswith("unk__") else d for d in symbols)  # a symbol that inference made up
+    return tuple(None if str(d).startswith("unk__") else d for d in symbols)  # a symbol that shape inference created

@@ -7,14 +7,14 @@ import dataclasses
 from onward.graph.builder import Builder, Value
 from onward.losses.base import ElementwiseLoss
 
-_LOWEST = -100.0  # PyTorch's limit of the logarithm
+_LOWEST = -100.0  # PyTorch's lower bound of the logarithm
 
 
 @dataclasses.dataclass(frozen=True)
 class BCE(ElementwiseLoss):
-    """-(y·log p + (1 - y)·log(1 - p)) with the logarithms kept above -100: `binary_cross_entropy` of PyTorch.
+    """-(y·log p + (1 - y)·log(1 - p)) with logarithms clamped at -100: `binary_cross_entropy` of PyTorch.
 
-    Where p is exactly 0 or 1 the limit holds and no gradient flows; `BCEWithLogits` has no such place.
+    Where p is exactly 0 or 1, the gradient is 0 because of the clamp; `BCEWithLogits` has no such point.
     """
 
     def elements(self, op: Builder, output: Value, label: Value) -> Value:
@@ -24,7 +24,7 @@ class BCE(ElementwiseLoss):
 
 
 def _logarithm(op: Builder, p: Value) -> Value:
-    """max(log p, -100), with a finite gradient everywhere: 1/p is never computed at p = 0."""
+    """Return max(log p, -100) with a finite gradient everywhere: 1/p is never computed at p = 0."""
     positive = op.Greater(p, 0.0)
     safe = op.Where(positive, p, 1.0)
     return op.Where(positive, op.Max(op.Log(safe), _LOWEST), _LOWEST)

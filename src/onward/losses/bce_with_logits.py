@@ -15,10 +15,10 @@ from onward.losses.base import ElementwiseLoss, element_type
 class BCEWithLogits(ElementwiseLoss):
     """(1 - y)·x + (1 + (w - 1)·y)·log(1 + e⁻ˣ): `binary_cross_entropy_with_logits` of PyTorch.
 
-    Finite for any logit, and with the right gradient at x = 0, where a fresh last layer starts.
+    Finite for any logit, and with the correct gradient at x = 0, the output of a zero last layer.
 
     Args:
-        pos_weight: w, a number or one per entry of the last axis: how much the positive class counts.
+        pos_weight: w, the weight of the positive class: a number, or one per entry of the last axis.
     """
 
     pos_weight: float | Sequence[float] | None = None
@@ -33,10 +33,10 @@ class BCEWithLogits(ElementwiseLoss):
 
 
 def _softplus_of_negative(op: Builder, x: Value) -> Value:
-    """log(1 + e⁻ˣ) without overflow.
+    """Return log(1 + e⁻ˣ) without overflow.
 
-    Written with Where and not with Abs and Max: those have a kink at 0, and rules that choose a slope for each kink
-    would together choose a wrong one for this smooth function.
+    Uses Where instead of Abs and Max: these have kinks at 0, and the slopes that their rules choose there would give
+    this smooth function a wrong gradient.
     """
     positive = op.GreaterOrEqual(x, 0.0)
     negated = op.Neg(x)

@@ -22,9 +22,9 @@ class CrossEntropy(ReducedLoss):
 
     Args:
         weight: one weight per class.
-        ignore_index: a label to leave out; with "mean" such elements are not counted either. None: no such label.
-        label_smoothing: how much of each target is spread over all classes, from 0 to 1.
-        axis: where the classes are, 1 as in ONNX and PyTorch, or -1 as in Keras.
+        ignore_index: a label to ignore; "mean" does not count such elements. None: no such label.
+        label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
+        axis: the axis of the classes, 1 as in ONNX and PyTorch, or -1 as in Keras.
         targets: "index" (int64 labels, no class axis) or "probability" (labels of the logits' shape).
         reduction: "mean" divides by the sum of the targets' weights (index) or by their number (probability).
     """
@@ -68,7 +68,7 @@ class CrossEntropy(ReducedLoss):
         return self._smoothed(op, scores, label, weight)
 
     def _smoothed(self, op: Builder, scores: Value, label: Value, weight: Value | None) -> Value:
-        """(1 - ε) · nll + ε/K · Σ_c -w_c log p_c, both terms reduced in the same way."""
+        """Return (1 - ε) · nll + ε/K · Σ_c -w_c log p_c, both terms reduced in the same way."""
         rank = len(shape_of(scores, self))
         logarithms = op.LogSoftmax(scores, axis=1)
         nll = op.NegativeLogLikelihoodLoss(
@@ -114,10 +114,10 @@ class CrossEntropy(ReducedLoss):
 
 
 def check_ignore_index(value: object, owner: str) -> None:
-    """Raise if `value` is neither a class number nor None."""
+    """Check that `value` is a class number or None."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise ArgumentError(
-            Diagnostic(A101, f"`ignore_index` of `{owner}` is no class", found=repr(value), needed="a whole number")
+            Diagnostic(A101, f"`ignore_index` of `{owner}` is not a class", found=repr(value), needed="a whole number")
         )
 
 
@@ -131,14 +131,14 @@ def class_axis(scores: Value, axis: int, loss: ReducedLoss) -> int:
                 f"output `{scores.name}` has no class axis {axis}",
                 place=f"loss `{type(loss).__name__}`",
                 found=f"shape {list(shape_of(scores, loss))}",
-                needed="at least two dimensions, the batch first and the classes elsewhere",
+                needed="at least two dimensions, with the batch as the first",
             )
         )
     return axis % rank
 
 
 def classes_second(op: Builder, scores: Value, axis: int) -> Value:
-    """Return `scores` with the class axis moved to place 1, where ONNX's losses expect it."""
+    """Return `scores` with the class axis moved to position 1, where ONNX's losses expect it."""
     if axis == 1:
         return scores
     assert scores.shape is not None

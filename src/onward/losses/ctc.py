@@ -14,21 +14,21 @@ from onward.graph.builder import Builder, Value
 from onward.losses.base import LabelSpec, ReducedLoss, element_type, shape_of
 from onward.schedules.base import check_count
 
-# Stands for the logarithm of 0: a true -∞ would make NaN of every difference. Sums of it stay finite in float32.
+# Represents the logarithm of 0: differences of a true -∞ would be NaN. Sums of it stay finite in float32.
 _NEVER = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class CTC(ReducedLoss):
-    """-log of the probability of all alignments of the labels with the output: `torch.nn.functional.ctc_loss`.
+    """-log of the total probability of all alignments of the labels: `torch.nn.functional.ctc_loss`.
 
     The output holds log-probabilities, [T, N, C], or [N, T, C] with `time_axis=1`. There are three label inputs: the
-    labels, int64 [N, S], padded with anything; how many steps of the output count; how many labels count. The
-    recursion over time is one `Scan`.
+    labels, int64 [N, S], padded with any value; the number of steps of each output; the number of labels of each
+    sample. The recursion over time is one `Scan`.
 
     Args:
-        blank: index of the class that stands for no label.
-        zero_infinity: count impossible alignments as 0 instead of ∞.
+        blank: the index of the class that means no label.
+        zero_infinity: the loss of impossible alignments is 0 instead of ∞.
         time_axis: 0 or 1.
         reduction: "mean" divides each loss by its number of labels first, as PyTorch does.
     """
@@ -88,18 +88,18 @@ class CTC(ReducedLoss):
         return self.reduce(op, elements)
 
     def _path(self, op: Builder, label: Value) -> Value:
-        """blank, l₁, blank, l₂, …, blank: [N, 2S+1]."""
+        """Return blank, l₁, blank, l₂, …, blank: [N, 2S+1]."""
         known = op.Where(op.Less(label, 0), self.blank, label)
         blanks = op.Add(op.Mul(label, 0), self.blank)
         pairs = op.Concat(op.Unsqueeze(blanks, [2]), op.Unsqueeze(known, [2]), axis=2)
-        # The last blank is written so that it is there for labels of no length too.
+        # The last blank is appended separately so that it exists for labels of length 0 too.
         one = op.Expand(np.array([[self.blank]]), op.Concat(op.Shape(label, start=0, end=1), np.array([1]), axis=0))
         return op.Concat(op.Reshape(pairs, _joined(op, label)), one, axis=1)
 
     def _scan(
         self, op: Builder, path: Value, emitted: Value, first: Value, times: Value, steps: Value, dtype: ir.DataType
     ) -> Value:
-        """αₜ(s) = eₜ(s) + log(e^αₜ₋₁(s) + e^αₜ₋₁(s-1) + [a label, not the one before] e^αₜ₋₁(s-2))."""
+        """Emit αₜ(s) = eₜ(s) + log(e^αₜ₋₁(s) + e^αₜ₋₁(s-1) + [a label, not the one before] e^αₜ₋₁(s-2))."""
         two_before = op.Slice(op.Pad(path, [0, 2, 0, 0], -1), [0], [-2], [1])
         may_skip = op.And(op.Not(op.Equal(path, self.blank)), op.Not(op.Equal(path, two_before)))
         counting = op.Unsqueeze(times, [1])
@@ -119,13 +119,13 @@ class CTC(ReducedLoss):
 
 
 def _joined(op: Builder, label: Value) -> Value:
-    """Return the shape [N, 2S]; written out, because -1 is not defined where S is 0."""
+    """Return the shape [N, 2S], explicitly, because -1 is not defined if S is 0."""
     batch, count = op.Shape(label, start=0, end=1), op.Shape(label, start=1, end=2)
     return op.Concat(batch, op.Mul(count, 2), axis=0)
 
 
 def _log_sum(op: Builder, *terms: Value) -> Value:
-    """log Σ e^term, without overflow."""
+    """Return log Σ e^term without overflow."""
     largest = op.Max(*terms)
     total = op.Sum(*(op.Exp(op.Sub(term, largest)) for term in terms))
     return op.Add(largest, op.Log(total))

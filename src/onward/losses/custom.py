@@ -1,4 +1,4 @@
-"""A loss of your own: a Python function over the builder, an ONNX function, or an ONNX model."""
+"""Custom losses: a Python function over the builder, an ONNX function, or an ONNX model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ANY_NUMBER = -1
 class PythonLoss(Loss):
     """A loss written as `function(op, outputs, labels) -> value`, over the builder.
 
-    `outputs` and `labels` are single values where there is one, lists where there are several, in the order in which
-    `make_trainable` was given their names.
+    `outputs` and `labels` are single values, or lists if there are several, in the order of the names that
+    `make_trainable` was given.
 
     >>> loss = PythonLoss(lambda op, y, t: op.ReduceMean(op.Abs(op.Sub(y, t)), keepdims=0))
     """
@@ -44,7 +44,7 @@ class PythonLoss(Loss):
                     "the loss function does not return a value of the graph",
                     place="loss=",
                     found=type(value).__name__,
-                    needed="what an operator returned, such as op.ReduceMean(...)",
+                    needed="the result of an operator, such as op.ReduceMean(...)",
                 )
             )
         return value
@@ -55,7 +55,7 @@ class PythonLoss(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionLoss(Loss):
-    """A loss that is an ONNX function: its inputs are the outputs, then the labels; its one output is the loss."""
+    """A loss that is an ONNX function: its inputs are the outputs, then the labels; its only output is the loss."""
 
     proto: onnx.FunctionProto
     num_outputs: ClassVar[int] = ANY_NUMBER
@@ -151,15 +151,15 @@ def custom(given: Any) -> Loss | None:
 
 
 def wrong_count(what: str, formal: Sequence[str], given: Sequence[Value]) -> ArgumentError:
-    """Return the error for a loss that reads another number of values than it was given."""
+    """Return the error for a loss with a wrong number of inputs."""
     return ArgumentError(
         Diagnostic(
             A101,
-            f"the {what} does not fit as a loss",
+            f"the {what} cannot be used as a loss",
             place="loss=",
             found=f"inputs {', '.join(formal)}",
             needed=f"one input for each of {', '.join(v.name or '?' for v in given)}",
-            hint="say with output= and label= what the loss reads",
+            hint="set output= and label= to the values that the loss reads",
         )
     )
 

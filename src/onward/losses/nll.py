@@ -18,8 +18,8 @@ class NLL(ReducedLoss):
 
     Args:
         weight: one weight per class; "mean" divides by the sum of the weights used.
-        ignore_index: a label to leave out. None: no such label.
-        axis: where the classes are, 1 or -1.
+        ignore_index: a label to ignore. None: no such label.
+        axis: the axis of the classes, 1 or -1.
     """
 
     weight: Sequence[float] | None = None

@@ -18,7 +18,7 @@ class TripletMargin(ReducedLoss):
     Reads three outputs (anchor, positive, negative) and no labels; d is the p-norm of the difference plus epsilon.
 
     Args:
-        swap: use d(positive, negative) instead of d(anchor, negative) where it is smaller.
+        swap: use d(positive, negative) instead of d(anchor, negative) if it is smaller.
     """
 
     margin: float = 1.0

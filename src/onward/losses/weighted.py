@@ -56,7 +56,7 @@ class Weighted(Loss):
                         "the losses of a sum do not read the same labels",
                         place="loss=",
                         found=f"`{type(loss).__name__}` needs {_words(spec)}, another term needs {_words(longest)}",
-                        hint="give each its own output and label: loss={'logits': ..., 'boxes': ...}",
+                        hint="give each loss its own output and label: loss={'logits': ..., 'boxes': ...}",
                     )
                 )
         return longest

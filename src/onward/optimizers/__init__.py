@@ -1,7 +1,7 @@
-"""Optimizers, one per file, as settings and their update in ONNX.
+"""Optimizers, one per file: their settings, and their update in ONNX.
 
-`make_trainable(optimizer=...)` takes one of these, its name (`"adam"`), or one of your own (`Custom`). ONNX's own
-operators are emitted where they are exact, model-local functions of primitive operators otherwise.
+`make_trainable(optimizer=...)` takes one of these, its name (`"adam"`), or a custom one (`Custom`). ONNX's own
+operators are emitted if they are exact, and model-local functions of primitive operators otherwise.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def by_name(name: str, **settings: Any) -> Optimizer:
 
 
 def from_description(description: Mapping[str, Any]) -> Optimizer:
-    """Return the optimizer that `Optimizer.describe()` described: what a file keeps in `onward.optimizer`, parsed.
+    """Return the optimizer that `Optimizer.describe()` described, which a file stores as JSON in `onward.optimizer`.
 
     >>> from onward.schedules import Step
     >>> optimizer = AdamW(Step(0.1, every=5), beta1=0.8, groups={"*.bias": {"weight_decay": 0.0}})

@@ -13,7 +13,7 @@ from onward.schedules.base import Schedule, check_number
 
 @dataclasses.dataclass(frozen=True)
 class Adadelta(FormulaOptimizer):
-    """`torch.optim.Adadelta`: the step is measured by the size of earlier steps, so the rate has no unit."""
+    """`torch.optim.Adadelta`: the step is scaled by the size of earlier steps, so the rate has no unit."""
 
     learning_rate: float | Schedule = 1.0
     rho: float = 0.9

@@ -15,7 +15,7 @@ from onward.schedules.base import check_number
 
 @dataclasses.dataclass(frozen=True)
 class Betas(Optimizer):
-    """What the relatives of Adam share: how fast two averages forget, and what keeps a division finite."""
+    """The settings that the variants of Adam share: the decay rates of two averages, and epsilon."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -74,7 +74,7 @@ class Adam(Betas, FormulaOptimizer):
 class AdamW(Adam):
     """`Adam` with decoupled weight decay: X is first multiplied by 1 - R·weight_decay. Keras's AdamW exactly.
 
-    PyTorch's AdamW has PyTorch's place for epsilon: see `TorchAdamW`.
+    PyTorch's AdamW adds epsilon elsewhere: see `TorchAdamW`.
     """
 
     _: dataclasses.KW_ONLY

@@ -39,7 +39,7 @@ class Adamax(Betas, FormulaOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class KerasAdamax(Adamax):
-    """Keras's Adamax: u' = max(β₂·u, |G|), and epsilon is added where it divides."""
+    """Keras's Adamax: u' = max(β₂·u, |G|), and epsilon is added to the divisor."""
 
     learning_rate: float | Schedule = 1e-3
     epsilon: float = 1e-7

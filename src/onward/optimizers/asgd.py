@@ -15,7 +15,7 @@ from onward.schedules.base import Schedule, check_number
 class ASGD(FormulaOptimizer):
     """`torch.optim.ASGD`: gradient descent with a falling rate, and the average of the weights after `start` updates.
 
-    The average is state (`asgd/average/<name>`), as `ax` is in PyTorch; the model's own weights are the last ones.
+    The average is state (`asgd/average/<name>`), as `ax` in PyTorch; the model keeps the last weights.
     """
 
     learning_rate: float | Schedule = 1e-2
@@ -37,6 +37,6 @@ class ASGD(FormulaOptimizer):
         t = as_float(op, T, X)
         rate = op.Div(R, op.Pow(op.Add(op.Mul(op.Mul(R, self.decay), t), 1.0), self.power))
         X = op.Sub(op.Mul(X, op.Sub(1.0, op.Mul(rate, self.decay))), op.Mul(rate, G))
-        count = op.Sub(t, self.start)  # how many weights are in the average; until it has one, it is the weights
+        count = op.Sub(t, self.start)  # the number of averaged weights; below 1 the average equals the weights
         average = op.Add(state[0], op.Div(op.Sub(X, state[0]), op.Max(count, 1.0)))
         return [X, op.Where(op.Greater(count, 1.0), average, X)]

@@ -1,4 +1,4 @@
-"""What an optimizer is: settings, the state it keeps per parameter, and the update as ONNX."""
+"""The base classes of optimizers: settings, the state per parameter, and the update as ONNX."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Optimizer(abc.ABC):
         weight_decay: 0 for none.
         decoupled: False adds `weight_decay * X` to the gradient (L2); True shrinks X by `rate * weight_decay` first.
         groups: glob of parameter names → settings that differ there, such as
-            `{"*.bias": {"weight_decay": 0.0, "learning_rate": 0.01}}`; the first glob that matches counts.
-        clip_value: clip each element of the gradient to ±this.
+            `{"*.bias": {"weight_decay": 0.0, "learning_rate": 0.01}}`; the first matching glob applies.
+        clip_value: clip each element of the gradient to ± this value.
         clip_norm: scale each gradient down to this norm.
         clip_global_norm: scale all gradients down together to this norm.
         clip_epsilon: added to the norm before dividing; 1e-6 as in PyTorch, 0 as in Keras.
-        accumulate: average the gradients of so many steps before each update.
+        accumulate: average the gradients of this many steps before each update.
         ema: keep an exponential moving average of the weights with this decay.
-        maximize: climb instead: the gradient is negated before anything else.
+        maximize: maximize the loss: negate the gradient before anything else.
     """
 
     learning_rate: float | Schedule = 1e-3
@@ -80,7 +80,7 @@ class Optimizer(abc.ABC):
     ema: float | None = None
     maximize: bool = False
 
-    # Settings that one group of parameters cannot have for itself.
+    # Settings that a group of parameters cannot override.
     COMMON: ClassVar[frozenset[str]] = frozenset({"groups", "clip_global_norm", "accumulate", "ema"})
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Optimizer(abc.ABC):
 
     @property
     def rate(self) -> float:
-        """The learning rate, or what a schedule starts from."""
+        """Return the learning rate, or the base rate of the schedule."""
         return self.learning_rate.learning_rate if isinstance(self.learning_rate, Schedule) else self.learning_rate
 
     def with_settings(self, settings: Mapping[str, Any], place: str = "") -> Optimizer:
@@ -121,7 +121,7 @@ class Optimizer(abc.ABC):
         return dataclasses.replace(self, groups={}, **settings)
 
     def slots(self) -> dict[str, Slot]:
-        """Return the state to keep for each parameter, by name."""
+        """Return the pieces of state that each parameter has, by name."""
         return {}
 
     @abc.abstractmethod
@@ -129,7 +129,7 @@ class Optimizer(abc.ABC):
         """Emit the update of a group; return the new value and state of each parameter, in order."""
 
     def describe(self) -> dict[str, Any]:
-        """Return name and settings as plain values, as the file's metadata keeps them (`onward.optimizer`)."""
+        """Return name and settings as plain values, as the file's metadata stores them (`onward.optimizer`)."""
         settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         rate = self.learning_rate
         settings["learning_rate"] = rate.describe() if isinstance(rate, Schedule) else rate
@@ -137,7 +137,7 @@ class Optimizer(abc.ABC):
         return {"name": type(self).__name__, **settings}
 
     def label(self) -> str:
-        """Return the name under which the state is kept: `adam` in `adam/m/fc.weight`."""
+        """Return the name under which the state is stored: `adam` in `adam/m/fc.weight`."""
         return type(self).__name__.lower()
 
 
@@ -147,14 +147,14 @@ class FormulaOptimizer(Optimizer):
     The function's inputs are R (rate), T (updates so far, int64), X, G and the state; its outputs the new X and state.
     """
 
-    FUNCTION: ClassVar[str] = ""  # its name, where that of the class is also one of ONNX's operators
+    FUNCTION: ClassVar[str] = ""  # its name, if the class is named like one of ONNX's operators
 
     @abc.abstractmethod
     def formula(self, op: Builder, R: Value, T: Value, X: Value, G: Value, *state: Value) -> Sequence[Value]:
         """Return the new X and the new state, in the order of `slots`."""
 
     def decayed(self, op: Builder, R: Value, X: Value, G: Value) -> tuple[Value, Value]:
-        """Return X and G after weight decay, as `weight_decay` and `decoupled` say."""
+        """Return X and G after weight decay, according to `weight_decay` and `decoupled`."""
         return decay(op, self, R, X, G)
 
     def update(self, group: Group) -> list[Updated]:
@@ -192,7 +192,7 @@ def decay(op: Builder, optimizer: Optimizer, R: Value, X: Value, G: Value) -> tu
 
 
 class FunctionLibrary:
-    """The model-local functions an algorithm calls; equal ones are made once."""
+    """The model-local functions that an algorithm calls; equal ones are created once."""
 
     def __init__(self, opset: int, taken: set[tuple[str, str]] | None = None) -> None:
         self.opset = opset
@@ -213,7 +213,7 @@ class FunctionLibrary:
         label: str,
         doc: str | None = None,
     ) -> tuple[Value, ...]:
-        """Emit a call of the function that `formula` writes; return its outputs, typed and shaped like its inputs."""
+        """Emit a call of the function that `formula` defines; return its outputs, typed and shaped like its inputs."""
         types = tuple(v.dtype for v in inputs)
         key = (name, settings, types)
         if key not in self._made:
@@ -223,7 +223,7 @@ class FunctionLibrary:
         outputs = op.call(
             function.name, inputs, domain=DOMAIN, outputs=len(output_names), name=f"{function.name}/{label}"
         )
-        # X and the state keep their types and shapes; R, T and G have no successor.
+        # X and the state keep their types and shapes; R, T and G have no new values.
         for output, old in zip(outputs, [inputs[2], *inputs[4:]], strict=True):
             output.type, output.shape = old.type, None if old.shape is None else old.shape.copy()
         return outputs
@@ -248,14 +248,14 @@ class FunctionLibrary:
             raise ArgumentError(
                 Diagnostic(
                     A101,
-                    f"optimizer `{name}` does not return what it must",
+                    f"optimizer `{name}` returns the wrong number of values",
                     found=counted(len(outputs), "value"),
                     needed=f"{len(output_names)}: {', '.join(output_names)}",
                 )
             )
         results = []
         for output, new_name in zip(outputs, output_names, strict=True):
-            if output in formal or output in results:  # a function's output has a name of its own
+            if output in formal or output in results:  # a function's output needs its own name
                 output = op.Identity(output)
             output.name = new_name
             results.append(output)

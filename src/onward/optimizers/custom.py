@@ -1,4 +1,4 @@
-"""An optimizer of your own: a Python function over the builder, or an ONNX function."""
+"""Custom optimizers: a Python function over the builder, or an ONNX function."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated
 
 @dataclasses.dataclass(frozen=True)
 class Custom(FormulaOptimizer):
-    """Any update: `rule(op, R, T, X, G, *state)` returns the new X and the new state, in the order of `state`.
+    """A custom update: `rule(op, R, T, X, G, *state)` returns the new X and the new state, in the order of `state`.
 
     `rule` may also be an ONNX function (a `FunctionProto`, or an onnxscript function) with inputs R, T, X, G and the
-    state, and outputs the new X and the new state. `state` gives each piece of state its first value. R is the rate, T
-    the number of updates so far (int64). What `weight_decay` says happens before the rule.
+    state, and outputs the new X and the new state. `state` maps each piece of state to its initial value. R is the
+    rate, T the number of updates so far (int64). `weight_decay` is applied before the rule.
 
     >>> signed = Custom(0.01, lambda op, R, T, X, G: [op.Sub(X, op.Mul(R, op.Sign(G)))])
     """
@@ -39,7 +39,7 @@ class Custom(FormulaOptimizer):
                 raise ArgumentError(
                     Diagnostic(
                         A101,
-                        f"the function `{self.rule.name}` does not fit as an optimizer",
+                        f"the function `{self.rule.name}` cannot be used as an optimizer",
                         found=f"{found[0]} inputs, {found[1]} outputs",
                         needed=f"inputs R, T, X, G and the state ({needed[0]}), outputs X and the state ({needed[1]})",
                         hint="name the state: Custom(rate, function, state={'m': 0.0})",
@@ -66,7 +66,7 @@ class Custom(FormulaOptimizer):
         return {**super().describe(), "name": type(self).__name__, "label": self.name, "rule": named}
 
     def formula(self, op: Builder, R: Value, T: Value, X: Value, G: Value, *state: Value) -> Sequence[Value]:
-        """A rule of the user's."""
+        """Return the results of the user's rule."""
         X, G = self.decayed(op, R, X, G)
         assert callable(self.rule)
         return list(self.rule(op, R, T, X, G, *state))

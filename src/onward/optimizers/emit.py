@@ -1,4 +1,4 @@
-"""From an optimizer and gradients to the nodes, the state and the bindings of a training step."""
+"""Emit the update of an optimizer: its nodes, its state and its bindings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _WIDE = {ir.DataType.FLOAT16: ir.DataType.FLOAT, ir.DataType.BFLOAT16: ir.DataTy
 class Update:
     """What an optimizer adds to an algorithm.
 
-    `settings` are inputs with a default, `state` the initializers it updates, `bindings` the new value of each
-    parameter and state by name, `like` for each averaged weight the parameter that it starts from.
+    `settings` are inputs with a default. `state` are the initializers that it updates. `bindings` maps each parameter
+    and state to its new value. `like` maps each averaged weight to the parameter that it starts from.
     """
 
     settings: list[Value]
@@ -112,7 +112,7 @@ class _Emitter:
         return {p: new_values[p] for p in gradients}
 
     def _accumulate(self, gradients: Mapping[Value, Value]) -> tuple[dict[Value, Value], Value]:
-        """Average the gradients of `accumulate` steps; the second result says whether this step updates."""
+        """Average the gradients of `accumulate` steps; the second result is whether this step updates."""
         op, count = self.op, self.optimizer.accumulate
         micro = self._state("micro_step", np.array(0, np.int64), slot="micro_step")
         following = op.Add(micro, 1)
@@ -143,7 +143,7 @@ class _Emitter:
         return clipped
 
     def _scale_down(self, gradient: Value, norm: Value, limit: float) -> Value:
-        """gradient · min(1, limit / (norm + epsilon))."""
+        """Return gradient · min(1, limit / (norm + epsilon))."""
         op = self.op
         divisor = op.Add(norm, self.optimizer.clip_epsilon) if self.optimizer.clip_epsilon else norm
         return op.Mul(gradient, op.Min(op.Div(limit, divisor), 1.0))
@@ -163,7 +163,7 @@ class _Emitter:
         assert parameter.shape is not None
         shape = () if slot.scalar else tuple(int(d) for d in parameter.shape)  # type: ignore[arg-type]  # static
         path = "/".join(part for part in (label, key, parameter.name) if part)
-        # np.zeros, unlike np.full, takes no memory until it is written to.
+        # np.zeros, unlike np.full, uses no memory until it is written to.
         first = np.full(shape, slot.initial, dtype.numpy()) if slot.initial else np.zeros(shape, dtype.numpy())
         return self._state(path, first, slot=key or label, of=parameter.name)
 
@@ -185,7 +185,7 @@ class _Emitter:
 
 
 def split_groups(optimizer: Optimizer, parameters: Sequence[Value]) -> list[tuple[Optimizer, list[Value]]]:
-    """Return the parameters by their settings; the first glob of `groups` that matches a name counts.
+    """Return the parameters by their settings; the first matching glob of `groups` applies.
 
     Raises:
         ArgumentError: a glob of `groups` matches no parameter.
@@ -210,8 +210,8 @@ def split_groups(optimizer: Optimizer, parameters: Sequence[Value]) -> list[tupl
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "a group has a learning rate of its own while the optimizer's is 0",
-                hint="give the optimizer a rate above 0; to keep weights as they are, use freeze=",
+                "a group sets a learning rate, but the optimizer's is 0",
+                hint="give the optimizer a rate above 0; to keep weights unchanged, use freeze=",
             )
         )
     result: list[tuple[Optimizer, list[Value]]] = []

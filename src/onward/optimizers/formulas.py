@@ -1,4 +1,4 @@
-"""Pieces that several update formulas share."""
+"""Expressions that several update formulas share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def as_float(op: Builder, T: Value, like: Value) -> Value:
 
 
 def one_minus_power(op: Builder, base: float, exponent: Value) -> Value:
-    """1 - baseᵗ, accurate in float32 also for a base near 1, where subtracting would cancel most digits.
+    """Return 1 - baseᵗ, accurate in float32 even for a base near 1, where a subtraction would cancel most digits.
 
     With h = tanh(-t·ln(base)/2): 1 - baseᵗ = 2h/(1 + h).
     """
@@ -25,5 +25,5 @@ def one_minus_power(op: Builder, base: float, exponent: Value) -> Value:
 
 
 def blend(op: Builder, weight: float, old: Value, new: Value) -> Value:
-    """weight·old + (1 - weight)·new."""
+    """Return weight·old + (1 - weight)·new."""
     return op.Add(op.Mul(old, weight), op.Mul(new, 1.0 - weight))

@@ -1,4 +1,4 @@
-"""Keras's SGD and Adagrad, by ONNX's operators; Keras's Adam and AdamW are `Adam` and `AdamW`."""
+"""Keras's SGD and Adagrad, with ONNX's operators; Keras's Adam and AdamW are `Adam` and `AdamW`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class KerasSGD(SGD):
 class KerasAdagrad(Adagrad):
     """Keras's (and optax's) Adagrad: X' = X - R·G / √(H' + epsilon).
 
-    ONNX's `Adagrad` operator with an epsilon of 0, its accumulator started at `initial_accumulator + epsilon`: the
+    ONNX's `Adagrad` operator with an epsilon of 0, and its accumulator starts at `initial_accumulator + epsilon`: the
     accumulator in the file is Keras's plus epsilon.
     """
 

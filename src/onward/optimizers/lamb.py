@@ -15,7 +15,7 @@ from onward.optimizers.formulas import as_float, blend, one_minus_power
 class LAMB(Betas, FormulaOptimizer):
     """LAMB (You and others, 2020), as in the paper: Adam's direction, scaled per tensor to the size of the weights.
 
-    With `decoupled` (the default) weight decay is part of the direction, as the paper has it; without, it is L2.
+    With `decoupled` (the default) weight decay is part of the direction, as in the paper; without, it is L2.
     """
 
     epsilon: float = 1e-6

@@ -12,12 +12,12 @@ from onward.optimizers.base import Group, Optimizer, Updated, decay
 
 
 def is_exact(group: Group) -> bool:
-    """Whether ONNX's operators are exact for these parameters: their attributes, float32, are not for float64 ones."""
+    """Return whether ONNX's operators are exact for these parameters: their float32 attributes are not for float64."""
     return group.parameters[0].value.dtype != ir.DataType.DOUBLE
 
 
 def emit_decayed(optimizer: Optimizer, group: Group, op_type: str, step: Value, **attributes: Any) -> list[Updated]:
-    """Emit one node for a whole group at its own gradients; L2 is the operator's, decoupled decay shrinks X first."""
+    """Emit one node for a whole group; the operator applies L2, decoupled decay shrinks X before it."""
     values = [p.value for p in group.parameters]
     if optimizer.decoupled:
         values = [decay(group.op, optimizer, group.rate, p.value, p.gradient)[0] for p in group.parameters]
@@ -29,9 +29,9 @@ def emit_decayed(optimizer: Optimizer, group: Group, op_type: str, step: Value, 
 def emit_operator(
     group: Group, op_type: str, values: list[Value], gradients: list[Value], rate: Value, step: Value, **attributes: Any
 ) -> list[Updated]:
-    """Emit one node for a whole group; its tensors are grouped by kind, as the standard has it.
+    """Emit one node for a whole group; its tensors are grouped by kind, as the standard requires.
 
-    `values` and `gradients` are what the operator gets as X and G, which may differ from the group's own.
+    `values` and `gradients` are the operator's X and G, which may differ from those of the group.
     """
     names = list(group.parameters[0].slots)
     count = len(group.parameters)

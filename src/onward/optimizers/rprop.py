@@ -14,10 +14,10 @@ from onward.schedules.base import Schedule, check_number
 
 @dataclasses.dataclass(frozen=True)
 class Rprop(FormulaOptimizer):
-    """`torch.optim.Rprop`: only the gradient's sign counts, and each element has a step size of its own.
+    """`torch.optim.Rprop`: only the sign of the gradient is used, and each element has its own step size.
 
     The learning rate is the step size of the first update; later ones grow by `growth` while the sign stays and shrink
-    by `shrink` when it turns, between `smallest` and `largest`. Meant for gradients of the whole data set.
+    by `shrink` when it changes, between `smallest` and `largest`. Intended for gradients of the whole data set.
     """
 
     learning_rate: float | Schedule = 1e-2
@@ -48,6 +48,6 @@ class Rprop(FormulaOptimizer):
         growth = op.constant(np.asarray(self.growth, X.dtype.numpy()))
         factor = op.Where(turned, self.shrink, op.Where(op.Greater(product, 0.0), growth, 1.0))
         size = op.Clip(op.Mul(size, factor), self.smallest, self.largest)
-        # After a turn the gradient is forgotten: no step now, and the next one has nothing to compare with.
+        # After a sign change the gradient is set to 0: no step now, and no comparison at the next update.
         G = op.Where(turned, 0.0, G)
         return [op.Sub(X, op.Mul(op.Sign(G), size)), G, size]

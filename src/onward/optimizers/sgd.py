@@ -69,7 +69,7 @@ class SGD(FormulaOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class Momentum(SGD):
-    """`SGD` with a momentum of 0.9 unless told otherwise: ONNX's `Momentum` operator."""
+    """`SGD` with a default momentum of 0.9: ONNX's `Momentum` operator."""
 
-    FUNCTION: ClassVar[str] = "SGD"  # onnx 1.22's reference takes a function `Momentum` for the operator
+    FUNCTION: ClassVar[str] = "SGD"  # onnx 1.22's reference mistakes a function `Momentum` for the operator
     momentum: float = 0.9

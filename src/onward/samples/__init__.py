@@ -1,4 +1,4 @@
-"""Ready-made training models: small files, the same bytes everywhere, for others to test against.
+"""Ready-made training models: small, byte-identical files for testing other tools.
 
 >>> build("linear").targets
 ['labels']
@@ -18,7 +18,7 @@ SAMPLES: dict[str, Callable[[], TrainingModel]] = {"digits": digits, "linear": l
 
 
 def build(name: str) -> TrainingModel:
-    """Return the sample of that name; an unknown name is an error that lists them."""
+    """Return the sample of that name; an unknown name is an error that lists the samples."""
     if name not in SAMPLES:
         raise unknown_name("sample", name, SAMPLES)
     return SAMPLES[name]()

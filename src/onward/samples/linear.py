@@ -15,7 +15,7 @@ _DOC = "Y = X W with one weight; trained on the mean squared error by Adagrad wi
 
 
 def linear() -> TrainingModel:
-    """Return the smallest training model: `Y = X W`, every name as the standard's text has it.
+    """Return the smallest training model: `Y = X W`, with the names of the standard's text.
 
     Written node by node, without `make_trainable`, so that it shows what a training file consists of.
     """

@@ -1,4 +1,4 @@
-"""A small builder of inference graphs, for the samples."""
+"""A small builder of inference graphs for the samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IR_VERSION = 8
 
 
 class Network:
-    """One graph under construction: weights are drawn with a fixed seed, He-uniform, the same bytes everywhere."""
+    """One graph under construction: weights are He-uniform with a fixed seed, byte-identical on every machine."""
 
     def __init__(self, name: str, input_name: str, shape: Sequence[int | str]) -> None:
         self.name = name

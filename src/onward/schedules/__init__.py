@@ -1,4 +1,4 @@
-"""Learning-rate schedules: ONNX operators over the step counter, and the same as Python functions."""
+"""Learning-rate schedules, as ONNX operators over the step counter and as Python functions."""
 
 from __future__ import annotations
 

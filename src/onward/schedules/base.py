@@ -1,4 +1,4 @@
-"""What a schedule is: a factor of the learning rate, as ONNX operators over the step counter and as a number."""
+"""The base class of schedules: a factor of the learning rate, as ONNX operators and as a number."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onward.graph.builder import Builder, Value
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(abc.ABC):
-    """The learning rate as a function of how many updates have been made.
+    """The learning rate as a function of the number of updates so far.
 
     The rate at a step is `learning_rate * factor(step)`. In the file, `learning_rate` is the algorithm's input of that
     name (with this schedule's value as its default) and the factor is computed from the step counter, so a caller may
-    scale the whole schedule by feeding another `learning_rate`. Calling a schedule gives the same number in Python.
+    scale the whole schedule by feeding another `learning_rate`. Calling a schedule returns the same number in Python.
 
     >>> from onward.schedules import Step
     >>> [round(Step(0.1, every=2, gamma=0.5)(t), 3) for t in range(5)]
@@ -47,7 +47,7 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def factor(self, step: int) -> float:
-        """Return what the base rate is multiplied by at `step`."""
+        """Return the factor of the base rate at `step`."""
 
     @abc.abstractmethod
     def emit(self, op: Builder, step: Value, like: Value) -> Value:
@@ -105,16 +105,16 @@ def check_count(name: str, value: object, owner: str, low: int = 1) -> None:
 
 
 def kind(like: Value) -> ir.DataType:
-    """Return the element type of `like`, which is known."""
+    """Return the element type of `like`, which must be known."""
     assert like.dtype is not None
     return like.dtype
 
 
 def between(op: Builder, start: float, end: float, part: Value) -> Value:
-    """start + (end - start)·part."""
+    """Return start + (end - start)·part."""
     return op.Add(op.Mul(part, end - start), start)
 
 
 def cosine(op: Builder, part: Value) -> Value:
-    """(1 + cos(π·part)) / 2: 1 at 0, 0 at 1."""
+    """Return (1 + cos(π·part)) / 2: 1 at 0, 0 at 1."""
     return op.Mul(op.Add(op.Cos(op.Mul(part, math.pi)), 1.0), 0.5)

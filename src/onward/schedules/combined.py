@@ -1,4 +1,4 @@
-"""Schedules made of schedules: one after the other, or multiplied."""
+"""Combined schedules: one after the other, or multiplied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onward.schedules.base import Schedule, check_count
 
 @dataclasses.dataclass(frozen=True)
 class _Combined(Schedule):
-    """A learning rate and schedules of which only the factors count."""
+    """A learning rate and other schedules, of which only the factors are used."""
 
     parts: Sequence[Schedule]
 
@@ -35,7 +35,7 @@ class _Combined(Schedule):
 class Sequential(_Combined):
     """One schedule after the other: part i + 1 begins, at its own step 0, with step `boundaries[i]`.
 
-    `SequentialLR` of PyTorch. Of the parts only the factors count: the rate is this schedule's.
+    `SequentialLR` of PyTorch. Only the factors of the parts are used: the rate is this schedule's.
 
     >>> from onward.schedules import Constant, Cosine, Linear
     >>> schedule = Sequential(0.1, [Linear(1, 10, start=0.1, end=1.0), Constant(1), Cosine(1, 20)], [10, 50])
@@ -55,7 +55,7 @@ class Sequential(_Combined):
             raise ArgumentError(
                 Diagnostic(
                     A101,
-                    "the boundaries of `Sequential` do not fit",
+                    "the boundaries of `Sequential` do not match its parts",
                     found=f"{len(self.parts)} parts, boundaries {list(self.boundaries)}",
                     needed="rising boundaries, one between each two parts",
                 )
@@ -75,7 +75,7 @@ class Sequential(_Combined):
 
 @dataclasses.dataclass(frozen=True)
 class Product(_Combined):
-    """All schedules at once: the product of their factors. `ChainedScheduler` of PyTorch, for factors without a floor.
+    """The product of the factors of several schedules: `ChainedScheduler` of PyTorch, for factors without a floor.
 
     >>> from onward.schedules import Exponential, Warmup
     >>> schedule = Product(0.1, [Warmup(1, 4), Exponential(1, gamma=0.5)])

@@ -1,4 +1,4 @@
-"""Rates that fall along half a cosine, once or again and again."""
+"""Rates that fall along half a cosine, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onward.schedules.base import Schedule, between, check_count, check_number, 
 class Cosine(Schedule):
     """From 1 to `end` times the rate over `steps` steps along a cosine, then constant.
 
-    `CosineAnnealingLR` of PyTorch with `eta_min = end * rate`, up to its `T_max`; see `CosineAnnealing` for beyond.
+    `CosineAnnealingLR` of PyTorch with `eta_min = end * rate`, until `T_max`. For later steps see `CosineAnnealing`.
     """
 
     steps: int
@@ -36,7 +36,7 @@ class Cosine(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class CosineAnnealing(Schedule):
-    """`CosineAnnealingLR` of PyTorch: down to `end` times the rate in `steps` steps, up again in the next, for ever."""
+    """`CosineAnnealingLR` of PyTorch: down to `end` times the rate in `steps` steps, then up again, and so on."""
 
     steps: int
     end: float = 0.0
@@ -75,7 +75,7 @@ class CosineRestarts(Schedule):
         check_number("end", self.end, "CosineRestarts", low=0.0)
 
     def _cycles(self) -> list[tuple[int, int]]:
-        """Return begin and length of each cycle, for growing ones: soon there is none that a run could reach."""
+        """Return the begin and length of each growing cycle, up to a step that no run reaches."""
         begin, length, found = 0, self.steps, []
         while begin < _NEVER:
             found.append((begin, length))

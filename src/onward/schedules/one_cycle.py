@@ -1,4 +1,4 @@
-"""A rate that rises to its peak and falls to almost nothing."""
+"""A rate that rises to its peak and falls to almost 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onward.schedules.base import Schedule, between, check_count, check_number, 
 class OneCycle(Schedule):
     """`OneCycleLR` of PyTorch with cosine annealing: `learning_rate` is the peak.
 
-    From 1/divide up to 1 in the first `rise` of `steps`, then down to 1/(divide·final_divide).
+    From 1/divide up to 1 in the first `rise · steps` steps, then down to 1/(divide·final_divide).
     """
 
     steps: int

@@ -1,4 +1,4 @@
-"""A rate with a value for each stretch of time."""
+"""A rate with a constant factor for each interval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Piecewise(Schedule):
     """1 before the first boundary, then `factors[i]` from step `boundaries[i]` on.
 
     `MultiStepLR` of PyTorch with factors gamma, gamma², …; `PiecewiseConstantDecay` of Keras counts a boundary to the
-    stretch before it, so give its boundaries plus one.
+    interval before it, so pass its boundaries plus one.
     """
 
     boundaries: Sequence[int]
@@ -34,7 +34,7 @@ class Piecewise(Schedule):
             raise ArgumentError(
                 Diagnostic(
                     A101,
-                    "the boundaries and factors of `Piecewise` do not fit",
+                    "the boundaries and factors of `Piecewise` do not match",
                     found=f"boundaries {list(self.boundaries)}, factors {list(self.factors)}",
                     needed="rising boundaries, and one factor for each",
                 )

@@ -1,4 +1,4 @@
-"""A rate that falls along a power of the time left."""
+"""A rate that falls as a power of the remaining steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rate that falls by a factor every so many steps."""
+"""A rate that falls by a factor at regular intervals."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from onward.schedules.base import Schedule, between, check_count, check_number, 
 
 @dataclasses.dataclass(frozen=True)
 class Warmup(Schedule):
-    """From `start` to 1 times the rate over `steps` steps, then `learning_rate`: a number, or a schedule of its own.
+    """From `start` to 1 times the rate over `steps` steps, then `learning_rate`: a number or another schedule.
 
     `SequentialLR([LinearLR(start_factor=start, total_iters=steps), other], milestones=[steps])` of PyTorch.
 

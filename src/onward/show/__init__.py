@@ -1,4 +1,4 @@
-"""What a model is, for a person: a summary, its nodes as text, and a page that draws it."""
+"""Views of a model for people: a summary, and an HTML page that draws its graphs."""
 
 from __future__ import annotations
 

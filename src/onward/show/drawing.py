@@ -1,4 +1,4 @@
-"""A graph as boxes and arrows: what is drawn, how large, in which colour, and what a click on it tells."""
+"""The drawing of a graph as boxes and edges: their texts, sizes and categories, and the details behind a click."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onward.show.layout import lay_out
 
 _CHARACTER, _BOLD, _TITLE, _ROW, _PADDING = 6.6, 7.9, 26.0, 16.0, 11.0
 _MOST_ROWS, _ROW_CHARACTERS = 6, 34
-_MANY = 6  # more inputs or outputs of one kind are drawn as one
+_MANY = 6  # a larger number of inputs or outputs of one kind is drawn as one box
 
 _CATEGORIES = {
     "linear": "Conv ConvTranspose ConvInteger QLinearConv DeformConv Gemm MatMul MatMulInteger QLinearMatMul Einsum"
@@ -41,7 +41,7 @@ FunctionId = tuple[str, str, str]
 
 
 class Drawings:
-    """Draws the graphs of one model; graphs inside nodes become drawings of their own that the node refers to."""
+    """Draws the graphs of one model; a subgraph becomes a separate drawing, to which its node refers."""
 
     def __init__(
         self, roles: Mapping[str, str], functions: Mapping[tuple[str, str, str], int], limit: int = 80
@@ -110,7 +110,7 @@ class _Drawing:
         }
 
     def _constants(self) -> set[ir.Node]:
-        """Return the Constant nodes, which are shown inside their readers, as weights are."""
+        """Return the Constant nodes, which are shown inside the nodes that read them, like weights."""
         outputs = {v.name for v in self.graph.outputs}
         found = set()
         for node in self.graph:
@@ -180,7 +180,7 @@ class _Drawing:
         return [name, f"{type_text(value)}{shape_text(value)}", role]
 
     def _pills(self, values: list[ir.Value], kind: str, many: str) -> None:
-        """Draw values as pills; many of them as one."""
+        """Draw values as pills; a large number of them as one."""
         if len(values) > 4 * _MANY:
             number = self._box(
                 kind, [f"{len(values)} values"], t=f"{many}: {len(values)} values", d=_value_details(many, values)
@@ -194,7 +194,7 @@ class _Drawing:
             self.maker[value.name or ""] = number
 
     def _outputs(self) -> None:
-        """Draw the outputs; those that replace a state say which, and many of one node are drawn as one."""
+        """Draw the outputs; an output that replaces a state names it, and many outputs of one node are drawn as one."""
         replaces: dict[str, list[str]] = {}
         for key, value_name in self.bindings.items():
             replaces.setdefault(value_name, []).append(key)
@@ -233,7 +233,7 @@ class _Drawing:
         if source == target:
             return
         label = ""
-        if self.boxes[source]["k"] == "op" and value.name not in self.labelled:  # once is enough
+        if self.boxes[source]["k"] == "op" and value.name not in self.labelled:  # only on its first edge
             label = shape_label(value)
             self.labelled.add(value.name or "")
         edge = self.edges.setdefault((source, target), {"s": source, "t": target, "l": label, "n": []})
@@ -245,7 +245,7 @@ class _Drawing:
             edge["dash"] = 1
 
     def _differentiates(self, node: ir.Node, number: int) -> None:
-        """Draw what a Gradient node names: it differentiates `y`, which is no input of the node."""
+        """Draw the edge from `y` to its Gradient node, which names `y` but does not have it as an input."""
         attribute = node.attributes.get("y")
         name = attribute.value if attribute is not None and not attribute.is_ref() else None
         if isinstance(name, str) and name in self.maker and self.maker[name] != number:
@@ -269,7 +269,7 @@ def shape_label(value: ir.Value) -> str:
 
 
 def _held(value: ir.Value) -> str:
-    """Return what a weight or constant holds: its value if it is one number or a few, else its shape."""
+    """Return the value of a weight or constant if it has few elements, else its shape."""
     tensor = value.const_value
     if tensor is None:
         node = value.producer()

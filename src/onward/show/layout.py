@@ -1,8 +1,8 @@
-"""Where to draw the nodes of a graph: layers from top to bottom, few crossings, straight edges.
+"""The layout of a graph: layers from top to bottom, few crossings, straight edges.
 
-The classic layered method: every node goes one layer below its deepest predecessor, long edges get a bend in each layer
-they cross, layers are ordered by the mean place of their neighbours, and the horizontal places are the least-squares
-optimum that keeps this order. Everything is linear in nodes and bends, up to sorting.
+It uses the classic layered method. Every node is one layer below its deepest predecessor. Long edges get a bend in each
+layer that they cross. Layers are ordered by the mean position of their neighbours. The horizontal positions are the
+least-squares optimum that keeps this order. Apart from sorting, the time is linear in nodes and bends.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import itertools
 from collections.abc import Sequence
 
 _GAP_X, _GAP_Y = 28.0, 46.0
-_BEND = 10.0  # the room an edge takes where it passes through a layer
+_BEND = 10.0  # the width of an edge that passes through a layer
 _MOST_BENDS = 40_000
-_SHELF = 1100.0  # separate parts fill rows of about this width
+_SHELF = 1100.0  # unconnected parts fill rows of about this width
 _ORDER_SWEEPS, _PLACE_SWEEPS = 8, 12
 
 
 @dataclasses.dataclass
 class Layout:
-    """The centre of each node, the points each edge goes through, and the size of the whole."""
+    """The centre of each node, the points of each edge, and the total size."""
 
     places: list[tuple[float, float]]
     routes: list[list[tuple[float, float]]]
@@ -29,7 +29,7 @@ class Layout:
 
 
 def lay_out(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]) -> Layout:
-    """Return the drawing of a graph of nodes with these widths and heights; separate parts are put side by side.
+    """Return the layout of nodes with these widths and heights; unconnected parts are placed side by side.
 
     >>> layout = lay_out([(10, 10), (10, 10)], [(0, 1)])
     >>> layout.places[0][1] < layout.places[1][1]
@@ -128,7 +128,7 @@ def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
             waiting[target] -= 1
             if not waiting[target]:
                 ready.append(target)
-    for node in reversed(order):  # as low as its readers allow: weights are computed right above where they are used
+    for node in reversed(order):  # as low as its readers allow, so that a weight is computed right above its use
         if after[node]:
             layers[node] = max(layers[node], min(layers[t] for t in after[node]) - 1)
     return layers
@@ -185,7 +185,7 @@ def _place(rows: list[list[int]], widths: list[float], above: list[list[int]], b
 
 
 def _spread(wanted: list[float], widths: list[float]) -> list[float]:
-    """Return the places nearest to the wanted ones (least squares) that keep the order and do not overlap.
+    """Return the positions nearest to the wanted ones (least squares) that keep the order and do not overlap.
 
     >>> _spread([0.0, 0.0], [20.0, 20.0])
     [-24.0, 24.0]
@@ -193,7 +193,7 @@ def _spread(wanted: list[float], widths: list[float]) -> list[float]:
     offsets = [0.0]
     for left, right in itertools.pairwise(widths):
         offsets.append(offsets[-1] + (left + right) / 2 + _GAP_X)
-    blocks: list[tuple[float, int]] = []  # mean and size; pool neighbours that are in the wrong order
+    blocks: list[tuple[float, int]] = []  # mean and size; merge neighbours that are in the wrong order
     for value, offset in zip(wanted, offsets, strict=False):
         mean, size = value - offset, 1
         while blocks and blocks[-1][0] > mean:

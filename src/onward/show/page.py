@@ -1,4 +1,4 @@
-"""One HTML file that draws a model: no network, no framework, everything in it."""
+"""A self-contained HTML page that draws a model, without network access or a framework."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from onward.model.training_model import TrainingModel
 from onward.show.drawing import Drawings
 from onward.show.summary import summarize
 
-_MOST_FUNCTIONS = 40  # that are drawn
+_MOST_FUNCTIONS = 40  # drawn at most
 
 
 def render_page(model: TrainingModel, title: str = "") -> str:
-    """Return a self-contained HTML page with the model's graphs drawn, its facts and its weights.
+    """Return a self-contained HTML page with drawings of the model's graphs, its summary and its weights.
 
-    Shapes are inferred first, which fills them in in `model`.
+    Shapes are inferred first and stored in `model`.
     """
     fill_in_shapes(model)
     facts = summarize(model)
@@ -44,7 +44,7 @@ def draw(model: TrainingModel) -> list[dict[str, Any]]:
     roles.update(dict.fromkeys(model.parameters, "parameter"))
     functions: dict[tuple[str, str, str], int] = {}
     drawings = Drawings(roles, functions)
-    # Functions come last in the list but are referred to before, so their numbers are given out first.
+    # Functions are last in the list, but earlier drawings refer to them, so their numbers are assigned first.
     graphs: list[tuple[ir.Graph, str, str, dict[str, str]]] = [(model.graph, "Forward", "forward", {})]
     several = len(model.entries) > 1
     for entry in model.entries:
@@ -69,7 +69,7 @@ def draw(model: TrainingModel) -> list[dict[str, Any]]:
 
 
 def fill_in_shapes(model: TrainingModel) -> None:
-    """Infer the shapes of all graphs; what contradicts itself stays as the file has it."""
+    """Infer the shapes of all graphs; graphs with contradictory shapes stay unchanged."""
     algorithms: list[ir.Graph | None] = [e.algorithm for e in model.entries if e.algorithm is not None]
     for algorithm in algorithms or [None]:
         try:

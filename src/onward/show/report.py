@@ -1,4 +1,4 @@
-"""The summary of a model on a terminal: aligned, coloured where there is colour, readable where there is none."""
+"""The summary of a model for a terminal, readable with and without colour."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onward.errors import counted
 
 Rows = list[tuple[str, list[RenderableType]]]
 
-_MOST_BINDINGS = 4  # that are listed
+_MOST_BINDINGS = 4  # listed at most
 
 
 def print_summary(facts: Mapping[str, Any], console: Console, *, all_rows: bool = False) -> None:
-    """Print what `summarize` found, the most telling first; `all_rows` lists every weight and binding."""
+    """Print the result of `summarize`, the most important facts first; `all_rows` lists every weight and binding."""
     console.print(Text(facts["name"] or "(unnamed model)", style="bold"))
     if facts["description"]:
         console.print(Text(facts["description"], style="dim"))
@@ -48,7 +48,7 @@ def print_summary(facts: Mapping[str, Any], console: Console, *, all_rows: bool 
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes for a person.
+    """Return a number of bytes with a unit.
 
     >>> size_text(61_706 * 4)
     '246.8 kB'
@@ -117,11 +117,11 @@ def _print_entry(entry: Mapping[str, Any], console: Console, all_rows: bool) -> 
         how = re.sub(r",? ?\w+=None", "", loss["described"]).replace("(, ", "(") or loss["operator"]
         rows.append(("loss", [Text.assemble((loss["name"], "bold"), f"  {how}" if how else "")]))
     for optimizer in entry["optimizer"]:
-        told = {k: v for k, v in optimizer["settings"].items() if v is not False}
-        settings = ", ".join(f"{k} {v}" for k, v in told.items())
+        shown = {k: v for k, v in optimizer["settings"].items() if v is not False}
+        settings = ", ".join(f"{k} {v}" for k, v in shown.items())
         rows.append(("optimizer", [Text.assemble((optimizer["name"], "bold"), f"  {settings}" if settings else "")]))
     for gradient in entry["gradients"]:
-        rows.append(("gradient", [Text(f"of {gradient['y']} by {_names(gradient['xs'])}")]))
+        rows.append(("gradient", [Text(f"of {gradient['y']} with respect to {_names(gradient['xs'])}")]))
     rows.append(("each step", _bindings(entry["update_binding"], all_rows)))
     if entry["initialization"] is not None:
         rows.append(("reset", _bindings(entry["initialization_binding"], all_rows)))

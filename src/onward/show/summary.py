@@ -1,4 +1,4 @@
-"""The facts of a model as plain data: what `onward show` prints and `--json` writes."""
+"""The summary of a model as plain data, for `onward show` and its `--json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIMIZERS = ("Adam", "Adagrad", "Momentum")
 
 
 def summarize(model: TrainingModel) -> dict[str, Any]:
-    """Return what the model is, as plain data that `json.dumps` takes.
+    """Return a summary of the model as plain data that `json.dumps` accepts.
 
     >>> from onward.samples import build
     >>> facts = summarize(build("linear"))
@@ -82,7 +82,7 @@ def _operators(graph: ir.Graph) -> dict[str, Any]:
 
 
 def operator_name(node: ir.Node) -> str:
-    """Return the operator with its domain, where that is not the standard's."""
+    """Return the operator, with its domain unless it is a standard one."""
     return node.op_type if node.domain in ("", TRAINING_DOMAIN) else f"{node.domain}.{node.op_type}"
 
 
@@ -121,7 +121,7 @@ def _entry(entry: TrainingEntry, index: int) -> dict[str, Any]:
 
 
 def _loss(graph: ir.Graph | None, gradients: list[ir.Node]) -> dict[str, Any] | None:
-    """Return what is differentiated: its name, and how it is computed."""
+    """Return the differentiated value: its name, and how it is computed."""
     if graph is None or not gradients:
         return None
     name = _text(gradients[0], "y")
@@ -135,16 +135,16 @@ def _loss(graph: ir.Graph | None, gradients: list[ir.Node]) -> dict[str, Any] | 
 
 
 def _optimizer(entry: TrainingEntry, nodes: list[ir.Node]) -> list[dict[str, Any]]:
-    """Return each optimizer with its settings: as `make_trainable` wrote it down, ONNX's operators, or functions.
+    """Return each optimizer with its settings: from the metadata of `make_trainable`, ONNX's operators, or functions.
 
-    `custom` stands for an update in plain arithmetic.
+    `custom` means an update in plain arithmetic.
     """
     if entry.algorithm is None or not entry.update_binding:
         return []
-    told = _told(entry.algorithm)
-    if told is not None:
-        settings = {k: v for k, v in told.items() if k != "name" and v not in (None, {}, [])}
-        return [{"name": str(told.get("name", "custom")), "settings": settings}]
+    described = _described(entry.algorithm)
+    if described is not None:
+        settings = {k: v for k, v in described.items() if k != "name" and v not in (None, {}, [])}
+        return [{"name": str(described.get("name", "custom")), "settings": settings}]
     makers = {v.name: n for n in nodes for v in n.outputs}
     found: list[dict[str, Any]] = []
     for result in entry.update_binding.values():
@@ -162,13 +162,13 @@ def _optimizer(entry: TrainingEntry, nodes: list[ir.Node]) -> list[dict[str, Any
     return found or [{"name": "custom", "settings": {}}]
 
 
-def _told(graph: ir.Graph) -> dict[str, Any] | None:
-    """Return what `make_trainable` wrote about the optimizer, if it did."""
+def _described(graph: ir.Graph) -> dict[str, Any] | None:
+    """Return the description of the optimizer that `make_trainable` stored, if there is one."""
     try:
-        told = json.loads(graph.metadata_props.get("onward.optimizer", "null"))
-    except (ValueError, RecursionError):  # somebody else's text under our key
+        described = json.loads(graph.metadata_props.get("onward.optimizer", "null"))
+    except (ValueError, RecursionError):  # another tool's text under our key
         return None
-    return told if isinstance(told, dict) else None
+    return described if isinstance(described, dict) else None
 
 
 def _rate(node: ir.Node) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _plain(attribute: ir.Attr) -> Any:
 
 
 def _rounded(number: Any) -> Any:
-    """Return a float32 as a person wrote it: 0.9, not 0.8999999761581421."""
+    """Return a float32 rounded to its decimal digits: 0.9, not 0.8999999761581421."""
     return float(f"{number:.7g}") if isinstance(number, float) else number
 
 

@@ -1,4 +1,4 @@
-"""For people who add gradient rules: build a one-node model, take its gradients, compare with finite differences.
+"""Tests of gradient rules: build a one-node model, compute its gradients, compare them with finite differences.
 
 >>> import numpy as np
 >>> model = one_node_model("Mul", A=np.array([1.0, 2.0]), B=np.array([3.0, 4.0]))

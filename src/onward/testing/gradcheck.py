@@ -1,6 +1,6 @@
 """Compare gradients with finite differences, in float64, on the reference backend.
 
-The loss is a fixed random combination of all floating-point outputs, so that a wrong entry cannot hide behind a sum.
+The loss is a fixed random combination of all floating-point outputs, so that errors cannot cancel in a sum.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def assert_gradients(
     step: float = 1e-3,
     seed: int = 0,
 ) -> None:
-    """Assert that the gradients by `wrt` (default: all floating-point inputs) agree with finite differences.
+    """Assert that the gradients with respect to `wrt` agree with finite differences.
 
-    Raises AssertionError naming the input and the worst element. Inputs must be float64 for the tolerance to mean
-    anything.
+    `wrt` defaults to all floating-point inputs, which must be float64. The AssertionError names the input and the worst
+    element.
     """
     names = list(wrt) if wrt is not None else [n for n, a in model.feeds.items() if a.dtype.kind == "f"]
     for name in names:
@@ -52,7 +52,11 @@ def assert_gradients(
         expected = _finite_differences(forward, model.feeds, name, step)
         assert actual[name].shape == expected.shape, f"grad/{name} has shape {actual[name].shape}, not {expected.shape}"
         np.testing.assert_allclose(
-            actual[name], expected, rtol=rtol, atol=atol, err_msg=f"gradient by {name} of {model.node.op_type}"
+            actual[name],
+            expected,
+            rtol=rtol,
+            atol=atol,
+            err_msg=f"gradient with respect to {name} of {model.node.op_type}",
         )
 
 
@@ -72,7 +76,7 @@ def _with_loss(model: OneNodeModel, weights: Mapping[str, np.ndarray]) -> onnx.M
     proto.CopyFrom(model.proto)
     graph = proto.graph
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    # Where inference finds no type (GroupNormalization has none), it is that of the first floating-point input.
+    # If inference finds no type (GroupNormalization has none), use that of the first floating-point input.
     first = next((a.dtype for a in model.feeds.values() if a.dtype.kind == "f"), np.dtype(np.float32))
     default = onnx.helper.np_dtype_to_tensor_dtype(first)
     types = {o.name: o.type.tensor_type.elem_type or default for o in inferred.graph.output}
@@ -90,7 +94,7 @@ def _with_loss(model: OneNodeModel, weights: Mapping[str, np.ndarray]) -> onnx.M
         graph.node.append(onnx.helper.make_node("ReduceSum", [source], [f"testing/sum/{name}"], keepdims=0))
         terms.append(f"testing/sum/{name}")
     graph.node.append(onnx.helper.make_node("Sum", terms, [_LOSS]))
-    # A graph output must have a known rank: where inference finds none, the value only feeds the loss.
+    # A graph output must have a known rank: a value without one only feeds the loss.
     found = [o for o in inferred.graph.output if o.type.tensor_type.HasField("shape")]
     del graph.output[:]
     graph.output.extend(found)
@@ -99,7 +103,7 @@ def _with_loss(model: OneNodeModel, weights: Mapping[str, np.ndarray]) -> onnx.M
 
 
 def _finite_differences(forward: Evaluator, feeds: Mapping[str, np.ndarray], name: str, step: float) -> np.ndarray:
-    """Return the derivative of the loss by every element of `name`: central differences of fourth order."""
+    """Return the derivative of the loss with respect to each element of `name`: central differences of fourth order."""
     point = np.array(feeds[name], dtype=np.float64)
     out = np.zeros_like(point)
 

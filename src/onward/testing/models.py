@@ -1,4 +1,4 @@
-"""Models of one node, for tests of a single operator."""
+"""Models with one node, for tests of a single operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_OPSET = 23
 
 @dataclasses.dataclass(frozen=True)
 class OneNodeModel:
-    """A model, values for its inputs, and the floating-point inputs to differentiate by."""
+    """A model with one node to test, values for its inputs, and the names of its outputs."""
 
     proto: onnx.ModelProto
     feeds: Mapping[str, np.ndarray]
@@ -39,9 +39,9 @@ def one_node_model(
     """Return a model whose only node is `op_type`, with the given inputs and attributes.
 
     Keywords named like the schema's inputs are inputs (arrays; a list of arrays for a variadic one); all others are
-    attributes. `constants` names the inputs that become constants instead of graph inputs (integer inputs that are not
-    named here are graph inputs). With `dynamic`, every dimension of every graph input is a symbol of its own.
-    `outputs` names the schema outputs to produce (default: the required ones, or the first where none is).
+    attributes. `constants` names the inputs that become constants; all others, integers too, are graph inputs. With
+    `dynamic`, every dimension of every graph input is a distinct symbol.
+    `outputs` names the schema outputs to produce (default: the required ones, or the first if none is required).
     """
     opset = opset if opset is not None else min(DEFAULT_OPSET, newest_opset())
     found = schema(op_type, domain, opset if domain == "" else None)
