@@ -255,7 +255,7 @@ class Backward:
         if grad.shape is None and value.shape is not None:
             grad.shape = value.shape
         if grad.type is None:
-            grad.type = value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
+            grad.type = gradient_type(value)
         return grad
 
     def _dequantizes_inside(self, node: ir.Node) -> bool:
@@ -287,6 +287,11 @@ def _condition_name(spec: RuleSpec, known: Schema | None, index: int) -> str:
 def _is_integer(value: Value) -> bool:
     """Return whether `value` holds what QuantizeLinear makes: small integers or floats of 8 bits."""
     return isinstance(value.type, ir.TensorType) and value.dtype in _QUANTIZED
+
+
+def gradient_type(value: Value) -> ir.TypeProtocol | None:
+    """Return the type of the gradient of `value`: its own; for an optional, the type of what it holds."""
+    return value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
 
 
 def helper(op: Builder) -> Rule:

@@ -49,6 +49,12 @@ def _carried(node: ir.Node) -> list[tuple[int, int]]:
     return []
 
 
+def scan_attribute(node: ir.Node, name: str, count: int) -> list[int]:
+    """Return the axes or directions of the `count` scan inputs or outputs of `node`; they are 0 where not given."""
+    given = list(node.attributes[name].as_ints()) if name in node.attributes else []
+    return given + [0] * (count - len(given))
+
+
 Typed = tuple[ir.TypeProtocol | None, ir.Shape | None]
 
 
@@ -64,7 +70,7 @@ def _given(node: ir.Node, body: ir.Graph) -> list[Typed]:
         return [_element(v) for v in node.inputs]
     scanned = node.attributes["num_scan_inputs"].as_int()
     states = len(node.inputs) - scanned
-    axes = list(node.attributes["scan_input_axes"].as_ints()) if "scan_input_axes" in node.attributes else [0] * scanned
+    axes = scan_attribute(node, "scan_input_axes", scanned)
     given = [_typed(v) for v in node.inputs[:states]]
     for value, axis in zip(node.inputs[states:], axes, strict=True):
         type_, shape = _typed(value)
