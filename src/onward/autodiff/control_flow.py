@@ -1,8 +1,8 @@
-"""What the rules of If, Loop, Scan and SequenceMap have in common: take the gradient of a body, keep its residuals.
+"""The gradient of a body and its residuals: what the rules of If, Loop, Scan and SequenceMap have in common.
 
 The gradient of a body is a list of nodes that read values of the forward body. Those values, the residuals, become
-further outputs of the forward node, and the backward body reads them from there. Constants are copied instead, and
-where only the shape of a value is needed, the shape is the residual.
+further outputs of the forward node, and the backward body reads them from there. Constants are copied instead. If only
+the shape of a value is needed, the shape is the residual.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onward.autodiff import sequences
 from onward.autodiff.emit import Emitter
 from onward.autodiff.engine import Backward, find_slice, gradient_type, zeros
 from onward.autodiff.rule import Rule
 from onward.graph import edit, walk
-from onward.graph.builder import Value
+from onward.graph.builder import Builder, Value
 
 
 @dataclasses.dataclass
 class BodyGradient:
-    """The backward of one body. `op.nodes` read `residuals`, values of the forward body, until they are replaced."""
+    """The backward of one body; `op.nodes` reads the residuals from the forward body until they are replaced."""
 
     op: Emitter
     grads: list[Value]
     residuals: list[Value]
 
     def replace(self, accessors: Mapping[Value, Value], first: Sequence[ir.Node] = ()) -> None:
-        """Read `accessors[r]` for each residual r; the nodes `first`, which make the accessors, go to the front."""
+        """Read `accessors[r]` instead of each residual r, and put the nodes `first` in front."""
         substitute(self.op.nodes, accessors)
         self.op.nodes[:0] = first
         self.grads = [accessors.get(g, g) for g in self.grads]
@@ -76,7 +77,7 @@ def or_zeros(op: Emitter, grads: Mapping[Value, Value], values: Iterable[Value])
 
 
 def finish_body(sweep: Backward, body: ir.Graph, results: Sequence[Value]) -> BodyGradient:
-    """Return the backward body with what nobody needs removed, and the residuals that it reads."""
+    """Return the backward body without unneeded nodes, and the residuals that it reads."""
     op = sweep.op
     op.nodes[:] = live(op.nodes, results)
     _copy_constants(op, body, results)
@@ -86,7 +87,7 @@ def finish_body(sweep: Backward, body: ir.Graph, results: Sequence[Value]) -> Bo
 
 
 def live(nodes: Sequence[ir.Node], wanted: Iterable[Value]) -> list[ir.Node]:
-    """Return the nodes that a wanted value needs, in order; the others stop reading their inputs."""
+    """Return the nodes that the wanted values need, in order, and detach the others."""
     inside = set(nodes)
     forward = [v for n in nodes for v in walk.reads(n) if v.producer() not in inside]
     needed = walk.ancestors(wanted, stop=forward)
@@ -97,7 +98,7 @@ def live(nodes: Sequence[ir.Node], wanted: Iterable[Value]) -> list[ir.Node]:
 
 
 def detach(node: ir.Node) -> None:
-    """Let `node`, which is in no graph, read nothing any more."""
+    """Remove all inputs of `node`, which is not in a graph, and of the nodes in its subgraphs."""
     for graph in walk.subgraphs(node):
         for inner in list(graph):
             detach(inner)
@@ -107,7 +108,7 @@ def detach(node: ir.Node) -> None:
 
 
 def substitute(nodes: Iterable[ir.Node], values: Mapping[Value, Value]) -> None:
-    """Let `nodes` and their subgraphs read `values[v]` wherever they read `v`."""
+    """Make `nodes` and their subgraphs read `values[v]` instead of `v`."""
     for node in nodes:
         for index, value in enumerate(node.inputs):
             if value is not None and value in values:
@@ -119,7 +120,7 @@ def substitute(nodes: Iterable[ir.Node], values: Mapping[Value, Value]) -> None:
                     graph.outputs[index] = values[value]
 
 
-def owned(value: Value, body: ir.Graph) -> bool:
+def _owned(value: Value, body: ir.Graph) -> bool:
     """Return whether `value` belongs to `body`: an input, an initializer or the output of one of its nodes."""
     node = value.producer()
     if node is not None:
@@ -128,11 +129,13 @@ def owned(value: Value, body: ir.Graph) -> bool:
 
 
 def _read_from(nodes: Iterable[ir.Node], results: Sequence[Value], body: ir.Graph) -> list[Value]:
+    """Return the values of `body` that the nodes read or that are results, each once."""
     found = dict.fromkeys(v for n in nodes for v in walk.reads(n))
-    return [v for v in (found | dict.fromkeys(results)) if owned(v, body)]
+    return [v for v in (found | dict.fromkeys(results)) if _owned(v, body)]
 
 
 def _copy_constants(op: Emitter, body: ir.Graph, results: Sequence[Value]) -> None:
+    """Copy the constants of `body` that the backward reads into the backward."""
     copies: dict[Value, Value] = {}
     nodes: list[ir.Node] = []
     for value in _read_from(op.nodes, results, body):
@@ -152,7 +155,7 @@ def _copy_constants(op: Emitter, body: ir.Graph, results: Sequence[Value]) -> No
 
 
 def _keep_shapes_only(op: Emitter, body: ir.Graph, residuals: Sequence[Value]) -> None:
-    """Move `Shape` nodes into the forward body where nothing else reads the value whose shape they take."""
+    """Move `Shape` nodes into the forward body if nothing else in the backward reads their input."""
     by_input: dict[Value, list[ir.Node]] = {}
     others: set[Value] = set()
     for node in op.nodes:
@@ -169,17 +172,14 @@ def _keep_shapes_only(op: Emitter, body: ir.Graph, residuals: Sequence[Value]) -
 
 
 def make_graph(op: Emitter, inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> ir.Graph:
-    """Return a subgraph of the emitter's nodes; an output that no node of it makes, or made twice, is an Identity."""
+    """Return a subgraph of the emitter's nodes; an output that comes from outside or repeats becomes an Identity."""
     own = set(op.nodes)
     seen: set[Value] = set()
     results = []
     for output in outputs:
         if output.producer() not in own or output in seen:
-            node = ir.Node("", "Identity", [output], num_outputs=1, name=op.names.unique(f"{op.prefix}Identity"))
-            copy = node.outputs[0]
-            copy.name = op.names.unique(f"{node.name}:out")
+            (copy,) = Builder.call(op, "Identity", [output])  # a new one: the emitter would share equal nodes
             copy.type, copy.shape = output.type, output.shape
-            op.nodes.append(node)
             output = copy
         seen.add(output)
         results.append(output)
@@ -187,14 +187,12 @@ def make_graph(op: Emitter, inputs: Sequence[Value], outputs: Sequence[Value], n
 
 
 def body_input(op: Emitter, like: Value, name: str) -> Value:
-    """Return a new input for a backward body with the type of `like`; its shape too, unless that may change."""
+    """Return a new input for a backward body, with the gradient type and the shape of `like`."""
     return ir.Value(name=op.names.unique(f"{op.prefix}{name}"), type=gradient_type(like), shape=like.shape)
 
 
 def accumulate(op: Emitter, total: Value, grad: Value) -> Value:
     """Return the sum of two gradients of one value."""
-    from onward.autodiff import sequences
-
     if isinstance(total.type, ir.SequenceType):
         return sequences.add(op, total, grad)
     result = op.Add(total, grad, name="accumulate")
@@ -203,7 +201,7 @@ def accumulate(op: Emitter, total: Value, grad: Value) -> Value:
 
 
 def grow_outputs(node: ir.Node, names: Sequence[str], position: int | None = None) -> list[Value]:
-    """Return new outputs of `node`, at the end or before `position`; the others keep their uses."""
+    """Return new outputs of `node`, added at the end or before `position`; the others keep their uses."""
     before = len(node.outputs)
     node.resize_outputs(before + len(names))
     made = list(node.outputs[before:])

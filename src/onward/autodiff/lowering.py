@@ -1,12 +1,13 @@
-"""`Gradient` nodes become plain operators, wherever they stand: in the graph, in algorithms, subgraphs and functions.
+"""Replacement of `Gradient` nodes by plain operators, in the graph, in algorithms, subgraphs and functions.
 
-Semantics (docs/how_it_works.md, spec §2): `xs` and `zs` cut the graph; a node's inputs may differ from the tensors it
-names, then the slice between cut and `y` is evaluated again at that point; `y` may itself be a gradient.
+Semantics (docs/how_it_works.md, spec §2): `xs` and `zs` cut the graph. If a node's inputs differ from the tensors it
+names, the slice between the cut and `y` is evaluated again at that point. `y` may itself be a gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -29,14 +30,14 @@ D102 = define(
 D103 = define(
     "D103",
     "xs and zs are not independent",
-    why="xs and zs cut the graph: y must be a function of them as independent variables, so none of them may be "
-    "computed from another one.",
+    why="xs and zs cut the graph: y is a function of them as independent variables. So none of them may be computed "
+    "from another one.",
     fix="Name either the tensor or what it is computed from, not both.",
 )
 D104 = define(
     "D104",
     "a Gradient node's input does not have the type of the tensor it stands for",
-    why="The slice is evaluated again with the node's inputs in the place of the named tensors: the types must agree.",
+    why="The node's inputs replace the named tensors when the slice is evaluated again, so their types must agree.",
     fix="Cast the input to the type of the named tensor.",
 )
 
@@ -46,10 +47,10 @@ def is_gradient(node: ir.Node) -> bool:
 
 
 def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
-    """Replace every Gradient node of `model`, its functions and the given algorithms; return how many.
+    """Replace every Gradient node of `model`, its functions and the given algorithms; return their number.
 
-    Changes the graphs in place. A function that contains Gradient nodes is put in the place of its calls, where the
-    types are known, and is gone afterwards.
+    Changes the graphs in place. A function that contains Gradient nodes is inlined where it is called, because the
+    types are known there, and removed.
     """
     names = Names(walk.all_names(model.graph))
     for algorithm in algorithms:
@@ -63,7 +64,7 @@ def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
         count += _lower(model.graph, scope)
     for algorithm in algorithms:
         if _has_gradient(algorithm):
-            infer = _inference(model, algorithm)
+            infer = functools.partial(shapes.infer_shapes, model, algorithm)
             infer()
             scope = Scope([model.graph, algorithm], opset, names, model.functions, infer)
             count += _lower(algorithm, scope)
@@ -73,14 +74,10 @@ def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
 
 
 def _drop_import(model: ir.Model, algorithms: Sequence[ir.Graph]) -> None:
-    """Forget the training domain where nothing of it is left: a stock runtime need not know it."""
+    """Remove the import of the training domain if nothing uses it: a stock runtime may not know the domain."""
     everything: list[walk.GraphLike] = [model.graph, *algorithms, *model.functions.values()]
     if all(n.domain != TRAINING_DOMAIN for g in everything for n in walk.all_nodes(g)):
         model.opset_imports.pop(TRAINING_DOMAIN, None)
-
-
-def _inference(model: ir.Model, algorithm: ir.Graph) -> Callable[[], None]:
-    return lambda: shapes.infer_shapes(model, algorithm)
 
 
 def _has_gradient(graph: walk.GraphLike) -> bool:
@@ -90,20 +87,14 @@ def _has_gradient(graph: walk.GraphLike) -> bool:
 def _inline_gradient_functions(model: ir.Model, callers: Sequence[ir.Graph], names: Names) -> None:
     """Inline the functions that contain a Gradient node, directly or through others, and remove them."""
     guilty = {key for key, function in model.functions.items() if _has_gradient(function)}
-    while True:
-        more = {
-            key
-            for key, function in model.functions.items()
-            if key not in guilty and any((n.domain, n.op_type, n.overload) in guilty for n in walk.all_nodes(function))
-        }
-        if not more:
-            break
+
+    def calls(graphs: Iterable[walk.GraphLike]) -> list[ir.Node]:
+        return [n for g in graphs for n in walk.all_nodes(g) if (n.domain, n.op_type, n.overload) in guilty]
+
+    while more := {k for k, function in model.functions.items() if calls([function])} - guilty:
         guilty |= more
-    while guilty:
-        calls = [n for g in callers for n in walk.all_nodes(g) if (n.domain, n.op_type, n.overload) in guilty]
-        if not calls:
-            break
-        for call in calls:
+    while found := calls(callers):
+        for call in found:
             expand.inline_call(call, model.functions[call.domain, call.op_type, call.overload], names)
     for key in guilty:
         del model.functions[key]
@@ -129,16 +120,15 @@ def lower_gradient(node: ir.Node, scope: Scope) -> None:
     xs, zs, y, points = _read(node, scope)
     graph = node.graph
     assert graph is not None
-    name = y.name
-    stand_ins: list[tuple[ir.Node, Value]] = []
     moved = {named: point for named, point in zip([*xs, *zs], points, strict=True) if point is not named}
+    # A copy of each point stands for it while the derivative is taken: the slice may read the same tensor itself, or
+    # one tensor may stand for two of the names.
+    copies = {named: _copy_of(point, named, scope) for named, point in moved.items()}
     if moved:
-        # A copy of each point stands for it while the derivative is taken: the same tensor may be read by the slice
-        # in its own right, or stand for two of the names.
-        stand_ins = [_stand_in(named, point, scope) for named, point in moved.items()]
-        fresh = {named: copy.outputs[0] for named, (copy, _) in zip(moved, stand_ins, strict=True)}
-        graph.insert_before(node, [copy for copy, _ in stand_ins])
-        nodes, y = evaluate_again(y, fresh, [v for v in [*xs, *zs] if v not in moved], scope, f"{node.name or name}/")
+        fresh = {named: copy.outputs[0] for named, copy in copies.items()}
+        graph.insert_before(node, list(copies.values()))
+        fixed = [v for v in [*xs, *zs] if v not in moved]
+        nodes, y = evaluate_again(y, fresh, fixed, scope, f"{node.name or y.name}/")
         graph.insert_before(node, nodes)
         scope.emitted += nodes
         xs, zs = [fresh.get(v, v) for v in xs], [fresh.get(v, v) for v in zs]
@@ -148,22 +138,22 @@ def lower_gradient(node: ir.Node, scope: Scope) -> None:
     backward = Backward(scope.emitter())
     grads = backward.run(y, wanted, part)
     _finish(node, [output for output, _ in outputs], wanted, grads, backward, graph, scope)
-    for copy, point in stand_ins:
-        copy.outputs[0].replace_all_uses_with(point)
+    for named, copy in copies.items():
+        copy.outputs[0].replace_all_uses_with(moved[named])
         graph.remove(copy, safe=True)
 
 
-def _stand_in(named: Value, point: Value, scope: Scope) -> tuple[ir.Node, Value]:
+def _copy_of(point: Value, named: Value, scope: Scope) -> ir.Node:
     copy = ir.Node("", "Identity", [point], num_outputs=1, name=scope.names.unique(f"{named.name}/point"))
     copy.outputs[0].name = scope.names.unique(f"{named.name}/point:out")
     copy.outputs[0].type, copy.outputs[0].shape = point.type or named.type, point.shape
-    return copy, point
+    return copy
 
 
 def prepare_slice(y: Value, xs: Sequence[Value], zs: Sequence[Value], scope: Scope) -> tuple[Value, list[Value], Slice]:
-    """Return the slice to differentiate, function calls in it expanded and shapes known as far as they can be.
+    """Return `y`, `xs` and the slice to differentiate, with function calls expanded and shapes inferred.
 
-    `y` and `xs` are returned too: what an expanded call produced is another value of the same name.
+    Where an expanded call produced `y` or one of `xs`, the value returned is the new one of the same name.
     """
     names = [v.name or "" for v in (y, *xs)]
     part = Slice([], set())
@@ -174,7 +164,7 @@ def prepare_slice(y: Value, xs: Sequence[Value], zs: Sequence[Value], scope: Sco
         part = find_slice(y, xs, zs, scope.order())
         return part.nodes
 
-    expanded = scope.expand_calls(wanted)  # maybe inside a subgraph, where the nodes of the slice do not show it
+    expanded = scope.expand_calls(wanted)  # perhaps in a subgraph, which the slice does not show
     if expanded or any(v.name and (v.type is None or v.shape is None) for n in part.nodes for v in n.outputs):
         scope.infer()
     infer_bodies(part.nodes, scope.opset)
@@ -190,34 +180,28 @@ def _finish(
     graph: walk.GraphLike,
     scope: Scope,
 ) -> None:
-    """Put the backward nodes in the place of `node` and let its outputs be the gradients."""
+    """Replace `node` by the backward nodes, and its outputs by the gradients."""
     op = backward.op
     results = [g if g is not None else zeros(op, x) for g, x in zip(grads, xs, strict=True)]
-    fresh = set(op.nodes)
-    taken: set[Value] = set()
-    replacements: list[tuple[Value, Value]] = []
-    for output, x, found in zip(outputs, xs, results, strict=True):
+    made = set(op.nodes)
+    finals: list[Value] = []
+    for found in results:
         producer = found.producer()
-        if found in taken or producer not in fresh or producer.op_type == "Constant":
-            found = ir.Node("", "Identity", [found], num_outputs=1, name=scope.names.unique("grad/Identity")).outputs[0]
-            identity = found.producer()
-            assert identity is not None
-            op.nodes.append(identity)
-        taken.add(found)
-        found.type, found.shape = x.type, x.shape
-        replacements.append((output, found))
+        if found in finals or producer not in made or producer.op_type == "Constant":
+            copy = ir.Node("", "Identity", [found], num_outputs=1, name=scope.names.unique("grad/Identity"))
+            op.nodes.append(copy)
+            found = copy.outputs[0]
+        finals.append(found)
     graph.insert_before(node, op.nodes)
-    for output, found in replacements:
-        name = output.name
-        output.replace_all_uses_with(found, replace_graph_outputs=True)
-        output.name = None
-        found.name = name
+    for output, x, final in zip(outputs, xs, finals, strict=True):
+        edit.take_place(output, final)
+        final.type, final.shape = x.type, x.shape
     graph.remove(node, safe=True)
     scope.emitted += op.nodes
 
 
 def _read(node: ir.Node, scope: Scope) -> tuple[list[Value], list[Value], Value, list[Value]]:
-    """Return xs, zs, y as values and the node's inputs, or raise with everything that is wrong."""
+    """Return xs, zs and y as values, and the node's inputs; raise NotDifferentiable with all that is wrong."""
     place = f"node `{node.name or 'Gradient'}` (Gradient)"
     problems: list[Diagnostic] = []
 
@@ -259,7 +243,7 @@ def _type_problems(named: Sequence[Value], points: Sequence[Value], place: str) 
     return [
         Diagnostic(
             D104,
-            f"the input `{point.name}` stands for `{name.name}` and has another type",
+            f"the input `{point.name}` stands for `{name.name}` but has another type",
             place=place,
             found=str(point.type),
             needed=str(name.type),
@@ -270,7 +254,7 @@ def _type_problems(named: Sequence[Value], points: Sequence[Value], place: str) 
 
 
 def _dependence_problems(cut: Sequence[Value], scope: Scope, place: str) -> list[Diagnostic]:
-    """Return one problem for each member of the cut that is computed from another, or named twice."""
+    """Return one problem for each member of the cut that is computed from another, and one for repeated names."""
     problems = []
     members = set(cut)
     if len(members) < len(cut):

@@ -27,9 +27,9 @@ def map_elements(
     *,
     count: int = 1,
 ) -> tuple[Value, ...]:
-    """Return the sequences of what `body` makes of the elements of `inputs`, all sequences of one length.
+    """Return the sequences that `body` makes from the elements of `inputs`, which are sequences of equal length.
 
-    `body` gets a builder for the inside and one value for each input, and returns `count` values.
+    `body` takes a builder for the inside and one value for each input, and returns `count` values.
     """
     inside = inner_builder(op)
     elements = [element(op, s) if isinstance(s.type, ir.SequenceType) else like(op, s) for s in inputs]
@@ -49,7 +49,7 @@ def map_elements(
 
 
 def inner_builder(op: Builder) -> Builder:
-    """Return a builder for the inside of a subgraph of a node that `op` is about to make."""
+    """Return a builder for a subgraph of a node that `op` makes next."""
     inner = getattr(op, "inner", None)
     return inner(op.prefix) if inner is not None else Builder(op.opset, op.names, op.prefix)
 
@@ -60,7 +60,7 @@ def like(op: Builder, value: Value) -> Value:
 
 
 def add(op: Builder, a: Value, b: Value) -> Value:
-    """Return the element-wise sum of two sequences of one length."""
+    """Return the element-wise sum of two sequences of equal length."""
     return map_elements(op, [a, b], lambda inside, e: [inside.Add(*e)], "accumulate")[0]
 
 
@@ -76,7 +76,7 @@ def full_like(op: Builder, sequence: Value, fill: float) -> Value:
 def pack(op: Builder, sequence: Value) -> list[Value]:
     """Return a sequence as four vectors: its elements one after another, and their sizes, shapes and ranks.
 
-    ONNX has no sequences of sequences, but vectors can be elements of one. `unpack` is the way back.
+    ONNX has no sequences of sequences, but it has sequences of vectors. `unpack` is the inverse.
     """
 
     def describe(inside: Builder, elements: list[Value]) -> list[Value]:
@@ -100,10 +100,10 @@ def pack(op: Builder, sequence: Value) -> list[Value]:
 
 
 def unpack(op: Builder, elements: Value, sizes: Value, shapes: Value, ranks: Value) -> Value:
-    """Return the sequence that `pack` made these of."""
+    """Return the sequence from which `pack` made these vectors."""
 
     def split(vector: Value, counts: Value, last: int) -> Value:
-        # One element more, which is taken away again: an empty sequence cannot be split off.
+        # Add one element, which is removed again below: SplitToSequence cannot make an empty sequence.
         return op.SplitToSequence(vector, op.Concat(counts, [last], axis=0), axis=0)
 
     pieces = split(elements, sizes, 0)

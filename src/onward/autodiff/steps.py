@@ -107,7 +107,7 @@ class Steps:
         return dlast + [rule.zeros_like(v) for v in self.summed]
 
     def gradients(self, made: Sequence[Value]) -> tuple[list[Value | None], list[tuple[Value, Value]]]:
-        """Return the gradients of the node's inputs and of captured values, of the outputs of the backward node."""
+        """Return the gradients of the node's inputs and of captured values, given the backward node's outputs."""
         node, formals = self.rule.node, list(self.body.inputs)
         by_formal = dict(zip([*self.state_inputs, *self.summed, *self.written], made, strict=True))
         by_input = [by_formal.get(formal) for formal in formals]

@@ -1,4 +1,4 @@
-"""If and Scan: the gradient of each body, run over the residuals that the forward node hands out. Loop: loop.py."""
+"""If and Scan: the backward runs the gradient of each body on residuals from the forward node. Loop: loop.py."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from onward.graph.builder import Value
 def if_(rule: Rule, *doutputs: Value | None) -> Grads:
     """outputs = then_branch if cond else else_branch, so the backward is If(cond) of the branches' backwards.
 
-    What only one branch reads gets zeros from the other. Each branch hands out its residuals as further outputs, the
-    other branch an empty tensor in their place.
+    A value that only one branch reads gets zeros from the other. The residuals of a branch become further outputs of
+    the If; the other branch returns empty tensors in their place.
     """
     branches = [rule.node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
     wrt = flow.active_captures(rule, *branches)
@@ -40,7 +40,7 @@ def if_(rule: Rule, *doutputs: Value | None) -> Grads:
     ]
     made: dict[str, Any] = {}
     for index, (name, body) in enumerate(zip(("then", "else"), bodies, strict=True)):
-        body.replace({r: _hand_out(rule, branches, index, r) for r in body.residuals})
+        body.replace({r: _residual_output(rule, branches, index, r) for r in body.residuals})
         made[f"{name}_branch"] = flow.make_graph(body.op, [], body.grads, name)
     results = rule.op.call("If", [rule.node.inputs[0]], outputs=len(reached), **made)
     for value, result in zip(reached, results, strict=True):
@@ -57,7 +57,7 @@ def _differentiate_branch(
     return flow.differentiate_body(sweep, branch, seeds, [v for v in wrt if v in read])
 
 
-def _hand_out(rule: Rule, branches: list[ir.Graph], index: int, residual: Value) -> Value:
+def _residual_output(rule: Rule, branches: list[ir.Graph], index: int, residual: Value) -> Value:
     """Return the output of the If node that holds `residual` of the chosen branch."""
     node, branch, other = rule.node, branches[index], branches[1 - index]
     for position, value in enumerate(branch.outputs):
@@ -66,14 +66,14 @@ def _hand_out(rule: Rule, branches: list[ir.Graph], index: int, residual: Value)
     name = rule.op.names.unique(f"{node.name or 'If'}/residual/{residual.name}")
     (output,) = flow.grow_outputs(node, [name])
     branch.outputs.append(residual)
-    other.outputs.append(_nothing(rule, other, residual))
+    other.outputs.append(_empty_like(rule, other, residual))
     output.type = residual.type
     rank = None if residual.shape is None else len(residual.shape)
     output.shape = None if rank is None else ir.Shape([None] * rank)
     return output
 
 
-def _nothing(rule: Rule, graph: ir.Graph, like: Value) -> Value:
+def _empty_like(rule: Rule, graph: ir.Graph, like: Value) -> Value:
     """Return an empty tensor or sequence of the type of `like`, made in `graph`."""
     name = rule.op.names.unique(f"{rule.node.name or 'If'}/no/{like.name}")
     dtype = like.dtype or ir.DataType.FLOAT
@@ -94,8 +94,8 @@ def _nothing(rule: Rule, graph: ir.Graph, like: Value) -> Value:
 def scan(rule: Rule, *dfinal_state_and_scan_outputs: Value | None) -> Grads:
     """state[t+1], y[t] = body(state[t], x[t]), so the backward is a Scan over t from last to first.
 
-    It carries the gradients of the states and the sums for what the body captures, reads the residuals, and writes
-    dx[t]. A scan input read forwards is written backwards and the other way round.
+    It carries the gradients of the states and of the captured values, reads the residuals, and writes dx[t]. If a scan
+    input was read forwards, its gradient is written backwards, and the other way round.
     """
     states = len(rule.node.inputs) - int(rule.attr("num_scan_inputs"))
     steps = Steps(rule, dfinal_state_and_scan_outputs, states=states)
@@ -133,14 +133,14 @@ def _read_gradients(steps: Steps, states: int) -> list[_Read]:
 
 
 def _read_residuals(found: flow.BodyGradient, steps: Steps, states: int) -> list[_Read]:
-    """Let the forward Scan write the residuals of every step and the backward body read them, last to first."""
+    """Make the forward Scan write the residuals of every step, and the backward body read them, last step first."""
     _refuse_sequences(found.residuals)
     stacked = [stack_residual(steps.rule, steps.body, r, states) for r in found.residuals]
     return [_Read(whole, inside, 0, 1) for whole, inside in zip(stacked, found.read_from_inputs(), strict=True)]
 
 
 def _read_any(steps: Steps, states: int) -> _Read:
-    """Return the first scan input, which the backward does not need: a Scan counts its steps by what it reads."""
+    """Return the first scan input; the backward does not need it, but a Scan must read something to count steps."""
     whole = steps.rule.node.inputs[states]
     assert whole is not None
     axis = scan_attribute(steps.rule.node, "scan_input_axes", 1)[0]
@@ -155,7 +155,7 @@ def _give_shapes(found: flow.BodyGradient, steps: Steps) -> None:
 
 
 def _run_backwards(found: flow.BodyGradient, steps: Steps, states: int, reads: list[_Read]) -> tuple[Value, ...]:
-    """Emit the backward Scan; what the forward one read in one direction, it writes in the other."""
+    """Emit the backward Scan, which writes each gradient in the direction opposite to that of the scan input."""
     node = steps.rule.node
     axes, directions = (scan_attribute(node, f"scan_input_{kind}", len(node.inputs)) for kind in ("axes", "directions"))
     written = [list(steps.body.inputs).index(v) - states for v in steps.written]
@@ -175,9 +175,10 @@ def _run_backwards(found: flow.BodyGradient, steps: Steps, states: int, reads: l
 
 
 def _refuse_sequences(residuals: list[Value]) -> None:
+    """Raise Unsupported if a residual is not a tensor."""
     for residual in residuals:
         if not isinstance(residual.type, ir.TensorType | type(None)):
             raise Unsupported(
-                f"the backward needs `{residual.name}`, a sequence, of every step, and a Scan hands out only tensors; "
-                "use a Loop, or give what the body keeps in a sequence a fixed shape"
+                f"the backward needs the sequence `{residual.name}` from every step, but a Scan outputs only tensors; "
+                "use a Loop, or keep a tensor of fixed shape instead of the sequence"
             )

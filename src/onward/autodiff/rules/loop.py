@@ -1,4 +1,4 @@
-"""Loop: any number of iterations, known or not, run backwards over what the forward Loop kept of each one."""
+"""Loop: the backward runs the iterations in reverse on the residuals that the forward Loop kept."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from onward.graph.builder import Value
 def loop(rule: Rule, *dv_final_and_scan_outputs: Value | None) -> Grads:
     """v[t+1], y[t] = body(t, v[t]) for t < T, so the backward is a Loop over t = T-1 … 0.
 
-    It carries dv and the sums for what the body captures. The residuals of iteration t are element t of further
-    outputs of the forward Loop: a scan output where the residual has one shape in all iterations, else a sequence.
+    It carries dv and the gradients of the captured values. The residuals of iteration t are element t of further
+    outputs of the forward Loop: a scan output if the residual has the same shape in all iterations, else a sequence.
     """
     if len(rule.node.inputs) < 2:
         rule.node.resize_inputs(2)
@@ -41,7 +41,7 @@ def loop(rule: Rule, *dv_final_and_scan_outputs: Value | None) -> Grads:
 
 
 class _Counter:
-    """What the backward body counts: `step` goes from 0 to T - 1, `iteration` from T - 1 to 0."""
+    """The counters of the backward body: `step` goes from 0 to T - 1, `iteration` from T - 1 to 0."""
 
     def __init__(self, op: Emitter) -> None:
         self.step = _scalar(op, "step", ir.DataType.INT64)
@@ -62,7 +62,7 @@ def _elements(steps: Steps, iteration: Value) -> list[Value]:
 
 
 def _wire_residuals(found: flow.BodyGradient, steps: Steps, counter: _Counter) -> Value:
-    """Let the backward body read the residuals of its iteration; return the number of iterations."""
+    """Make the backward body read the residuals of its iteration; return the number of iterations."""
     rule, body = steps.rule, steps.body
     trips = _trip_count(rule, body)
     accessors, fetches = _residuals(rule, body, found.residuals, counter.iteration, steps.op)
@@ -93,16 +93,17 @@ def _scalar(op: Emitter, name: str, dtype: ir.DataType) -> Value:
 
 
 def _refuse_optionals(states: list[Value]) -> None:
+    """Raise Unsupported if a state is optional."""
     for state in states:
         if isinstance(state.type, ir.OptionalType):
             raise Unsupported(
-                f"the Loop carries the optional `{state.name}`, which may be empty and then has no gradient; "
+                f"the Loop carries the optional `{state.name}`, which has no gradient while it is empty; "
                 "carry a tensor or a sequence instead"
             )
 
 
 def _trip_count(rule: Rule, body: ir.Graph) -> Value | None:
-    """Return the number of iterations as a scalar if it is known without running the loop, else None."""
+    """Return the number of iterations as a scalar, or None if it depends on what the body computes."""
     limit, condition = rule.node.inputs[0], rule.node.inputs[1]
     going = body.outputs[0]
     starts_true = condition is None or _is_true(condition)
@@ -127,7 +128,7 @@ def _is_true(value: Value) -> bool:
 def _residuals(
     rule: Rule, body: ir.Graph, residuals: list[Value], iteration: Value, inside: Emitter
 ) -> tuple[dict[Value, Value], list[ir.Node]]:
-    """Return for each residual the value in the backward body that holds it, and the nodes that fetch them."""
+    """Return the value in the backward body for each residual, and the nodes that fetch these values."""
     op = Emitter(inside.opset, inside.names, prefix=inside.prefix)
     accessors: dict[Value, Value] = {}
     for residual in residuals:
@@ -157,11 +158,11 @@ def _at(op: Emitter, kept: Value, residual: Value, iteration: Value) -> Value:
 
 
 def _keep_in_sequence(rule: Rule, body: ir.Graph, residual: Value) -> Value:
-    """Return the output of the Loop that holds `residual` of every iteration as a sequence: its shape may change."""
+    """Return a new output of the Loop: a sequence of `residual` from every iteration, whose shape may change."""
     node, names = rule.node, rule.op.names
     if not isinstance(residual.type, ir.TensorType):
         raise Unsupported(
-            f"the backward needs `{residual.name}`, which is optional, of every iteration of the Loop, and ONNX has no "
+            f"the backward needs the optional `{residual.name}` from every iteration of the Loop, but ONNX has no "
             "sequences of optionals; carry a tensor or a sequence instead"
         )
     graph = node.graph
@@ -191,16 +192,14 @@ def _keep_in_sequence(rule: Rule, body: ir.Graph, residual: Value) -> Value:
 
 
 def _count_residuals(rule: Rule, body: ir.Graph, accessors: dict[Value, Value]) -> Value:
-    """Return how often the forward Loop went round, from the length of something it kept of every iteration."""
+    """Return the number of iterations of the forward Loop, from the length of an output with one entry for each."""
     node, op = rule.node, rule.op
     states = len(node.inputs) - 2
-    for output in node.outputs[states:]:
-        if output.name:
-            length = op.Shape(output, start=0, end=1)
-            return op.Squeeze(length, np.array([0], np.int64))
-    for accessor in accessors.values():
+    stacked = next((output for output in node.outputs[states:] if output.name), None)
+    for accessor in accessors.values() if stacked is None else ():
         fetch = accessor.producer()
         if fetch is not None and fetch.op_type == "SequenceAt":
             return op.SequenceLength(fetch.inputs[0])
-    stacked = stack_residual(rule, body, body.inputs[0], states)
+    if stacked is None:
+        stacked = stack_residual(rule, body, body.inputs[0], states)
     return op.Squeeze(op.Shape(stacked, start=0, end=1), np.array([0], np.int64))

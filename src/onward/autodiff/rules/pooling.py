@@ -1,4 +1,4 @@
-"""Pools. What a window reads forward, it hands back: to the largest element, to all alike, or by their share."""
+"""Pools: the gradient of each window goes to its largest element, to all alike, or to each by its share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def max_pool(rule: Rule, dY: Value) -> Grads:
     op, X = rule.op, rule.input("X")
     rank = spatial_rank(rule, X)
     win = window(rule, rule.attr("kernel_shape"), X)
-    # Of equal elements the first gets everything, as in PyTorch: it is the one that Indices names.
+    # Of equal elements the first gets the whole gradient, as in PyTorch: Indices names that one.
     indices = op.Reshape(rule.request_output("Indices"), [-1])
     apart = all(s >= (win.reach(a) or 0) for a, s in enumerate(win.strides))
     size = rule.static_shape(X)
@@ -97,7 +97,7 @@ def global_max_pool(rule: Rule, dY: Value) -> Grads:
     """Y = the largest X over the spatial axes, so dX = dY there and 0 elsewhere."""
     op, X = rule.op, rule.input("X")
     flat = reshape(rule, X, [extent(rule, X, 0), extent(rule, X, 1), -1])
-    # Of equal elements the first gets everything, as PyTorch's max pools do.
+    # Of equal elements the first gets the whole gradient, as in PyTorch.
     where = op.ArgMax(flat, axis=2, keepdims=1)
     spread = op.ScatterElements(rule.zeros_like(flat), where, op.Reshape(dY, [0, 0, 1]), axis=2)
     return {"X": rule.reshape_like(spread, X)}
@@ -115,7 +115,7 @@ def max_unpool(rule: Rule, doutput: Value) -> Grads:
     """output[I] = X, so dX = doutput[I] (PyTorch's convention also where an index occurs twice)."""
     op, X = rule.op, rule.input("X")
     if rule.optional_input("output_shape") is not None:
-        # The standard's reference: I counts in the shape the attributes give, which stands at the start of the output.
+        # As in the standard's reference, I counts in the shape given by the attributes, at the start of the output.
         rank = len(rule.attr("kernel_shape"))
         doutput = op.Slice(doutput, [0] * rank, _unpooled(rule, X, rank), np.arange(2, rank + 2))
     picked = op.GatherElements(op.Reshape(doutput, [-1]), op.Reshape(rule.input("I"), [-1]), axis=0)
@@ -136,7 +136,7 @@ def _unpooled(rule: Rule, X: Value, rank: int) -> Value:
 
 
 def _pool_window(rule: Rule, X: Value, Y: Value) -> Window:
-    """Return the window with its pads as the windows really reach: with ceil_mode beyond the given ones."""
+    """Return the window with pads up to where the last windows end; with ceil_mode that may exceed the given pads."""
     win = window(rule, rule.attr("kernel_shape"), X)
     if win.pads is None or not rule.attr("ceil_mode", 0):
         return win
@@ -146,7 +146,7 @@ def _pool_window(rule: Rule, X: Value, Y: Value) -> Window:
         if stride == 1:
             continue
         if size is None or count is None:
-            ends[axis] = 0  # `scatter` cuts at the end of X, so only a pad that is too large would be wrong
+            ends[axis] = 0  # `scatter` cuts at the end of X: a small pad is safe
         else:
             ends[axis] = max(0, (count - 1) * stride + (win.reach(axis) or 0) - size - begins[axis])
     return dataclasses.replace(win, pads=(*begins, *ends))

@@ -34,11 +34,11 @@ def sequence_at(rule: Rule, dtensor: Value) -> Grads:
 
 @gradient("SequenceInsert", opset=11, position=NON_DIFFERENTIABLE)
 def sequence_insert(rule: Rule, doutput_sequence: Value) -> Grads:
-    """output_sequence has tensor at position, so dtensor is its element there and dinput_sequence all the others."""
+    """output_sequence has tensor at position, so dtensor is the element there and dinput_sequence has the others."""
     op, position = rule.op, rule.optional_input("position")
     index: Value | None = None
     if position is not None:
-        # A negative position counts from the end of the shorter sequence that the tensor is put into.
+        # A negative position counts from the end of the input sequence, which is shorter by one.
         index = _from_the_front(rule, position, rule.input("input_sequence"))
     return {
         "input_sequence": op.SequenceErase(doutput_sequence, index),
@@ -80,7 +80,7 @@ def split_to_sequence(rule: Rule, doutput_sequence: Value) -> Grads:
 def sequence_map(rule: Rule, *dout_sequence: Value | None) -> Grads:
     """out[i] = body(input_sequence[i], additional_inputs[i]), so the gradients are mapped over the same elements.
 
-    An additional input that is a tensor, and what the body captures, get the sum over all elements.
+    Additional inputs that are tensors, and captured values, get the sum over all elements.
     """
     node, body = rule.node, rule.node.attributes["body"].as_graph()
     wanted = [formal for formal, v in zip(body.inputs, node.inputs, strict=True) if flow.is_active(rule, v)]
@@ -122,7 +122,7 @@ def _total(rule: Rule, mapped: Value, like: Value) -> Value:
 
 
 def _keep(rule: Rule, body: ir.Graph, residual: Value) -> Value:
-    """Return the output of the SequenceMap that holds `residual` of every element."""
+    """Return the sequence of `residual` for every element: an output of the SequenceMap or one of its inputs."""
     node, names = rule.node, rule.op.names
     for position, value in enumerate(body.outputs):
         if value is residual:
@@ -140,7 +140,7 @@ def _keep(rule: Rule, body: ir.Graph, residual: Value) -> Value:
 
 
 def _from_the_front(rule: Rule, position: Value, sequence: Value) -> Value:
-    """Return `position` counted from the front of `sequence`; a negative one counts from its end."""
+    """Return `position` counted from the front of `sequence`; a negative position counts from the end."""
     op = rule.op
     known = rule.constant_input("position")
     if known is not None and known.size and int(known.reshape(-1)[0]) >= 0:
