@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from onward.autodiff import sequences
-from onward.autodiff.emit import Emitter
+from onward.autodiff.emit import Emitter, subgraph_input
 from onward.autodiff.engine import Backward, find_slice, gradient_type, zeros
 from onward.autodiff.rule import Rule
 from onward.graph import edit, walk
@@ -188,7 +188,7 @@ def make_graph(op: Emitter, inputs: Sequence[Value], outputs: Sequence[Value], n
 
 def body_input(op: Emitter, like: Value, name: str) -> Value:
     """Return a new input for a backward body, with the gradient type and the shape of `like`."""
-    return ir.Value(name=op.names.unique(f"{op.prefix}{name}"), type=gradient_type(like), shape=like.shape)
+    return subgraph_input(op, name, gradient_type(like), like.shape)
 
 
 def accumulate(op: Emitter, total: Value, grad: Value) -> Value:

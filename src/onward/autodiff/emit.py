@@ -74,6 +74,11 @@ class Emitter(Builder):
         return made
 
 
+def subgraph_input(op: Builder, name: str, type_: ir.TypeProtocol | None, shape: ir.Shape | None = None) -> Value:
+    """Return a new input for a subgraph of a node that `op` makes next."""
+    return ir.Value(name=op.names.unique(f"{op.prefix}{name}"), type=type_, shape=shape)
+
+
 def _plain(value: Any) -> Any:
     """Return a hashable stand-in for an attribute."""
     if isinstance(value, np.ndarray):

@@ -53,6 +53,11 @@ def UNSUPPORTED(reason: str) -> Condition:
     return Condition("UNSUPPORTED", reason)
 
 
+def each(condition: Condition, *inputs: str) -> dict[str, Any]:
+    """Return the keyword arguments that state one condition for several inputs."""
+    return dict.fromkeys(inputs, condition)
+
+
 RuleFunction = Callable[..., "Grads"]
 
 

@@ -7,16 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onward.autodiff.emit import subgraph_input
 from onward.graph.builder import Builder, Value
-
-
-def element(op: Builder, sequence: Value, name: str = "element") -> Value:
-    """Return a new subgraph input with the type of one element of `sequence`."""
-    value = ir.Value(name=op.names.unique(f"{op.prefix}{name}"))
-    if isinstance(sequence.type, ir.SequenceType):
-        value.type = sequence.type.elem_type
-    value.shape = sequence.shape
-    return value
 
 
 def map_elements(
@@ -32,7 +24,8 @@ def map_elements(
     `body` takes a builder for the inside and one value for each input, and returns `count` values.
     """
     inside = inner_builder(op)
-    elements = [element(op, s) if isinstance(s.type, ir.SequenceType) else like(op, s) for s in inputs]
+    types = [s.type.elem_type if isinstance(s.type, ir.SequenceType) else s.type for s in inputs]
+    elements = [subgraph_input(op, "element", t, s.shape) for s, t in zip(inputs, types, strict=True)]
     results = list(body(inside, elements))
     for position, result in enumerate(results):
         if result.producer() not in set(inside.nodes):
@@ -52,11 +45,6 @@ def inner_builder(op: Builder) -> Builder:
     """Return a builder for a subgraph of a node that `op` makes next."""
     inner = getattr(op, "inner", None)
     return inner(op.prefix) if inner is not None else Builder(op.opset, op.names, op.prefix)
-
-
-def like(op: Builder, value: Value) -> Value:
-    """Return a new subgraph input with the type and shape of `value`."""
-    return ir.Value(name=op.names.unique(f"{op.prefix}element"), type=value.type, shape=value.shape)
 
 
 def add(op: Builder, a: Value, b: Value) -> Value:

@@ -161,7 +161,7 @@ class _Sampling:
         return {"index": index, "inside": inside, "weight": weight, "slope": slope, "factor": factor}
 
     def _pad(self, place: Value, last: Value) -> tuple[Value, Value | None]:
-        """Return coordinates moved into the image, and their slope where that is not 1 everywhere."""
+        """Return coordinates moved into the image and their slope; None stands for a slope of 1."""
         op = self.op
         if self.padding == "zeros":
             return place, None
@@ -260,7 +260,7 @@ def col2im(rule: Rule, doutput: Value) -> Grads:
 
 
 def _spatial_axes(rule: Rule, doutput: Value) -> int:
-    """Return the number of spatial axes, from whatever of the node states it."""
+    """Return the number of spatial axes, from the attributes or a known shape."""
     rank = rule.rank(doutput)
     given = [len(a) for name in ("strides", "dilations") if (a := rule.attr(name))]
     sizes = [rule.known_dim(rule.input(name), 0) for name in ("image_shape", "block_shape")]

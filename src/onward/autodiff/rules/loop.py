@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onward.autodiff import control_flow as flow
 from onward.autodiff import sequences
-from onward.autodiff.emit import Emitter
+from onward.autodiff.emit import Emitter, subgraph_input
 from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
@@ -44,8 +44,8 @@ class _Counter:
     """The counters of the backward body: `step` goes from 0 to T - 1, `iteration` from T - 1 to 0."""
 
     def __init__(self, op: Emitter) -> None:
-        self.step = _scalar(op, "step", ir.DataType.INT64)
-        self.going = _scalar(op, "going", ir.DataType.BOOL)
+        self.step = subgraph_input(op, "step", ir.TensorType(ir.DataType.INT64), ir.Shape([]))
+        self.going = subgraph_input(op, "going", ir.TensorType(ir.DataType.BOOL), ir.Shape([]))
         self.last = ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))  # replaced by T - 1
         self.iteration = op.Sub(self.last, self.step, name="iteration")
         self.iteration.shape = ir.Shape([])
@@ -86,10 +86,6 @@ def _run_backwards(found: flow.BodyGradient, steps: Steps, counter: _Counter, tr
     inputs = [counter.step, counter.going, *steps.dstates, *steps.sums]
     graph = flow.make_graph(found.op, inputs, [going, *results], "backward")
     return steps.rule.op.call("Loop", [trips, None, *steps.starts()], outputs=len(results), body=graph)
-
-
-def _scalar(op: Emitter, name: str, dtype: ir.DataType) -> Value:
-    return ir.Value(name=op.names.unique(f"{op.prefix}{name}"), type=ir.TensorType(dtype), shape=ir.Shape([]))
 
 
 def _refuse_optionals(states: list[Value]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
+from onward.autodiff.registry import NON_DIFFERENTIABLE, each, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._scatter import positions, scatter_elements
 from onward.autodiff.rules._windows import extent, reshape_target
@@ -15,14 +15,7 @@ from onward.graph.builder import Value
 _END = np.iinfo(np.int64).max
 
 
-@gradient(
-    "Slice",
-    opset=13,
-    starts=NON_DIFFERENTIABLE,
-    ends=NON_DIFFERENTIABLE,
-    axes=NON_DIFFERENTIABLE,
-    steps=NON_DIFFERENTIABLE,
-)
+@gradient("Slice", opset=13, **each(NON_DIFFERENTIABLE, "starts", "ends", "axes", "steps"))
 def slice_(rule: Rule, doutput: Value) -> Grads:
     """output is a part of data, so ddata is doutput with zeros around it.
 
