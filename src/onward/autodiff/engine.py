@@ -13,11 +13,7 @@ import onnx_ir as ir
 
 from onward.autodiff import sequences
 from onward.autodiff.emit import Emitter
-from onward.autodiff.problems import D201 as D201
-from onward.autodiff.problems import D202 as D202
-from onward.autodiff.problems import D203 as D203
-from onward.autodiff.problems import Problem, refusal
-from onward.autodiff.problems import Unsupported as Unsupported
+from onward.autodiff.problems import D201, D202, D203, Problem, Unsupported, refusal
 from onward.autodiff.registry import GRADIENT, RuleSpec, find_rule
 from onward.autodiff.rule import Rule
 from onward.graph import walk

@@ -7,7 +7,7 @@ Nodes whose backwards have the same structure share a function. Its inputs and o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -96,12 +96,7 @@ class _Part:
         given = {values[v]: called[v] for v in self.outputs if v in called}
         for value, wanted in given.items():
             value.name = local.unique(wanted)
-        for copy in copies:
-            copy.name = _plain_name(copy.name or copy.op_type)
-            for output in copy.outputs:
-                output.type = output.shape = None  # a function holds for any shapes
-                if output.name and output not in given:
-                    output.name = local.unique(copy.name)
+        _name_locally(copies, given, local)
         domains = {n.domain for n in copies}
         imports = {d: v for d, v in model.opset_imports.items() if d in domains}
         body = ir.Graph(
@@ -113,18 +108,23 @@ class _Part:
     def replace(self, graph: ir.Graph, function: ir.Function, names: Names) -> None:
         """Replace the nodes by a call of the function; values keep their names."""
         forward = self.group.forward
-        call = ir.Node(
-            DOMAIN,
-            function.name,
-            self.inputs,
-            num_outputs=len(self.outputs),
-            name=names.unique(f"grad/{forward.name or forward.outputs[0].name}"),
-        )
+        name = names.unique(f"grad/{forward.name or forward.outputs[0].name}")
+        call = ir.Node(DOMAIN, function.name, self.inputs, num_outputs=len(self.outputs), name=name)
         graph.insert_before(self.nodes[0], call)
         for old, new in zip(self.outputs, call.outputs, strict=True):
             edit.take_place(old, new)
             self.before[new] = old
         graph.remove(self.nodes, safe=True)
+
+
+def _name_locally(nodes: Iterable[ir.Node], named: Container[Value], local: Names) -> None:
+    """Give nodes and values, except those `named` already, short names; forget types, as a function fits any shapes."""
+    for node in nodes:
+        node.name = _plain_name(node.name or node.op_type)
+        for output in node.outputs:
+            output.type = output.shape = None
+            if output.name and output not in named:
+                output.name = local.unique(node.name)
 
 
 def _plain_name(name: str) -> str:

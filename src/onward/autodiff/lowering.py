@@ -7,7 +7,7 @@ names, the slice between the cut and `y` is evaluated again at that point. `y` m
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -125,13 +125,8 @@ def lower_gradient(node: ir.Node, scope: Scope) -> None:
     # one tensor may stand for two of the names.
     copies = {named: _copy_of(point, named, scope) for named, point in moved.items()}
     if moved:
-        fresh = {named: copy.outputs[0] for named, copy in copies.items()}
-        graph.insert_before(node, list(copies.values()))
-        fixed = [v for v in [*xs, *zs] if v not in moved]
-        nodes, y = evaluate_again(y, fresh, fixed, scope, f"{node.name or y.name}/")
-        graph.insert_before(node, nodes)
-        scope.emitted += nodes
-        xs, zs = [fresh.get(v, v) for v in xs], [fresh.get(v, v) for v in zs]
+        y = _evaluate_at_points(node, y, copies, [v for v in [*xs, *zs] if v not in moved], scope)
+        xs, zs = ([copies[v].outputs[0] if v in copies else v for v in values] for values in (xs, zs))
     outputs = [(output, x) for output, x in zip(node.outputs, xs, strict=False) if output.name]
     wanted = [x for _, x in outputs]
     y, wanted, part = prepare_slice(y, wanted, [*zs, *(x for x in xs if x not in wanted)], scope)
@@ -141,6 +136,19 @@ def lower_gradient(node: ir.Node, scope: Scope) -> None:
     for named, copy in copies.items():
         copy.outputs[0].replace_all_uses_with(moved[named])
         graph.remove(copy, safe=True)
+
+
+def _evaluate_at_points(
+    node: ir.Node, y: Value, copies: Mapping[Value, ir.Node], fixed: list[Value], scope: Scope
+) -> Value:
+    """Return `y` computed from the copies instead of the values they stand for; insert the nodes before `node`."""
+    assert node.graph is not None
+    node.graph.insert_before(node, list(copies.values()))
+    points = {named: copy.outputs[0] for named, copy in copies.items()}
+    nodes, y = evaluate_again(y, points, fixed, scope, f"{node.name or y.name}/")
+    node.graph.insert_before(node, nodes)
+    scope.emitted += nodes
+    return y
 
 
 def _copy_of(point: Value, named: Value, scope: Scope) -> ir.Node:
@@ -212,27 +220,20 @@ def _read(node: ir.Node, scope: Scope) -> tuple[list[Value], list[Value], Value,
             return None
         return found
 
-    x_names = list(node.attributes["xs"].as_strings()) if "xs" in node.attributes else []
-    z_names = list(node.attributes["zs"].as_strings()) if "zs" in node.attributes else []
-    y_name = node.attributes["y"].as_string() if "y" in node.attributes else ""
+    x_names, z_names = (list(node.attributes[k].as_strings()) if k in node.attributes else [] for k in ("xs", "zs"))
     xs = [v for n in x_names if (v := resolve(n, "xs")) is not None]
     zs = [v for n in z_names if (v := resolve(n, "zs", floating=False)) is not None]
-    y = resolve(y_name, "y")
+    y = resolve(node.attributes["y"].as_string() if "y" in node.attributes else "", "y")
     count = len(x_names) + len(z_names)
     inputs = [v for v in node.inputs if v is not None]
     if len(inputs) != count or len(node.inputs) != count or len(node.outputs) > len(x_names):
-        problems.append(
-            Diagnostic(
-                D102,
-                "the inputs and outputs of the Gradient node do not fit its xs and zs",
-                place=place,
-                found=f"{len(inputs)} inputs, {len(node.outputs)} outputs, {len(x_names)} xs, {len(z_names)} zs",
-                needed=f"{count} inputs and at most {len(x_names)} outputs",
-            )
-        )
+        text = "the inputs and outputs of the Gradient node do not fit its xs and zs"
+        found = f"{len(inputs)} inputs, {len(node.outputs)} outputs, {len(x_names)} xs, {len(z_names)} zs"
+        needed = f"{count} inputs and at most {len(x_names)} outputs"
+        problems.append(Diagnostic(D102, text, place=place, found=found, needed=needed))
     if not problems:
         problems += _type_problems([*xs, *zs], inputs, place)
-        problems += _dependence_problems([*xs, *zs], scope, place)
+        problems += _dependence_problems([*xs, *zs], place)
     if problems:
         raise NotDifferentiable(problems)
     assert y is not None
@@ -253,36 +254,26 @@ def _type_problems(named: Sequence[Value], points: Sequence[Value], place: str) 
     ]
 
 
-def _dependence_problems(cut: Sequence[Value], scope: Scope, place: str) -> list[Diagnostic]:
+def _dependence_problems(cut: Sequence[Value], place: str) -> list[Diagnostic]:
     """Return one problem for each member of the cut that is computed from another, and one for repeated names."""
     problems = []
-    members = set(cut)
-    if len(members) < len(cut):
-        twice = sorted({v.name or "" for v in cut if list(cut).count(v) > 1})
-        problems.append(
-            Diagnostic(
-                D103,
-                "xs and zs name a tensor twice",
-                place=place,
-                found=", ".join(f"`{n}`" for n in twice),
-                needed="each tensor once",
-            )
-        )
+    twice = [v for v in dict.fromkeys(cut) if list(cut).count(v) > 1]
+    if twice:
+        found = ", ".join(sorted(f"`{v.name}`" for v in twice))
+        text = "xs and zs name a tensor twice"
+        problems.append(Diagnostic(D103, text, place=place, found=found, needed="each tensor once"))
     for value in dict.fromkeys(cut):
-        producer = value.producer()
-        if producer is None:
-            continue
         behind = {v for n in walk.ancestors([value]) for v in walk.reads(n)}
-        sources = [v for v in dict.fromkeys(cut) if v in behind and v is not value]
+        sources = walk.sequence_of([v for v in dict.fromkeys(cut) if v in behind and v is not value])
         if sources:
             problems.append(
                 Diagnostic(
                     D103,
                     "xs and zs are not independent",
                     place=place,
-                    found=f"`{value.name}` is computed from {walk.sequence_of(sources)}",
+                    found=f"`{value.name}` is computed from {sources}",
                     needed="a cut of the graph in which no member is computed from another",
-                    hint=f"leave out `{value.name}`, or leave out {walk.sequence_of(sources)}",
+                    hint=f"leave out `{value.name}`, or leave out {sources}",
                 )
             )
     return problems

@@ -68,8 +68,7 @@ def _diagnostic(problem: Problem, of: Value, wrt: Sequence[Value], part: Slice) 
     kinds = {kind_of(w) for w in sources}
     kind = kinds.pop() if len(kinds) == 1 else "value"
     place = f"node `{problem.node.name or problem.node.op_type}`"
-    for around in reversed(problem.within):
-        place += f", in `{around.name or around.op_type}` ({around.op_type})"
+    place += "".join(f", in `{n.name or n.op_type}` ({n.op_type})" for n in reversed(problem.within))
     if sources:
         place += f", between {kind}{'s' if len(sources) > 1 else ''} {named} and {kind_of(of)} `{of.name}`"
     found = _path(outer, sources[0], of, part) if sources else ""

@@ -68,34 +68,39 @@ def conv_transpose(rule: Rule, dY: Value) -> Grads:
 
 def _transposed_window(rule: Rule, X: Value, W: Value, dY: Value, rank: int) -> tuple[Window, Value]:
     """Return the window of a Conv over dY with one output for each X, and dY cut to what that Conv reads."""
-    op = rule.op
     strides = tuple(rule.attr("strides") or [1] * rank)
     dilations = tuple(rule.attr("dilations") or [1] * rank)
     extra = rule.attr("output_padding") or [0] * rank
     win = Window(_kernel(rule, W, rank), strides, dilations, None, "NOTSET", rule.attr("group") or 1)
-    auto_pad = rule.attr("auto_pad") or "NOTSET"
-    same, wanted = auto_pad.startswith("SAME"), rule.attr("output_shape")
-    begins: list[int] = []
-    ends: list[int] = []  # what the last window needs behind the end of dY; negative if dY is too long
-    for axis, size in enumerate(spatial(rule, X, rank)):
-        reach, stride = win.reach(axis), strides[axis]
-        if not same and not wanted:
-            pads = (rule.attr("pads") or [0] * 2 * rank) if auto_pad == "NOTSET" else [0] * 2 * rank
-            begins.append(pads[axis])
-            ends.append(pads[axis + rank] - extra[axis])
-        elif reach is not None and (size is not None or not wanted):
-            span = ((size or 1) - 1) * stride + reach
-            # SAME cuts what exceeds one stride for each X; it adds nothing.
-            out = wanted[axis - rank] if wanted else min((size or 1) * stride, span + extra[axis])
-            total = max(0, span + extra[axis] - out)
-            begins.append(total // 2 if auto_pad == "SAME_UPPER" else total - total // 2)
-            ends.append(span - begins[-1] - out)
-        else:
-            return _transposed_window_at_run_time(rule, win, X, W, dY, extra)
+    pads = [_transposed_pads(rule, win, axis, size, extra[axis]) for axis, size in enumerate(spatial(rule, X, rank))]
+    known = [p for p in pads if p is not None]
+    if len(known) < rank:
+        return _transposed_window_at_run_time(rule, win, X, W, dY, extra)
+    begins, ends = ([p[side] for p in known] for side in (0, 1))
     if any(e <= -s for e, s in zip(ends, strides, strict=True)):
         stops = np.array([min(e, 0) or np.iinfo(np.int64).max for e in ends])
-        dY = op.Slice(dY, [0] * rank, stops, win.axes)
+        dY = rule.op.Slice(dY, [0] * rank, stops, win.axes)
     return dataclasses.replace(win, pads=(*begins, *(max(e, 0) for e in ends))), dY
+
+
+def _transposed_pads(rule: Rule, win: Window, axis: int, size: int | None, extra: int) -> tuple[int, int] | None:
+    """Return what the first and last window of dY need before and behind it on one axis; None if it is not known yet.
+
+    The second number is negative if dY is too long.
+    """
+    rank, auto_pad, wanted = win.rank, rule.attr("auto_pad") or "NOTSET", rule.attr("output_shape")
+    if not auto_pad.startswith("SAME") and not wanted:
+        pads = (rule.attr("pads") or [0] * 2 * rank) if auto_pad == "NOTSET" else [0] * 2 * rank
+        return pads[axis], pads[axis + rank] - extra
+    reach, stride = win.reach(axis), win.strides[axis]
+    if reach is None or (size is None and wanted):
+        return None
+    span = ((size or 1) - 1) * stride + reach
+    # SAME cuts what exceeds one stride for each X; it adds nothing.
+    out = wanted[axis - rank] if wanted else min((size or 1) * stride, span + extra)
+    total = max(0, span + extra - out)
+    begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+    return begin, span - begin - out
 
 
 def _transposed_window_at_run_time(

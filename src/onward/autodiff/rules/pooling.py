@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -191,15 +192,21 @@ def _counts(rule: Rule, win: Window, X: Value, Y: Value) -> int | Value:
     counts = [c for c in spatial(rule, Y, win.rank) if c is not None]
     if given is None or len(sizes) < win.rank or len(counts) < win.rank:
         return _runtime_counts(rule, win, X, Y, given if include else None)
+    table = _count_table(win, given, sizes, counts, include)
+    return size if (table == size).all() else rule.op.constant(table, X.dtype)
+
+
+def _count_table(win: Window, pads: Sequence[int], sizes: list[int], counts: list[int], include: bool) -> np.ndarray:
+    """Return the number of elements in each window, with the pads if `include`."""
     table = np.ones((1, 1, *[1] * win.rank))
     for axis, (length, count) in enumerate(zip(sizes, counts, strict=True)):
-        begin, end = given[axis], given[axis + win.rank]
+        begin, end = pads[axis], pads[axis + win.rank]
         taps = np.arange(win.kernel[axis] or 1) * win.dilations[axis]
         places = np.arange(count)[:, None] * win.strides[axis] - begin + taps
         low, high = (-begin, length + end) if include else (0, length)
         inside = ((places >= low) & (places < high)).sum(axis=1)
         table = table * inside.reshape([-1 if a == axis + 2 else 1 for a in range(win.rank + 2)])
-    return size if (table == size).all() else rule.op.constant(table, X.dtype)
+    return table
 
 
 def _runtime_counts(rule: Rule, win: Window, X: Value, Y: Value, counted: tuple[int, ...] | None) -> Value:

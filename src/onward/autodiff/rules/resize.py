@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.autodiff.engine import Unsupported
+from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, UNSUPPORTED, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.engine import Unsupported
+from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, ZERO, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._scatter import scatter_rows

@@ -135,35 +135,40 @@ def _fold_border(rule: Rule, data: Value, doutput: Value, mode: str) -> Value:
         # Follow every element: the pads are known only at run time, or some are negative.
         source = op.Pad(positions(rule, data), rule.input("pads"), None, rule.optional_input("axes"), mode=mode)
         return scatter_elements(rule, data, source, doutput)
+    sizes = list(rule.dims(doutput) or [None] * rank)
     grad = doutput
-    shape = rule.dims(doutput)
-    sizes: list[int | str | None] = [None] * rank if shape is None else list(shape)
-    known = rule.dims(data)
-    assert known is not None
     for position, given in enumerate(axes):
         axis, before, after = int(given) % rank, int(pads[position]), int(pads[position + len(axes)])
-        if before == after == 0:
-            continue
-        ends = [([0], [before])] * (before > 0) + [([-after], [_END])] * (after > 0)
-        parts = [op.Slice(grad, start, end, [axis]) for start, end in ends]
-        border = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
-        size = known[axis]
-        if isinstance(size, int):
-            copied = np.pad(np.arange(size), (before, after), mode=mode)  # type: ignore[call-overload]  # mode is a name
-            source = op.constant(np.concatenate([copied[:before], copied[before + size :]]).astype(np.int64))
-        else:
-            numbers = op.Range(0, op.Squeeze(rule.dim_of(data, axis), [0]), 1)
-            places = op.Pad(numbers, np.array([before, after], np.int64), mode=mode)
-            found = [op.Slice(places, start, end) for start, end in ends]
-            source = found[0] if len(found) == 1 else op.Concat(*found, axis=0)
-        sizes[axis] = before + after
-        exact = [s for s in sizes if isinstance(s, int)]
-        target = op.constant(np.array(exact, np.int64)) if len(exact) == rank else op.Shape(border)
-        column = op.Expand(op.Reshape(source, np.array([-1] + [1] * (rank - axis - 1), np.int64)), target)
-        sizes[axis] = size
-        center = op.Slice(grad, [before], [-after if after else _END], [axis])
-        grad = op.ScatterElements(center, column, border, axis=axis, reduction="add")
+        if before or after:
+            grad = _fold_axis(rule, data, grad, axis, (before, after), sizes, mode)
+            sizes[axis] = rule.known_dim(data, axis)
     return grad
+
+
+def _fold_axis(
+    rule: Rule, data: Value, grad: Value, axis: int, pads: tuple[int, int], sizes: list[int | str | None], mode: str
+) -> Value:
+    """Return `grad`, which has the dimensions `sizes`, with the border of one axis added to the originals."""
+    op, (before, after), size = rule.op, pads, rule.known_dim(data, axis)
+    ends = [([0], [before])] * (before > 0) + [([-after], [_END])] * (after > 0)
+    border = _joined(rule, [op.Slice(grad, start, end, [axis]) for start, end in ends], axis)
+    if size is not None:
+        copied = np.pad(np.arange(size), pads, mode=mode)  # type: ignore[call-overload]  # mode is a name
+        source = op.constant(np.concatenate([copied[:before], copied[before + size :]]).astype(np.int64))
+    else:
+        numbers = op.Range(0, op.Squeeze(rule.dim_of(data, axis), [0]), 1)
+        places = op.Pad(numbers, np.array(pads, np.int64), mode=mode)
+        source = _joined(rule, [op.Slice(places, start, end) for start, end in ends], 0)
+    shape = [*sizes[:axis], before + after, *sizes[axis + 1 :]]
+    known = all(isinstance(s, int) for s in shape)
+    target = op.constant(np.array(shape, np.int64)) if known else op.Shape(border)
+    column = op.Expand(op.Reshape(source, [-1] + [1] * (len(sizes) - axis - 1)), target)
+    center = op.Slice(grad, [before], [-after if after else _END], [axis])
+    return op.ScatterElements(center, column, border, axis=axis, reduction="add")
+
+
+def _joined(rule: Rule, parts: list[Value], axis: int) -> Value:
+    return parts[0] if len(parts) == 1 else rule.op.Concat(*parts, axis=axis)
 
 
 @gradient("CenterCropPad", opset=18, shape=NON_DIFFERENTIABLE)
