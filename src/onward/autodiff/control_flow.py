@@ -72,7 +72,7 @@ def differentiate_body(
 
 
 def or_zeros(op: Emitter, grads: Mapping[Value, Value], values: Iterable[Value]) -> list[Value]:
-    """Return the gradient of each value, zeros where it has none."""
+    """Return the gradient of each value; zeros for a value without one."""
     return [grads[v] if v in grads else zeros(op, v) for v in values]
 
 

@@ -286,7 +286,7 @@ class Backward:
 
 
 def _refuse_forgotten(node: ir.Node, rule: Rule, result: dict[str, object]) -> None:
-    """Raise TypeError where a rule left out an input: it has to say None where no gradient flows.
+    """Raise TypeError if a rule left out an input: it has to return None where no gradient flows.
 
     Only where all outputs have a gradient: a rule may leave out what depends on the others alone.
     """

@@ -38,17 +38,8 @@ def matmul(rule: Rule, dY: Value) -> Grads:
             dA = op.MatMul(dY, swap_last(rule, B))
         if rule.needs("B"):
             dB = op.MatMul(op.Transpose(_rows(rule, A), perm=[1, 0]), _rows(rule, dY))
-    elif rank_b == 1:
-        if rule.needs("A"):
-            dA = op.Mul(op.Unsqueeze(dY, [-1]), B)
-        if rule.needs("B"):
-            dB = op.MatMul(op.Reshape(dY, [-1]), _rows(rule, A)) if rank_a != 1 else op.Mul(dY, A)
-    elif rank_a == 1 and rank_b is not None:
-        if rule.needs("A"):
-            products = op.MatMul(B, op.Unsqueeze(dY, [-1]))
-            dA = rule.sum_over(products, [*range(rank_b - 2), rank_b - 1])
-        if rule.needs("B"):
-            dB = op.Mul(op.Unsqueeze(A, [-1]), op.Unsqueeze(dY, [-2]))
+    elif rank_b == 1 or (rank_a == 1 and rank_b is not None):
+        return _matmul_with_vector(rule, dY, A, B)
     elif rank_a is not None and rank_b is not None:
         if rule.needs("A"):
             dA = _sum_batch(rule, op.MatMul(dY, swap_last(rule, B)), dY, A, B)
@@ -56,6 +47,25 @@ def matmul(rule: Rule, dY: Value) -> Grads:
             dB = _sum_batch(rule, op.MatMul(swap_last(rule, A), dY), dY, B, A)
     else:
         return _matmul_of_unknown_rank(rule, dY, A, B)
+    return {"A": dA, "B": dB}
+
+
+def _matmul_with_vector(rule: Rule, dY: Value, A: Value, B: Value) -> Grads:
+    """Return dA and dB for a vector B, or for a vector A and a B of known rank."""
+    op, rank_a, rank_b = rule.op, rule.rank(A), rule.rank(B)
+    dA = dB = None
+    if rank_b == 1:
+        if rule.needs("A"):
+            dA = op.Mul(op.Unsqueeze(dY, [-1]), B)
+        if rule.needs("B"):
+            dB = op.MatMul(op.Reshape(dY, [-1]), _rows(rule, A)) if rank_a != 1 else op.Mul(dY, A)
+        return {"A": dA, "B": dB}
+    assert rank_b is not None
+    if rule.needs("A"):
+        products = op.MatMul(B, op.Unsqueeze(dY, [-1]))
+        dA = rule.sum_over(products, [*range(rank_b - 2), rank_b - 1])
+    if rule.needs("B"):
+        dB = op.Mul(op.Unsqueeze(A, [-1]), op.Unsqueeze(dY, [-2]))
     return {"A": dA, "B": dB}
 
 
