@@ -381,7 +381,7 @@ def find_problem(seed: int, *, twice: bool = False) -> str:
         return _find_problem(seed, twice)
     except NotDifferentiable as refusal:
         # The second derivative of a Loop inside a Scan may need a sequence of every step.
-        if "a Scan hands out only tensors" in str(refusal):
+        if "a Scan outputs only tensors" in str(refusal):
             return ""
         raise
 

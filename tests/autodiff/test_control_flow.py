@@ -64,7 +64,7 @@ def test_sequences_that_a_loop_keeps_inside_a_scan_are_refused() -> None:
         }> (h, x)
     }"""
 
-    with pytest.raises(NotDifferentiable, match="a Scan hands out only tensors; use a Loop"):
+    with pytest.raises(NotDifferentiable, match="a Scan outputs only tensors; use a Loop"):
         gradient(parse(text), of="z", wrt=["x"])
 
 

@@ -92,7 +92,7 @@ def test_unknown_names_are_all_listed_with_the_nearest_ones() -> None:
     error = refusal(f'g (float[2] weight) => (float[2] d) {{ y = Exp(weight) d = {G}<xs=["wieght"], y="yy">(weight) }}')
 
     assert [d.code for d in error.diagnostics] == ["D100", "D100"]
-    assert "xs names `wieght`, which is no tensor of the graph" in str(error)
+    assert "xs names `wieght`, which is not a tensor of the graph" in str(error)
     assert "did you mean `weight`?" in str(error)
     assert "y names `yy`" in str(error)
 
@@ -164,7 +164,7 @@ def test_a_point_of_another_type_is_refused() -> None:
     error = refusal(f'g (float[2] x, double[2] p) => (float[2] d) {{ y = Exp(x) d = {G}<xs=["x"], y="y">(p) }}')
 
     assert error.code == "D104"
-    assert "the input `p` stands for `x` and has another type" in str(error)
+    assert "the input `p` stands for `x` but has another type" in str(error)
 
 
 def test_random_numbers_inside_a_subgraph_cannot_be_drawn_twice() -> None:
@@ -209,7 +209,7 @@ def test_an_unsupported_input_says_why() -> None:
         gradient(onnx.parser.parse_model(text), of="y", wrt="x")
 
     assert caught.value.code == "D202"
-    assert "no gradient by input `X` of `Puzzle`: it is a puzzle; use Riddle instead" in str(caught.value)
+    assert "no gradient with respect to input `X` of `Puzzle`: it is a puzzle; use Riddle instead" in str(caught.value)
 
 
 def test_an_output_without_gradient_says_so() -> None:

@@ -1,8 +1,8 @@
-"""What the rules of If, Loop, Scan and SequenceMap have in common: take the gradient of a body, keep its residuals.
+"""The gradient of a body and its residuals: what the rules of If, Loop, Scan and SequenceMap have in common.
 
 The gradient of a body is a list of nodes that read values of the forward body. Those values, the residuals, become
-further outputs of the forward node, and the backward body reads them from there. Constants are copied instead, and
-where only the shape of a value is needed, the shape is the residual.
+further outputs of the forward node, and the backward body reads them from there. Constants are copied instead. If only
+the shape of a value is needed, the shape is the residual.
 """
 
 from __future__ import annotations
@@ -12,33 +12,45 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onward.autodiff.emit import Emitter
-from onward.autodiff.engine import FLOAT_OR_ANY, Backward, find_slice, helper
+from onward.autodiff import sequences
+from onward.autodiff.emit import Emitter, subgraph_input
+from onward.autodiff.engine import Backward, find_slice, gradient_type, zeros
 from onward.autodiff.rule import Rule
 from onward.graph import edit, walk
-from onward.graph.builder import Value
+from onward.graph.builder import Builder, Value
 
 
 @dataclasses.dataclass
 class BodyGradient:
-    """The backward of one body. `op.nodes` read `residuals`, values of the forward body, until they are replaced."""
+    """The backward of one body; `op.nodes` reads the residuals from the forward body until they are replaced."""
 
     op: Emitter
-    grads: list[Value | None]
+    grads: list[Value]
     residuals: list[Value]
 
     def replace(self, accessors: Mapping[Value, Value], first: Sequence[ir.Node] = ()) -> None:
-        """Read `accessors[r]` for each residual r; the nodes `first`, which make the accessors, go to the front."""
+        """Read `accessors[r]` instead of each residual r, and put the nodes `first` in front."""
         substitute(self.op.nodes, accessors)
         self.op.nodes[:0] = first
-        self.grads = [None if g is None else accessors.get(g, g) for g in self.grads]
+        self.grads = [accessors.get(g, g) for g in self.grads]
+
+    def read_from_inputs(self) -> list[Value]:
+        """Return one new input of the backward body for each residual, which is read from there."""
+        inputs = [body_input(self.op, r, f"residual/{r.name}") for r in self.residuals]
+        self.replace(dict(zip(self.residuals, inputs, strict=True)))
+        return inputs
+
+
+def is_active(rule: Rule, value: Value | None) -> bool:
+    """Return whether `value` may carry a gradient: it depends on something in `wrt`."""
+    assert rule.sweep is not None
+    return value is not None and rule.sweep.wants(value)
 
 
 def active_captures(rule: Rule, *bodies: ir.Graph) -> list[Value]:
-    """Return the values that the bodies capture and that depend on what is differentiated by, each once."""
-    assert rule.sweep is not None
+    """Return the values that the bodies capture and that may carry a gradient, each once."""
     found = dict.fromkeys(v for body in bodies for v in walk.captured(body))
-    return [v for v in found if rule.sweep.wants(v)]
+    return [v for v in found if is_active(rule, v)]
 
 
 def start_body(rule: Rule) -> Backward:
@@ -49,16 +61,25 @@ def start_body(rule: Rule) -> Backward:
 
 def differentiate_body(
     sweep: Backward, body: ir.Graph, seeds: Sequence[tuple[Value, Value]], wrt: Sequence[Value]
-) -> list[Value | None]:
-    """Return the gradients by `wrt` (inputs of the body or captured values), given those of values of the body."""
+) -> dict[Value, Value]:
+    """Return the gradients with respect to those of `wrt` (inputs of the body or captured values) that have one.
+
+    `seeds` are pairs of a value of the body and its gradient.
+    """
     part = find_slice([value for value, _ in seeds], wrt, [], body)
-    return sweep.sweep(seeds, wrt, part)
+    grads = zip(wrt, sweep.sweep(seeds, wrt, part), strict=True)
+    return {value: grad for value, grad in grads if grad is not None}
 
 
-def finish_body(sweep: Backward, body: ir.Graph, results: Sequence[Value | None]) -> BodyGradient:
-    """Return the backward body with what nobody needs removed, and the residuals that it reads."""
+def or_zeros(op: Emitter, grads: Mapping[Value, Value], values: Iterable[Value]) -> list[Value]:
+    """Return the gradient of each value; zeros for a value without one."""
+    return [grads[v] if v in grads else zeros(op, v) for v in values]
+
+
+def finish_body(sweep: Backward, body: ir.Graph, results: Sequence[Value]) -> BodyGradient:
+    """Return the backward body without unneeded nodes, and the residuals that it reads."""
     op = sweep.op
-    op.nodes[:] = live(op.nodes, [r for r in results if r is not None])
+    op.nodes[:] = live(op.nodes, results)
     _copy_constants(op, body, results)
     residuals = _read_from(op.nodes, results, body)
     _keep_shapes_only(op, body, residuals)
@@ -66,16 +87,10 @@ def finish_body(sweep: Backward, body: ir.Graph, results: Sequence[Value | None]
 
 
 def live(nodes: Sequence[ir.Node], wanted: Iterable[Value]) -> list[ir.Node]:
-    """Return the nodes that a wanted value needs, in order; the others stop reading their inputs."""
+    """Return the nodes that the wanted values need, in order, and detach the others."""
     inside = set(nodes)
-    needed: set[ir.Node] = set()
-    queue = [v.producer() for v in wanted]
-    while queue:
-        node = queue.pop()
-        if node is None or node in needed or node not in inside:
-            continue
-        needed.add(node)
-        queue += [v.producer() for v in walk.reads(node)]
+    forward = [v for n in nodes for v in walk.reads(n) if v.producer() not in inside]
+    needed = walk.ancestors(wanted, stop=forward)
     for node in nodes:
         if node not in needed:
             detach(node)
@@ -83,7 +98,7 @@ def live(nodes: Sequence[ir.Node], wanted: Iterable[Value]) -> list[ir.Node]:
 
 
 def detach(node: ir.Node) -> None:
-    """Let `node`, which is in no graph, read nothing any more."""
+    """Remove all inputs of `node`, which is not in a graph, and of the nodes in its subgraphs."""
     for graph in walk.subgraphs(node):
         for inner in list(graph):
             detach(inner)
@@ -93,7 +108,7 @@ def detach(node: ir.Node) -> None:
 
 
 def substitute(nodes: Iterable[ir.Node], values: Mapping[Value, Value]) -> None:
-    """Let `nodes` and their subgraphs read `values[v]` wherever they read `v`."""
+    """Make `nodes` and their subgraphs read `values[v]` instead of `v`."""
     for node in nodes:
         for index, value in enumerate(node.inputs):
             if value is not None and value in values:
@@ -105,7 +120,7 @@ def substitute(nodes: Iterable[ir.Node], values: Mapping[Value, Value]) -> None:
                     graph.outputs[index] = values[value]
 
 
-def owned(value: Value, body: ir.Graph) -> bool:
+def _owned(value: Value, body: ir.Graph) -> bool:
     """Return whether `value` belongs to `body`: an input, an initializer or the output of one of its nodes."""
     node = value.producer()
     if node is not None:
@@ -113,13 +128,14 @@ def owned(value: Value, body: ir.Graph) -> bool:
     return value in body.inputs or any(value is v for v in body.initializers.values())
 
 
-def _read_from(nodes: Iterable[ir.Node], results: Sequence[Value | None], body: ir.Graph) -> list[Value]:
+def _read_from(nodes: Iterable[ir.Node], results: Sequence[Value], body: ir.Graph) -> list[Value]:
+    """Return the values of `body` that the nodes read or that are results, each once."""
     found = dict.fromkeys(v for n in nodes for v in walk.reads(n))
-    found.update(dict.fromkeys(r for r in results if r is not None))
-    return [v for v in found if owned(v, body)]
+    return [v for v in (found | dict.fromkeys(results)) if _owned(v, body)]
 
 
-def _copy_constants(op: Emitter, body: ir.Graph, results: Sequence[Value | None]) -> None:
+def _copy_constants(op: Emitter, body: ir.Graph, results: Sequence[Value]) -> None:
+    """Copy the constants of `body` that the backward reads into the backward."""
     copies: dict[Value, Value] = {}
     nodes: list[ir.Node] = []
     for value in _read_from(op.nodes, results, body):
@@ -139,7 +155,7 @@ def _copy_constants(op: Emitter, body: ir.Graph, results: Sequence[Value | None]
 
 
 def _keep_shapes_only(op: Emitter, body: ir.Graph, residuals: Sequence[Value]) -> None:
-    """Move `Shape` nodes into the forward body where nothing else reads the value whose shape they take."""
+    """Move `Shape` nodes into the forward body if nothing else in the backward reads their input."""
     by_input: dict[Value, list[ir.Node]] = {}
     others: set[Value] = set()
     for node in op.nodes:
@@ -155,77 +171,15 @@ def _keep_shapes_only(op: Emitter, body: ir.Graph, residuals: Sequence[Value]) -
                 body.append(node)
 
 
-def carried_states(
-    body: ir.Graph,
-    pairs: Sequence[tuple[Value, Value]],
-    *,
-    started: Sequence[int],
-    given: Sequence[int],
-    sources: Sequence[Value],
-    targets: Sequence[Value],
-) -> list[int]:
-    """Return which of the carried values (pairs of body input and body output) carry a gradient.
-
-    Such a value depends on something differentiated by (it is `started` so, or becomes so through `sources` or another
-    one), and the result depends on it (its last value is `given` a gradient, or it leads to `targets` or another one).
-    """
-    active = set(started)
-    while True:
-        wrt = [*sources, *(pairs[k][0] for k in active)]
-        reached = find_slice([out for _, out in pairs], wrt, [], body).active
-        more = {k for k, (_, out) in enumerate(pairs) if out in reached and out.dtype in FLOAT_OR_ANY} - active
-        if not more:
-            break
-        active |= more
-    used = set(given)
-    while True:
-        wanted = [*targets, *(pairs[k][1] for k in used)]
-        read = {*wanted, *(v for n in walk.ancestors(wanted) if n.graph is body for v in walk.reads(n))}
-        more = {k for k, (start, _) in enumerate(pairs) if start in read} - used
-        if not more:
-            break
-        used |= more
-    return sorted(active & used)
-
-
-def stack_residual(
-    rule: Rule, body: ir.Graph, residual: Value, states: int, axes: list[int], directions: list[int]
-) -> Value:
-    """Return the scan output of the rule's node that holds `residual` of every iteration, first to last on axis 0."""
-    node, names = rule.node, rule.op.names
-    first = len(body.outputs) - (len(node.outputs) - states)  # the body's first scan output
-    for position, value in enumerate(body.outputs[first:]):
-        if value is residual and axes[position] == 0 and directions[position] == 0:
-            return node.outputs[states + position]
-    inner = residual
-    if inner.producer() is None or inner in body.outputs:
-        copy = ir.Node("", "Identity", [residual], num_outputs=1, name=names.unique(f"{node.name}/keep"))
-        inner = copy.outputs[0]
-        inner.name = names.unique(f"{node.name or node.op_type}/keep/{residual.name}")
-        inner.type, inner.shape = residual.type, residual.shape
-        body.append(copy)
-    body.outputs.append(inner)
-    (output,) = grow_outputs(node, [names.unique(f"{node.name or node.op_type}/residual/{residual.name}")])
-    output.type = residual.type
-    output.shape = None if residual.shape is None else ir.Shape([None, *residual.shape])
-    for attribute in ("scan_output_axes", "scan_output_directions"):
-        if attribute in node.attributes:
-            node.attributes[attribute] = ir.AttrInt64s(attribute, [*node.attributes[attribute].as_ints(), 0])
-    return output
-
-
 def make_graph(op: Emitter, inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> ir.Graph:
-    """Return a subgraph of the emitter's nodes; an output that no node of it makes, or made twice, is an Identity."""
+    """Return a subgraph of the emitter's nodes; an output that comes from outside or repeats becomes an Identity."""
     own = set(op.nodes)
     seen: set[Value] = set()
     results = []
     for output in outputs:
         if output.producer() not in own or output in seen:
-            node = ir.Node("", "Identity", [output], num_outputs=1, name=op.names.unique(f"{op.prefix}Identity"))
-            copy = node.outputs[0]
-            copy.name = op.names.unique(f"{node.name}:out")
+            (copy,) = Builder.call(op, "Identity", [output])  # a new one: the emitter would share equal nodes
             copy.type, copy.shape = output.type, output.shape
-            op.nodes.append(node)
             output = copy
         seen.add(output)
         results.append(output)
@@ -233,15 +187,12 @@ def make_graph(op: Emitter, inputs: Sequence[Value], outputs: Sequence[Value], n
 
 
 def body_input(op: Emitter, like: Value, name: str) -> Value:
-    """Return a new input for a backward body with the type of `like`; its shape too, unless that may change."""
-    type_ = like.type.elem_type if isinstance(like.type, ir.OptionalType) else like.type
-    return ir.Value(name=op.names.unique(f"{op.prefix}{name}"), type=type_, shape=like.shape)
+    """Return a new input for a backward body, with the gradient type and the shape of `like`."""
+    return subgraph_input(op, name, gradient_type(like), like.shape)
 
 
 def accumulate(op: Emitter, total: Value, grad: Value) -> Value:
     """Return the sum of two gradients of one value."""
-    from onward.autodiff import sequences
-
     if isinstance(total.type, ir.SequenceType):
         return sequences.add(op, total, grad)
     result = op.Add(total, grad, name="accumulate")
@@ -250,7 +201,7 @@ def accumulate(op: Emitter, total: Value, grad: Value) -> Value:
 
 
 def grow_outputs(node: ir.Node, names: Sequence[str], position: int | None = None) -> list[Value]:
-    """Return new outputs of `node`, at the end or before `position`; the others keep their uses."""
+    """Return new outputs of `node`, added at the end or before `position`; the others keep their uses."""
     before = len(node.outputs)
     node.resize_outputs(before + len(names))
     made = list(node.outputs[before:])
@@ -263,8 +214,3 @@ def grow_outputs(node: ir.Node, names: Sequence[str], position: int | None = Non
         for index, value in enumerate(node._outputs):
             value._index = index
     return made
-
-
-def zeros(op: Emitter, like: Value) -> Value:
-    """Return zeros of the shape of `like`; of what it holds, for an optional."""
-    return helper(op).zeros_like(like)

@@ -1,4 +1,4 @@
-"""The builder of backward graphs: a node that would compute what an earlier one computed is not made again."""
+"""The builder of backward graphs, which makes each node only once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import onnx_ir as ir
 from onward.graph.builder import Builder, Names, Operand, Value
 from onward.graph.schema import schema
 
-# Two of these are two draws, not one value.
+# Two equal nodes of these types draw different numbers.
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
 )
 
 
 class Cache:
-    """What has been computed in one graph so far; the graphs around it are looked at too."""
+    """The nodes made in one graph so far; `find` searches the graphs around it too."""
 
     def __init__(self, outer: Cache | None = None) -> None:
         self.outer = outer
@@ -43,7 +43,7 @@ class Emitter(Builder):
         self._constants = self.cache.constants
 
     def inner(self, prefix: str) -> Emitter:
-        """Return an emitter for a subgraph of a node that is about to be made."""
+        """Return an emitter for a subgraph of a node that is made next."""
         return Emitter(self.opset, self.names, Cache(self.cache), prefix)
 
     def call(
@@ -57,20 +57,14 @@ class Emitter(Builder):
         overload: str = "",
         **attributes: Any,
     ) -> tuple[Value, ...]:
-        known = schema(op_type, domain, self.opset) if domain == "" else schema(op_type, domain)
+        known = schema(op_type, domain, self.opset if domain == "" else None)
         values = self._operands(op_type, known, operands)
         given = {k: v for k, v in attributes.items() if v is not None}
         if op_type in RANDOM or any(isinstance(v, ir.Graph) for v in given.values()):
             key = None
         else:
-            key = (
-                op_type,
-                domain,
-                overload,
-                outputs,
-                tuple(values),
-                tuple(sorted((k, _plain(v)) for k, v in given.items())),
-            )
+            plain = tuple(sorted((k, _plain(v)) for k, v in given.items()))
+            key = (op_type, domain, overload, outputs, tuple(values), plain)
             found = self.cache.find(key)
             if found is not None:
                 return found
@@ -78,6 +72,11 @@ class Emitter(Builder):
         if key is not None:
             self.cache.nodes[key] = made
         return made
+
+
+def subgraph_input(op: Builder, name: str, type_: ir.TypeProtocol | None, shape: ir.Shape | None = None) -> Value:
+    """Return a new input for a subgraph of a node that `op` makes next."""
+    return ir.Value(name=op.names.unique(f"{op.prefix}{name}"), type=type_, shape=shape)
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Reverse mode over an onnx-ir graph. Everything common to all rules is here, once.
 
-`Backward` walks the nodes between `wrt` and `of` in reverse, calls each one's rule, sums what broadcasting spread,
-casts, adds up the contributions of several uses, and names the result after the forward node: `grad/<name>/…`.
+`Backward` walks the nodes between `wrt` and `of` in reverse and calls the rule of each. It undoes broadcasting, casts,
+adds the gradients of several uses, and names the result after the forward node: `grad/<name>/…`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ import onnx_ir as ir
 
 from onward.autodiff import sequences
 from onward.autodiff.emit import Emitter
-from onward.autodiff.problems import D201 as D201
-from onward.autodiff.problems import D202 as D202
-from onward.autodiff.problems import D203 as D203
-from onward.autodiff.problems import Problem, refusal
-from onward.autodiff.problems import Unsupported as Unsupported
+from onward.autodiff.problems import D201, D202, D203, Problem, Unsupported, refusal
 from onward.autodiff.registry import GRADIENT, RuleSpec, find_rule
 from onward.autodiff.rule import Rule
 from onward.graph import walk
@@ -32,8 +28,8 @@ _QUANTIZED = frozenset(t for t in ir.DataType if t.name.startswith(("INT", "UINT
     *FLOAT_TYPES
 }
 _INTEGERS = (
-    "straight-through gradients pass them only on the way from what quantizes (QuantizeLinear) to what dequantizes; "
-    "move it before the QuantizeLinear, or behind the DequantizeLinear"
+    "straight-through gradients pass integers only between QuantizeLinear and DequantizeLinear; "
+    "move the node before the QuantizeLinear, or behind the DequantizeLinear"
 )
 
 
@@ -48,7 +44,7 @@ class Slice:
 def find_slice(
     of: Value | Sequence[Value], wrt: Sequence[Value], constants: Iterable[Value], order: Iterable[ir.Node]
 ) -> Slice:
-    """Return the nodes on the ways from `wrt` to `of` that do not pass through `constants`."""
+    """Return the nodes on the paths from `wrt` to `of` that do not pass through `constants`."""
     cut = set(constants)
     needed = walk.ancestors([of] if isinstance(of, ir.Value) else of, stop=cut)
     active: set[Value] = {w for w in wrt if w not in cut}
@@ -62,7 +58,7 @@ def find_slice(
 
 @dataclasses.dataclass
 class Group:
-    """The backward of one forward node: what its rule made, from which gradients, and what it handed on."""
+    """The backward of one forward node: the nodes its rule made, and the gradients that enter and leave it."""
 
     forward: ir.Node
     nodes: list[ir.Node]
@@ -71,7 +67,7 @@ class Group:
     known: Schema | None
 
     def names(self) -> dict[Value, str]:
-        """Return what the rule calls the values it sees: inputs and outputs as in the schema, gradients with a d."""
+        """Return the names of the values in the rule: inputs and outputs as in the schema, gradients with a d."""
         names: dict[Value, str] = {}
         if self.known is not None:
             names |= {v: self.known.input_at(i).name for i, v in enumerate(self.forward.inputs) if v is not None}
@@ -81,7 +77,7 @@ class Group:
 
 
 class Backward:
-    """One reverse sweep. `op.nodes` hold the backward graph when it is done.
+    """One reverse sweep; at its end, `op.nodes` holds the backward graph.
 
     A rule for a node with subgraphs starts further sweeps inside it with `inner`.
     """
@@ -95,17 +91,17 @@ class Backward:
         self._contributions: dict[Value, list[Value]] = {}
 
     def inner(self, node: ir.Node) -> Backward:
-        """Return a sweep for a subgraph of `node`; what blocks it is reported with the rest."""
+        """Return a sweep for a subgraph of `node`; both collect their problems in one list."""
         return Backward(self.op.inner(self.op.prefix), (*self.within, node), self.problems)
 
     def wants(self, value: Value) -> bool:
-        """Return whether `value` may carry a gradient: it depends on something differentiated by."""
+        """Return whether `value` may carry a gradient: it is a float and depends on something in `wrt`."""
         return value in self.part.active and value.dtype in FLOAT_OR_ANY
 
     def run(self, of: Value, wrt: Sequence[Value], part: Slice, seed: Value | None = None) -> list[Value | None]:
         """Return d(sum of `of`)/d(w) for each w, or with `seed`, the product of `seed` with the Jacobian.
 
-        None stands for "independent of it". Raises NotDifferentiable with every blocking node.
+        None means that `of` does not depend on w. Raises NotDifferentiable with every blocking node.
         """
         if seed is None:
             seed = helper(self.op).full_like(of, 1.0)
@@ -115,7 +111,7 @@ class Backward:
         return grads
 
     def sweep(self, seeds: Iterable[tuple[Value, Value]], wrt: Sequence[Value], part: Slice) -> list[Value | None]:
-        """Return the gradients by `wrt`, given (value, gradient) pairs. Problems are collected, not raised."""
+        """Return the gradients with respect to `wrt`, given (value, gradient) pairs. Collect problems, raise none."""
         self.part = part
         for value, seed in seeds:
             if value in part.active:
@@ -126,47 +122,63 @@ class Backward:
         return [self._total(w) for w in wrt]
 
     def _visit(self, node: ir.Node) -> None:
+        """Take the gradients of the node's outputs to its inputs, or note why that is not possible."""
+        spec = self._rule_of(node)
+        if spec is None:
+            return
+        known = schema(node.op_type, node.domain, self.op.opset if node.domain == "" else None)
+        needed = self._needed_inputs(node, spec, known)
+        if spec.function is None or (not needed and not any(True for _ in walk.subgraphs(node))):
+            return
+        prefix, self.op.prefix = self.op.prefix, f"grad/{node.name or node.outputs[0].name}/"
+        arguments = self._output_gradients(node, spec, known)
+        if arguments is not None:
+            self._apply(spec, Rule(node, known, self.op, needed, self), arguments)
+        self.op.prefix = prefix
+
+    def _rule_of(self, node: ir.Node) -> RuleSpec | None:
+        """Return the node's rule, or None after noting why none can be used."""
         spec = find_rule(node.op_type, node.domain, self.op.opset)
         if spec is None:
             version = f", opset {self.op.opset}" if node.domain == "" else ""
             self._refuse(D201, node, f"no gradient rule for `{node.op_type}` ({node.domain or 'ai.onnx'}{version})")
-            return
+            return None
         if (not spec.integers and any(map(self._carries_integers, node.outputs))) or self._dequantizes_inside(node):
-            self._refuse(D202, node, f"no gradient of `{node.op_type}` by integers: {_INTEGERS}")
-            return
-        known = schema(node.op_type, node.domain, self.op.opset if node.domain == "" else None)
-        positions = {
-            index: _condition_name(spec, known, index)
-            for index, value in enumerate(node.inputs)
-            if value is not None and value in self.part.active and (value.dtype in FLOAT_OR_ANY or spec.integers)
-        }
-        for index, name in positions.items():
+            self._refuse(D202, node, f"no gradient of `{node.op_type}` with respect to integers: {_INTEGERS}")
+            return None
+        return spec
+
+    def _needed_inputs(self, node: ir.Node, spec: RuleSpec, known: Schema | None) -> frozenset[int]:
+        """Return the positions of the inputs that get a gradient; note those whose gradient is not supported."""
+        needed = set()
+        for index, value in enumerate(node.inputs):
+            if value is None or value not in self.part.active or not (value.dtype in FLOAT_OR_ANY or spec.integers):
+                continue
+            name = _condition_name(spec, known, index)
             condition = spec.conditions.get(name, GRADIENT)
-            if condition.kind == "UNSUPPORTED":
-                message = f"no gradient by input `{name}` of `{node.op_type}`: {condition.reason}"
-                self._refuse(D202, node, message, node.inputs[index])
-        needed = frozenset(i for i, n in positions.items() if spec.conditions.get(n, GRADIENT) is GRADIENT)
-        if spec.function is None or (not needed and not any(True for _ in walk.subgraphs(node))):
+            if condition is GRADIENT:
+                needed.add(index)
+            elif condition.kind == "UNSUPPORTED":
+                message = f"no gradient with respect to input `{name}` of `{node.op_type}`: {condition.reason}"
+                self._refuse(D202, node, message, value)
+        return frozenset(needed)
+
+    def _apply(self, spec: RuleSpec, rule: Rule, arguments: list[Value | None]) -> None:
+        """Call the rule and add what it returns to the gradients of the inputs."""
+        node, start = rule.node, len(self.op.nodes)
+        assert spec.function is not None
+        try:
+            result = spec.function(rule, *arguments)
+        except Unsupported as unsupported:
+            self._refuse(D202, node, f"no gradient of `{node.op_type}`: {unsupported}")
             return
-        before = self.op.prefix
-        self.op.prefix = f"grad/{node.name or node.outputs[0].name}/"
-        rule = Rule(node, known, self.op, needed, self)
-        arguments = self._output_gradients(node, spec, known)
-        if arguments is not None:
-            start = len(self.op.nodes)
-            try:
-                result = spec.function(rule, *arguments)
-            except Unsupported as unsupported:
-                self._refuse(D202, node, f"no gradient of `{node.op_type}`: {unsupported}")
-            else:
-                leaving = self._distribute(node, rule, spec, result, complete=all(a is not None for a in arguments))
-                named = [*spec.outputs, *spec.outputs[-1:] * (len(arguments) - len(spec.outputs))]  # variadic: the last
-                arriving = list(zip(named, arguments, strict=True))
-                self.groups.append(Group(node, self.op.nodes[start:], arriving, leaving, known))
-        self.op.prefix = before
+        leaving = self._distribute(node, rule, spec, result, complete=all(a is not None for a in arguments))
+        named = [*spec.outputs, *spec.outputs[-1:] * (len(arguments) - len(spec.outputs))]  # variadic: the last
+        arriving = list(zip(named, arguments, strict=True))
+        self.groups.append(Group(node, self.op.nodes[start:], arriving, leaving, rule.schema))
 
     def _output_gradients(self, node: ir.Node, spec: RuleSpec, known: Schema | None) -> list[Value | None] | None:
-        """Return the rule's arguments, or None where no gradient arrives that it could use."""
+        """Return the rule's arguments, or None if it gets no gradient that it can use."""
         totals = [self._total(v) for v in node.outputs]
         if known is None:
             return totals if spec.variadic_output else totals[: len(spec.outputs)]
@@ -191,7 +203,7 @@ class Backward:
     def _distribute(
         self, node: ir.Node, rule: Rule, spec: RuleSpec, result: object, *, complete: bool
     ) -> dict[Value, str]:
-        """Hand the gradients on to the inputs; return the names of what was handed on."""
+        """Add the gradients that a rule returned to those of the inputs; return the input's name for each gradient."""
         if not isinstance(result, dict):
             raise TypeError(f"the rule of {node.op_type} returned {type(result).__name__}, not a dict")
         expected = {*spec.conditions, "captured"}
@@ -210,17 +222,13 @@ class Backward:
                     if given_on is not None:
                         names[given_on] = name
         if rule.schema is not None and complete:
-            # A gradient that does not flow is said to be None: what is left out may have been forgotten. (Unless some
-            # output has no gradient: then a rule may leave out what only that one leads to.)
-            forgotten = rule.needed_names() - set(result)
-            if forgotten and (result or not any(True for _ in walk.subgraphs(node))):
-                raise TypeError(f"the rule of {node.op_type} returned no gradient for {', '.join(sorted(forgotten))}")
+            _refuse_forgotten(node, rule, result)
         return names
 
     def _contribute(
         self, node: ir.Node, rule: Rule, spec: RuleSpec, value: Value | None, grad: Value | None
     ) -> Value | None:
-        """Add `grad` to the gradient by `value`, in its shape and type; return it in that form."""
+        """Add `grad` to the gradient of `value`, in the shape and type of `value`; return it in that form."""
         if value is None or grad is None or value not in self.part.active:
             return None
         if _is_integer(value):  # only rules that say `integers` give these
@@ -255,11 +263,11 @@ class Backward:
         if grad.shape is None and value.shape is not None:
             grad.shape = value.shape
         if grad.type is None:
-            grad.type = value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
+            grad.type = gradient_type(value)
         return grad
 
     def _dequantizes_inside(self, node: ir.Node) -> bool:
-        """Return whether a subgraph may make floats of integers that carry a gradient here: sweeps inside see none."""
+        """Return whether a subgraph may turn integers that carry a gradient into floats: inner sweeps cannot follow."""
         inner = [n for g in walk.subgraphs(node) for n in walk.all_nodes(g)]
         return any(n.op_type == "DequantizeLinear" for n in inner) and any(
             v in self.part.active and _is_integer(v) for v in walk.reads(node)
@@ -269,12 +277,22 @@ class Backward:
         return value in self._contributions and _is_integer(value)
 
     def _refuse(self, code: str, node: ir.Node, message: str, value: Value | None = None) -> None:
-        """Note a blocking node, and let a stand-in flow on so that the sweep finds those behind it too."""
+        """Note a blocking node and give its inputs a stand-in gradient, so that the sweep finds further problems."""
         self.problems.append(Problem(code, message, node, value, self.within))
         for source in walk.reads(node) if value is None or value not in node.inputs else [value]:
             if source in self.part.active and source.dtype in FLOAT_OR_ANY:
                 stand_in = ir.Value(name=f"blocked/{source.name}", type=source.type, shape=source.shape)
                 self._contributions.setdefault(source, []).append(stand_in)
+
+
+def _refuse_forgotten(node: ir.Node, rule: Rule, result: dict[str, object]) -> None:
+    """Raise TypeError if a rule left out an input: it has to return None where no gradient flows.
+
+    Only where all outputs have a gradient: a rule may leave out what depends on the others alone.
+    """
+    forgotten = rule.needed_names() - set(result)
+    if forgotten and (result or not any(True for _ in walk.subgraphs(node))):
+        raise TypeError(f"the rule of {node.op_type} returned no gradient for {', '.join(sorted(forgotten))}")
 
 
 def _condition_name(spec: RuleSpec, known: Schema | None, index: int) -> str:
@@ -285,15 +303,20 @@ def _condition_name(spec: RuleSpec, known: Schema | None, index: int) -> str:
 
 
 def _is_integer(value: Value) -> bool:
-    """Return whether `value` holds what QuantizeLinear makes: small integers or floats of 8 bits."""
+    """Return whether `value` has a type that QuantizeLinear makes: small integers or floats of 8 bits."""
     return isinstance(value.type, ir.TensorType) and value.dtype in _QUANTIZED
 
 
+def gradient_type(value: Value) -> ir.TypeProtocol | None:
+    """Return the type of the gradient of `value`: its own; for an optional, the type of what it holds."""
+    return value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
+
+
 def helper(op: Builder) -> Rule:
-    """Return the tools of a rule where there is no node to differentiate."""
+    """Return a `Rule` for its tools, without a node to differentiate."""
     return Rule(ir.Node("", "Identity", []), None, op, frozenset())
 
 
 def zeros(op: Builder, like: Value) -> Value:
-    """Return zeros of the shape and type of `like`: the gradient by something the result does not depend on."""
+    """Return zeros of the shape and type of `like`: its gradient where the result does not depend on it."""
     return helper(op).zeros_like(like)

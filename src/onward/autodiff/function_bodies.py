@@ -1,4 +1,4 @@
-"""Function calls in the way of a gradient are replaced by their bodies: model-local ones and the standard's."""
+"""The bodies of function calls, model-local ones and the standard's, which replace the calls for a gradient."""
 
 from __future__ import annotations
 
@@ -29,23 +29,20 @@ def standard_body(node: ir.Node, opset: int) -> ir.Function | None:
     raw = raw_schema(node.op_type, node.domain, opset if node.domain in ("", "ai.onnx") else None)
     if raw is None:
         return None
-    if raw.has_context_dependent_function:
-        fitting = [v for v in raw.context_dependent_function_opset_versions if v <= opset]
-        if not fitting:
-            return None
-        proto = ir.serde.serialize_node(node)
-        types = [_type_bytes(v) for v in node.inputs]
-        data = raw.get_context_dependent_function_with_opset_version(max(fitting), proto.SerializeToString(), types)
-    elif raw.has_function:
-        fitting = [v for v in raw.function_opset_versions if v <= opset]
-        if not fitting:
-            return None
-        data = raw.get_function_with_opset_version(max(fitting))
-    else:
+    by_context = raw.has_context_dependent_function
+    versions = raw.context_dependent_function_opset_versions if by_context else raw.function_opset_versions
+    fitting = [v for v in versions if v <= opset]
+    if not fitting:
         return None
+    if by_context:
+        proto = ir.serde.serialize_node(node).SerializeToString()
+        types = [_type_bytes(v) for v in node.inputs]
+        data = raw.get_context_dependent_function_with_opset_version(max(fitting), proto, types)
+    else:
+        data = raw.get_function_with_opset_version(max(fitting))
     function = onnx.FunctionProto.FromString(data)
     produced = {name for n in function.node for name in n.output} | set(function.input)
-    for name in function.output:  # a body that depends on its context leaves out what the node does not ask for
+    for name in function.output:  # a body that depends on its context omits outputs that the node does not have
         if name not in produced:
             function.node.append(onnx.helper.make_node("Constant", [], [name], value_float=0.0))
     return ir.serde.deserialize_function(function) if function.node else None
@@ -58,17 +55,12 @@ def _type_bytes(value: ir.Value | None) -> bytes:
 
 
 def inline_call(node: ir.Node, function: ir.Function, names: Names) -> list[ir.Node]:
-    """Replace `node` in its graph by the body of `function`; return the new nodes. Output names are kept."""
+    """Replace `node` in its graph by the body of `function` and return the new nodes. Outputs keep their names."""
     graph = node.graph
     assert graph is not None
-    values: dict[ir.Value, ir.Value] = {}
-    absent: set[ir.Value] = set()
-    for position, formal in enumerate(function.inputs):
-        actual = node.inputs[position] if position < len(node.inputs) else None
-        if actual is None:
-            absent.add(formal)
-        else:
-            values[formal] = actual
+    given = [*node.inputs, *[None] * len(function.inputs)]
+    values = {formal: actual for formal, actual in zip(function.inputs, given, strict=False) if actual is not None}
+    absent = set(function.inputs) - values.keys()
     attributes = _attributes(node, function)
     prefix = f"{node.name or node.op_type}/"
     copies = edit.copy_nodes(function, values, names=names, prefix=prefix, attributes=attributes)
@@ -80,7 +72,7 @@ def inline_call(node: ir.Node, function: ir.Function, names: Names) -> list[ir.N
     made = set(copies)
     for old, formal in zip(node.outputs, function.outputs, strict=False):
         new = values[formal]
-        if new.producer() not in made:  # the body hands an input through
+        if new.producer() not in made:  # the body passes an input through
             identity = ir.Node("", "Identity", [new], num_outputs=1, name=names.unique(f"{prefix}Identity"))
             graph.insert_before(node, identity)
             copies.append(identity)
@@ -92,7 +84,7 @@ def inline_call(node: ir.Node, function: ir.Function, names: Names) -> list[ir.N
 
 
 def _rename_in_gradients(nodes: Iterable[ir.Node], names: Mapping[str, str]) -> None:
-    """Let Gradient nodes, which name tensors by strings, name them as they are called now."""
+    """Rename the tensors in the attributes of Gradient nodes."""
     for node in nodes:
         for graph in walk.subgraphs(node):
             _rename_in_gradients(graph, names)
@@ -118,6 +110,6 @@ def _attributes(node: ir.Node, function: ir.Function) -> dict[str, ir.Attr]:
 
 
 def needs_expansion(node: ir.Node, opset: int) -> bool:
-    """Return whether `node` has no gradient rule of its own."""
+    """Return whether `node` has to be replaced by its body: it has no gradient rule."""
     rule = find_rule(node.op_type, node.domain, opset)
     return rule is None or rule.function is replaced_by_its_body

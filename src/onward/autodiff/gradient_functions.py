@@ -1,4 +1,4 @@
-"""The backward of one forward node as one node: a call of a function that holds what its rule emitted.
+"""The backward of one forward node as one node: a call of a function that holds the nodes of its rule.
 
 Nodes whose backwards have the same structure share a function. Its inputs and outputs are named as in the rule:
 `dX, dW = ConvGradient(dY, X, W)`.
@@ -7,7 +7,7 @@ Nodes whose backwards have the same structure share a function. Its inputs and o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -17,21 +17,21 @@ from onward.graph import edit, walk
 from onward.graph.builder import Names, Value
 
 DOMAIN = "onward.gradient"
-_LEAST_NODES = 2  # a backward of one node is read as easily as a call
+_LEAST_NODES = 2  # a backward of one node is as easy to read as a call
 
 
 def outline(model: ir.Model, groups: Sequence[Group], emitted: Iterable[ir.Node], names: Names) -> int:
-    """Replace the nodes of each group by a call of a function, in place; return how many functions there are.
+    """Replace the nodes of each group by a call of a function, in place; return the number of functions.
 
-    `emitted` are all nodes of the backward: constants among them go into the functions that read them. What has
-    subgraphs stays as it is.
+    `emitted` are all nodes of the backward; constants among them move into the functions that read them. A group with
+    subgraphs is not changed.
     """
     graph = model.graph
     emitted = list(emitted)
     constants = {n.outputs[0] for n in emitted if n.op_type == "Constant" and n.domain == ""}
     functions: dict[tuple[Any, ...], ir.Function] = {}
     taken = Names(f.name for f in model.functions.values() if f.domain == DOMAIN)
-    before: dict[Value, Value] = {}  # what a call hands out -> the value whose place it took
+    before: dict[Value, Value] = {}  # by output of a call: the value it replaced
     for group in groups:
         nodes = [n for n in group.nodes if n.graph is graph and n.op_type != "Constant"]
         if len(nodes) < _LEAST_NODES or any(True for n in nodes for _ in walk.subgraphs(n)):
@@ -52,7 +52,7 @@ def outline(model: ir.Model, groups: Sequence[Group], emitted: Iterable[ir.Node]
 
 @dataclasses.dataclass
 class _Part:
-    """The nodes of one group that are still needed, and what they read and hand out."""
+    """The nodes of one group that are still needed, with their inputs and outputs."""
 
     group: Group
     nodes: list[ir.Node]
@@ -72,7 +72,7 @@ class _Part:
         ]
 
     def structure(self) -> tuple[Any, ...]:
-        """Return what two parts have in common that can share a function."""
+        """Return a key that is equal for two parts that can share a function."""
         places: dict[Value | None, Any] = {None: None}
         places |= {v: ("input", i) for i, v in enumerate(self.inputs)}
         places |= {v: _tensor_key(v) for v in self.fixed}
@@ -96,12 +96,7 @@ class _Part:
         given = {values[v]: called[v] for v in self.outputs if v in called}
         for value, wanted in given.items():
             value.name = local.unique(wanted)
-        for copy in copies:
-            copy.name = _plain_name(copy.name or copy.op_type)
-            for output in copy.outputs:
-                output.type = output.shape = None  # a function holds for any shapes
-                if output.name and output not in given:
-                    output.name = local.unique(copy.name)
+        _name_locally(copies, given, local)
         domains = {n.domain for n in copies}
         imports = {d: v for d, v in model.opset_imports.items() if d in domains}
         body = ir.Graph(
@@ -111,20 +106,25 @@ class _Part:
         return ir.Function(DOMAIN, name, graph=body, attributes=[])
 
     def replace(self, graph: ir.Graph, function: ir.Function, names: Names) -> None:
-        """Put a call in the place of the nodes; values keep their names."""
+        """Replace the nodes by a call of the function; values keep their names."""
         forward = self.group.forward
-        call = ir.Node(
-            DOMAIN,
-            function.name,
-            self.inputs,
-            num_outputs=len(self.outputs),
-            name=names.unique(f"grad/{forward.name or forward.outputs[0].name}"),
-        )
+        name = names.unique(f"grad/{forward.name or forward.outputs[0].name}")
+        call = ir.Node(DOMAIN, function.name, self.inputs, num_outputs=len(self.outputs), name=name)
         graph.insert_before(self.nodes[0], call)
         for old, new in zip(self.outputs, call.outputs, strict=True):
             edit.take_place(old, new)
             self.before[new] = old
         graph.remove(self.nodes, safe=True)
+
+
+def _name_locally(nodes: Iterable[ir.Node], named: Container[Value], local: Names) -> None:
+    """Give nodes and values, except those `named` already, short names; forget types, as a function fits any shapes."""
+    for node in nodes:
+        node.name = _plain_name(node.name or node.op_type)
+        for output in node.outputs:
+            output.type = output.shape = None
+            if output.name and output not in named:
+                output.name = local.unique(node.name)
 
 
 def _plain_name(name: str) -> str:

@@ -1,12 +1,13 @@
-"""`Gradient` nodes become plain operators, wherever they stand: in the graph, in algorithms, subgraphs and functions.
+"""Replacement of `Gradient` nodes by plain operators, in the graph, in algorithms, subgraphs and functions.
 
-Semantics (docs/how_it_works.md, spec §2): `xs` and `zs` cut the graph; a node's inputs may differ from the tensors it
-names, then the slice between cut and `y` is evaluated again at that point; `y` may itself be a gradient.
+Semantics (docs/how_it_works.md, spec §2): `xs` and `zs` cut the graph. If a node's inputs differ from the tensors it
+names, the slice between the cut and `y` is evaluated again at that point. `y` may itself be a gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -19,6 +20,7 @@ from onward.errors import Diagnostic, NotDifferentiable, define
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Names, Value
 from onward.graph.schema import TRAINING_DOMAIN
+from onward.model.training_model import is_gradient
 
 D102 = define(
     "D102",
@@ -29,27 +31,23 @@ D102 = define(
 D103 = define(
     "D103",
     "xs and zs are not independent",
-    why="xs and zs cut the graph: y must be a function of them as independent variables, so none of them may be "
-    "computed from another one.",
+    why="xs and zs cut the graph: y is a function of them as independent variables. So none of them may be computed "
+    "from another one.",
     fix="Name either the tensor or what it is computed from, not both.",
 )
 D104 = define(
     "D104",
     "a Gradient node's input does not have the type of the tensor it stands for",
-    why="The slice is evaluated again with the node's inputs in the place of the named tensors: the types must agree.",
+    why="The node's inputs replace the named tensors when the slice is evaluated again, so their types must agree.",
     fix="Cast the input to the type of the named tensor.",
 )
 
 
-def is_gradient(node: ir.Node) -> bool:
-    return node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN
-
-
 def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
-    """Replace every Gradient node of `model`, its functions and the given algorithms; return how many.
+    """Replace every Gradient node of `model`, its functions and the given algorithms; return their number.
 
-    Changes the graphs in place. A function that contains Gradient nodes is put in the place of its calls, where the
-    types are known, and is gone afterwards.
+    Changes the graphs in place. A function that contains Gradient nodes is inlined where it is called, because the
+    types are known there, and removed.
     """
     names = Names(walk.all_names(model.graph))
     for algorithm in algorithms:
@@ -63,7 +61,7 @@ def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
         count += _lower(model.graph, scope)
     for algorithm in algorithms:
         if _has_gradient(algorithm):
-            infer = _inference(model, algorithm)
+            infer = functools.partial(shapes.infer_shapes, model, algorithm)
             infer()
             scope = Scope([model.graph, algorithm], opset, names, model.functions, infer)
             count += _lower(algorithm, scope)
@@ -73,14 +71,10 @@ def lower_model(model: ir.Model, algorithms: Sequence[ir.Graph] = ()) -> int:
 
 
 def _drop_import(model: ir.Model, algorithms: Sequence[ir.Graph]) -> None:
-    """Forget the training domain where nothing of it is left: a stock runtime need not know it."""
+    """Remove the import of the training domain if nothing uses it: a stock runtime may not know the domain."""
     everything: list[walk.GraphLike] = [model.graph, *algorithms, *model.functions.values()]
     if all(n.domain != TRAINING_DOMAIN for g in everything for n in walk.all_nodes(g)):
         model.opset_imports.pop(TRAINING_DOMAIN, None)
-
-
-def _inference(model: ir.Model, algorithm: ir.Graph) -> Callable[[], None]:
-    return lambda: shapes.infer_shapes(model, algorithm)
 
 
 def _has_gradient(graph: walk.GraphLike) -> bool:
@@ -90,20 +84,14 @@ def _has_gradient(graph: walk.GraphLike) -> bool:
 def _inline_gradient_functions(model: ir.Model, callers: Sequence[ir.Graph], names: Names) -> None:
     """Inline the functions that contain a Gradient node, directly or through others, and remove them."""
     guilty = {key for key, function in model.functions.items() if _has_gradient(function)}
-    while True:
-        more = {
-            key
-            for key, function in model.functions.items()
-            if key not in guilty and any((n.domain, n.op_type, n.overload) in guilty for n in walk.all_nodes(function))
-        }
-        if not more:
-            break
+
+    def calls(graphs: Iterable[walk.GraphLike]) -> list[ir.Node]:
+        return [n for g in graphs for n in walk.all_nodes(g) if (n.domain, n.op_type, n.overload) in guilty]
+
+    while more := {k for k, function in model.functions.items() if calls([function])} - guilty:
         guilty |= more
-    while guilty:
-        calls = [n for g in callers for n in walk.all_nodes(g) if (n.domain, n.op_type, n.overload) in guilty]
-        if not calls:
-            break
-        for call in calls:
+    while found := calls(callers):
+        for call in found:
             expand.inline_call(call, model.functions[call.domain, call.op_type, call.overload], names)
     for key in guilty:
         del model.functions[key]
@@ -129,41 +117,48 @@ def lower_gradient(node: ir.Node, scope: Scope) -> None:
     xs, zs, y, points = _read(node, scope)
     graph = node.graph
     assert graph is not None
-    name = y.name
-    stand_ins: list[tuple[ir.Node, Value]] = []
     moved = {named: point for named, point in zip([*xs, *zs], points, strict=True) if point is not named}
+    # A copy of each point stands for it while the derivative is taken: the slice may read the same tensor itself, or
+    # one tensor may stand for two of the names.
+    copies = {named: _copy_of(point, named, scope) for named, point in moved.items()}
     if moved:
-        # A copy of each point stands for it while the derivative is taken: the same tensor may be read by the slice
-        # in its own right, or stand for two of the names.
-        stand_ins = [_stand_in(named, point, scope) for named, point in moved.items()]
-        fresh = {named: copy.outputs[0] for named, (copy, _) in zip(moved, stand_ins, strict=True)}
-        graph.insert_before(node, [copy for copy, _ in stand_ins])
-        nodes, y = evaluate_again(y, fresh, [v for v in [*xs, *zs] if v not in moved], scope, f"{node.name or name}/")
-        graph.insert_before(node, nodes)
-        scope.emitted += nodes
-        xs, zs = [fresh.get(v, v) for v in xs], [fresh.get(v, v) for v in zs]
+        y = _evaluate_at_points(node, y, copies, [v for v in [*xs, *zs] if v not in moved], scope)
+        xs, zs = ([copies[v].outputs[0] if v in copies else v for v in values] for values in (xs, zs))
     outputs = [(output, x) for output, x in zip(node.outputs, xs, strict=False) if output.name]
     wanted = [x for _, x in outputs]
     y, wanted, part = prepare_slice(y, wanted, [*zs, *(x for x in xs if x not in wanted)], scope)
     backward = Backward(scope.emitter())
     grads = backward.run(y, wanted, part)
     _finish(node, [output for output, _ in outputs], wanted, grads, backward, graph, scope)
-    for copy, point in stand_ins:
-        copy.outputs[0].replace_all_uses_with(point)
+    for named, copy in copies.items():
+        copy.outputs[0].replace_all_uses_with(moved[named])
         graph.remove(copy, safe=True)
 
 
-def _stand_in(named: Value, point: Value, scope: Scope) -> tuple[ir.Node, Value]:
+def _evaluate_at_points(
+    node: ir.Node, y: Value, copies: Mapping[Value, ir.Node], fixed: list[Value], scope: Scope
+) -> Value:
+    """Return `y` computed from the copies instead of the values they stand for; insert the nodes before `node`."""
+    assert node.graph is not None
+    node.graph.insert_before(node, list(copies.values()))
+    points = {named: copy.outputs[0] for named, copy in copies.items()}
+    nodes, y = evaluate_again(y, points, fixed, scope, f"{node.name or y.name}/")
+    node.graph.insert_before(node, nodes)
+    scope.emitted += nodes
+    return y
+
+
+def _copy_of(point: Value, named: Value, scope: Scope) -> ir.Node:
     copy = ir.Node("", "Identity", [point], num_outputs=1, name=scope.names.unique(f"{named.name}/point"))
     copy.outputs[0].name = scope.names.unique(f"{named.name}/point:out")
     copy.outputs[0].type, copy.outputs[0].shape = point.type or named.type, point.shape
-    return copy, point
+    return copy
 
 
 def prepare_slice(y: Value, xs: Sequence[Value], zs: Sequence[Value], scope: Scope) -> tuple[Value, list[Value], Slice]:
-    """Return the slice to differentiate, function calls in it expanded and shapes known as far as they can be.
+    """Return `y`, `xs` and the slice to differentiate, with function calls expanded and shapes inferred.
 
-    `y` and `xs` are returned too: what an expanded call produced is another value of the same name.
+    Where an expanded call produced `y` or one of `xs`, the value returned is the new one of the same name.
     """
     names = [v.name or "" for v in (y, *xs)]
     part = Slice([], set())
@@ -174,7 +169,7 @@ def prepare_slice(y: Value, xs: Sequence[Value], zs: Sequence[Value], scope: Sco
         part = find_slice(y, xs, zs, scope.order())
         return part.nodes
 
-    expanded = scope.expand_calls(wanted)  # maybe inside a subgraph, where the nodes of the slice do not show it
+    expanded = scope.expand_calls(wanted)  # perhaps in a subgraph, which the slice does not show
     if expanded or any(v.name and (v.type is None or v.shape is None) for n in part.nodes for v in n.outputs):
         scope.infer()
     infer_bodies(part.nodes, scope.opset)
@@ -190,34 +185,28 @@ def _finish(
     graph: walk.GraphLike,
     scope: Scope,
 ) -> None:
-    """Put the backward nodes in the place of `node` and let its outputs be the gradients."""
+    """Replace `node` by the backward nodes, and its outputs by the gradients."""
     op = backward.op
     results = [g if g is not None else zeros(op, x) for g, x in zip(grads, xs, strict=True)]
-    fresh = set(op.nodes)
-    taken: set[Value] = set()
-    replacements: list[tuple[Value, Value]] = []
-    for output, x, found in zip(outputs, xs, results, strict=True):
+    made = set(op.nodes)
+    finals: list[Value] = []
+    for found in results:
         producer = found.producer()
-        if found in taken or producer not in fresh or producer.op_type == "Constant":
-            found = ir.Node("", "Identity", [found], num_outputs=1, name=scope.names.unique("grad/Identity")).outputs[0]
-            identity = found.producer()
-            assert identity is not None
-            op.nodes.append(identity)
-        taken.add(found)
-        found.type, found.shape = x.type, x.shape
-        replacements.append((output, found))
+        if found in finals or producer not in made or producer.op_type == "Constant":
+            copy = ir.Node("", "Identity", [found], num_outputs=1, name=scope.names.unique("grad/Identity"))
+            op.nodes.append(copy)
+            found = copy.outputs[0]
+        finals.append(found)
     graph.insert_before(node, op.nodes)
-    for output, found in replacements:
-        name = output.name
-        output.replace_all_uses_with(found, replace_graph_outputs=True)
-        output.name = None
-        found.name = name
+    for output, x, final in zip(outputs, xs, finals, strict=True):
+        edit.take_place(output, final)
+        final.type, final.shape = x.type, x.shape
     graph.remove(node, safe=True)
     scope.emitted += op.nodes
 
 
 def _read(node: ir.Node, scope: Scope) -> tuple[list[Value], list[Value], Value, list[Value]]:
-    """Return xs, zs, y as values and the node's inputs, or raise with everything that is wrong."""
+    """Return xs, zs and y as values, and the node's inputs; raise NotDifferentiable with all that is wrong."""
     place = f"node `{node.name or 'Gradient'}` (Gradient)"
     problems: list[Diagnostic] = []
 
@@ -228,27 +217,20 @@ def _read(node: ir.Node, scope: Scope) -> tuple[list[Value], list[Value], Value,
             return None
         return found
 
-    x_names = list(node.attributes["xs"].as_strings()) if "xs" in node.attributes else []
-    z_names = list(node.attributes["zs"].as_strings()) if "zs" in node.attributes else []
-    y_name = node.attributes["y"].as_string() if "y" in node.attributes else ""
+    x_names, z_names = (list(node.attributes[k].as_strings()) if k in node.attributes else [] for k in ("xs", "zs"))
     xs = [v for n in x_names if (v := resolve(n, "xs")) is not None]
     zs = [v for n in z_names if (v := resolve(n, "zs", floating=False)) is not None]
-    y = resolve(y_name, "y")
+    y = resolve(node.attributes["y"].as_string() if "y" in node.attributes else "", "y")
     count = len(x_names) + len(z_names)
     inputs = [v for v in node.inputs if v is not None]
     if len(inputs) != count or len(node.inputs) != count or len(node.outputs) > len(x_names):
-        problems.append(
-            Diagnostic(
-                D102,
-                "the inputs and outputs of the Gradient node do not fit its xs and zs",
-                place=place,
-                found=f"{len(inputs)} inputs, {len(node.outputs)} outputs, {len(x_names)} xs, {len(z_names)} zs",
-                needed=f"{count} inputs and at most {len(x_names)} outputs",
-            )
-        )
+        text = "the inputs and outputs of the Gradient node do not fit its xs and zs"
+        found = f"{len(inputs)} inputs, {len(node.outputs)} outputs, {len(x_names)} xs, {len(z_names)} zs"
+        needed = f"{count} inputs and at most {len(x_names)} outputs"
+        problems.append(Diagnostic(D102, text, place=place, found=found, needed=needed))
     if not problems:
         problems += _type_problems([*xs, *zs], inputs, place)
-        problems += _dependence_problems([*xs, *zs], scope, place)
+        problems += _dependence_problems([*xs, *zs], place)
     if problems:
         raise NotDifferentiable(problems)
     assert y is not None
@@ -259,7 +241,7 @@ def _type_problems(named: Sequence[Value], points: Sequence[Value], place: str) 
     return [
         Diagnostic(
             D104,
-            f"the input `{point.name}` stands for `{name.name}` and has another type",
+            f"the input `{point.name}` stands for `{name.name}` but has another type",
             place=place,
             found=str(point.type),
             needed=str(name.type),
@@ -269,36 +251,26 @@ def _type_problems(named: Sequence[Value], points: Sequence[Value], place: str) 
     ]
 
 
-def _dependence_problems(cut: Sequence[Value], scope: Scope, place: str) -> list[Diagnostic]:
-    """Return one problem for each member of the cut that is computed from another, or named twice."""
+def _dependence_problems(cut: Sequence[Value], place: str) -> list[Diagnostic]:
+    """Return one problem for each member of the cut that is computed from another, and one for repeated names."""
     problems = []
-    members = set(cut)
-    if len(members) < len(cut):
-        twice = sorted({v.name or "" for v in cut if list(cut).count(v) > 1})
-        problems.append(
-            Diagnostic(
-                D103,
-                "xs and zs name a tensor twice",
-                place=place,
-                found=", ".join(f"`{n}`" for n in twice),
-                needed="each tensor once",
-            )
-        )
+    twice = [v for v in dict.fromkeys(cut) if list(cut).count(v) > 1]
+    if twice:
+        found = ", ".join(sorted(f"`{v.name}`" for v in twice))
+        text = "xs and zs name a tensor twice"
+        problems.append(Diagnostic(D103, text, place=place, found=found, needed="each tensor once"))
     for value in dict.fromkeys(cut):
-        producer = value.producer()
-        if producer is None:
-            continue
         behind = {v for n in walk.ancestors([value]) for v in walk.reads(n)}
-        sources = [v for v in dict.fromkeys(cut) if v in behind and v is not value]
+        sources = walk.sequence_of([v for v in dict.fromkeys(cut) if v in behind and v is not value])
         if sources:
             problems.append(
                 Diagnostic(
                     D103,
                     "xs and zs are not independent",
                     place=place,
-                    found=f"`{value.name}` is computed from {walk.sequence_of(sources)}",
+                    found=f"`{value.name}` is computed from {sources}",
                     needed="a cut of the graph in which no member is computed from another",
-                    hint=f"leave out `{value.name}`, or leave out {walk.sequence_of(sources)}",
+                    hint=f"leave out `{value.name}`, or leave out {sources}",
                 )
             )
     return problems

@@ -1,4 +1,4 @@
-"""Evaluate part of a graph again at another point: what a Gradient node means whose inputs are not its xs and zs."""
+"""Evaluation of part of a graph at another point, for a Gradient node whose inputs are not its xs and zs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from onward.graph.builder import Value
 D105 = define(
     "D105",
     "random numbers inside a subgraph that is evaluated again",
-    why="A Gradient node whose inputs are not the tensors it names evaluates the graph again at that point, with the "
-    "same random numbers; those drawn inside If, Loop or Scan cannot be had a second time.",
+    why="If the inputs of a Gradient node are not the tensors it names, the graph is evaluated again at that point "
+    "with the same random numbers. Numbers drawn inside If, Loop or Scan cannot be reused.",
     fix="Draw the random numbers outside of the subgraph.",
 )
 
@@ -25,11 +25,11 @@ D105 = define(
 def evaluate_again(y: Value, points: Mapping[Value, Value], stop: list[Value], scope: Scope, prefix: str) -> Evaluation:
     """Return nodes that compute `y` with each key of `points` replaced by its value.
 
-    Only what depends on a replaced value is computed again. Random numbers are the same as in the first evaluation:
-    random operators are not copied, Dropout keeps its mask.
+    Only nodes that depend on a replaced value are copied. Random numbers are those of the first evaluation: random
+    operators are not copied, and Dropout keeps its mask.
     """
     if scope.expand_calls(lambda: walk.ancestors([y], stop=[*points, *stop])):
-        scope.infer()  # before the copies are made: in subgraphs nobody looks for missing types afterwards
+        scope.infer()  # before copying: types missing in copied subgraphs are not inferred later
     needed = walk.ancestors([y], stop=[*points, *stop])
     values = dict(points)
     made: list[ir.Node] = []
@@ -50,7 +50,7 @@ Evaluation = tuple[list[ir.Node], Value]
 
 
 def _same_dropout(node: ir.Node, values: dict[Value, Value], scope: Scope, prefix: str) -> list[ir.Node]:
-    """Return nodes for Dropout of another input with the mask that `node` drew: data * mask / (1 - ratio)."""
+    """Return nodes that apply the mask of the Dropout `node` to another input: data * mask / (1 - ratio)."""
     data, ratio, training = [*node.inputs, None, None][:3]
     assert data is not None
     if training is None or _is_false(training):
@@ -64,15 +64,12 @@ def _same_dropout(node: ir.Node, values: dict[Value, Value], scope: Scope, prefi
     op = Emitter(scope.opset, scope.names, prefix=f"{prefix}{node.name or 'Dropout'}/")
     moved = values.get(data, data)
     dtype = data.dtype or ir.DataType.FLOAT
-    kept: Value | float = 0.5
-    if ratio is not None:
-        kept = op.Sub(op.constant(1.0, dtype), op.cast(ratio, dtype))
-        # Outside training the node hands its data through: the mask is all true and nothing is scaled.
-        kept = op.Where(training, kept, op.constant(1.0, dtype))
-    else:
-        kept = op.Where(training, op.constant(0.5, dtype), op.constant(1.0, dtype))
+    one = op.constant(1.0, dtype)
+    kept = op.constant(0.5, dtype) if ratio is None else op.Sub(one, op.cast(ratio, dtype))
+    # Outside training the node passes its data through: the mask is all true and nothing is scaled.
+    kept = op.Where(training, kept, one)
     zero = op.constant(0.0, dtype)
-    result = op.Where(mask, op.Div(moved, kept), zero)  # ratio 1 drops all: no 0/0 comes through
+    result = op.Where(mask, op.Div(moved, kept), zero)  # ratio 1 drops everything: keep 0/0 out of the result
     result.type, result.shape = moved.type, moved.shape
     values[node.outputs[0]] = result
     return op.nodes
@@ -84,9 +81,9 @@ def _refuse_hidden_randomness(node: ir.Node) -> None:
         raise NotDifferentiable(
             Diagnostic(
                 D105,
-                f"`{node.op_type}` draws random numbers inside and would have to be evaluated again at another point",
+                f"`{node.op_type}` draws random numbers in a subgraph and has to be evaluated again at another point",
                 place=f"node `{hidden[0].name or hidden[0].op_type}`, in `{node.name or node.op_type}`",
-                needed="the same draw at both points, which a subgraph does not hand out",
+                needed="the same random numbers at both points, which a subgraph does not output",
                 hint="draw the random numbers outside and let the subgraph read them",
             )
         )

@@ -1,4 +1,4 @@
-"""Why a gradient cannot be given: one `Problem` per blocking node, told with the way from the parameter to the loss."""
+"""Why there is no gradient: one `Problem` per blocking node, with the path from the parameter to the loss."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 D201 = define(
     "D201",
     "no gradient rule for an operator",
-    why="The operator lies between a value to differentiate by and the loss, and Onward has no rule for it.",
+    why="The gradient has to pass through the operator, and Onward has no rule for it.",
     fix="Freeze the parameters behind it, or add a rule with onward.register_gradient (docs/adding_a_rule.md).",
 )
 D202 = define(
     "D202",
-    "the gradient by an input is not supported",
-    why="The operator has a rule, but not for this input or this combination of attributes.",
+    "the gradient with respect to an input is not supported",
+    why="The operator has a rule, but the rule does not cover this input or this combination of attributes.",
     fix="Freeze the parameters behind it, or rewrite that part of the model as the message says.",
 )
 D203 = define(
     "D203",
     "no gradient through an output",
-    why="The loss depends on an output of the operator that carries no gradient.",
+    why="The loss depends on an output of the operator that has no gradient.",
     fix="Use a differentiable output, or freeze the parameters behind it.",
 )
 
@@ -38,12 +38,12 @@ _LONGEST_PATH = 8  # nodes named in a message; the middle of a longer path is le
 
 
 class Unsupported(Exception):
-    """Raised by a rule that cannot differentiate this particular node; the message says why and what to do."""
+    """A rule cannot differentiate this node. The message says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One blocking node. `within` are the If, Loop and Scan nodes around it, outermost first."""
+    """One blocking node; `within` holds the If, Loop and Scan nodes around it, outermost first."""
 
     code: str
     message: str
@@ -65,22 +65,24 @@ def _diagnostic(problem: Problem, of: Value, wrt: Sequence[Value], part: Slice) 
     behind = walk.ancestors([v for v in walk.reads(outer) if v in part.active])
     sources = [w for w in wrt if w in walk.reads(outer) or any(w in walk.reads(n) for n in behind)]
     named = walk.sequence_of(sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
-    kinds = {kind_of(w) for w in sources} or {"value"}
+    kinds = {kind_of(w) for w in sources}
     kind = kinds.pop() if len(kinds) == 1 else "value"
     place = f"node `{problem.node.name or problem.node.op_type}`"
-    for around in reversed(problem.within):
-        place += f", in `{around.name or around.op_type}` ({around.op_type})"
+    place += "".join(f", in `{n.name or n.op_type}` ({n.op_type})" for n in reversed(problem.within))
     if sources:
-        plural = "s" if len(sources) > 1 else ""
-        place += f", between {kind}{plural} {named} and {kind_of(of)} `{of.name}`"
+        place += f", between {kind}{'s' if len(sources) > 1 else ''} {named} and {kind_of(of)} `{of.name}`"
+    found = _path(outer, sources[0], of, part) if sources else ""
+    return Diagnostic(
+        problem.code, problem.message, place=place, found=found, hint=_hint(problem, sources, kind, named)
+    )
+
+
+def _hint(problem: Problem, sources: Sequence[Value], kind: str, named: str) -> str:
     remedy = "add a rule (docs/adding_a_rule.md)" if problem.code == D201 else "change that part of the model"
-    it = "it" if len(sources) == 1 else "them"
-    if kind == "parameter":
-        freeze = " ".join(f"--freeze {w.name}" for w in sources[:3])
-        hint = f"freeze {it} with `{freeze}`, or {remedy}"
-    else:
-        hint = f"do not differentiate by {named or 'what is behind it'}, or {remedy}"
-    return Diagnostic(problem.code, problem.message, place=place, found=_path(outer, of, sources[:1], part), hint=hint)
+    if kind != "parameter":
+        return f"do not differentiate with respect to {named or 'what is behind it'}, or {remedy}"
+    freeze = " ".join(f"--freeze {w.name}" for w in sources[:3])
+    return f"freeze {'it' if len(sources) == 1 else 'them'} with `{freeze}`, or {remedy}"
 
 
 def kind_of(value: Value) -> str:
@@ -92,42 +94,43 @@ def kind_of(value: Value) -> str:
     return "output" if value.is_graph_output() else "value"
 
 
-def _path(node: ir.Node, of: Value, sources: Sequence[Value], part: Slice) -> str:
-    """Return one way from the first source through `node` to `of`, as names."""
-    if not sources:
-        return ""
-    came_from: dict[Value, ir.Node | None] = {sources[0]: None}
-    for step in part.nodes:
-        if any(v in came_from for v in walk.reads(step)):
-            for output in step.outputs:
-                came_from.setdefault(output, step)
+def _path(node: ir.Node, source: Value, of: Value, part: Slice) -> str:
+    """Return one path from the source through `node` to `of`, as names."""
+    before, after = _nodes_before(node, source, part), _nodes_after(node, of, part)
+    names = [f"`{n.name or n.op_type}`" for n in [*before, node, *after]]
+    return "the path " + " → ".join([f"`{source.name}`", *_shortened(names, len(before)), f"`{of.name}`"])
+
+
+def _nodes_before(node: ir.Node, source: Value, part: Slice) -> list[ir.Node]:
+    """Return the nodes of one path from the source to `node`."""
+    came_from: dict[Value, ir.Node | None] = {source: None}
+    for inner in part.nodes:
+        if any(v in came_from for v in walk.reads(inner)):
+            for output in inner.outputs:
+                came_from.setdefault(output, inner)
+    path = [node]
+    while (step := next((came_from[v] for v in walk.reads(path[0]) if v in came_from), None)) is not None:
+        path.insert(0, step)
+    return path[:-1]
+
+
+def _nodes_after(node: ir.Node, of: Value, part: Slice) -> list[ir.Node]:
+    """Return the nodes of one path from `node` to `of`."""
     goes_to: dict[Value, ir.Node | None] = {of: None}
-    for step in reversed(part.nodes):
-        if any(v in goes_to for v in step.outputs):
-            for value in walk.reads(step):
-                goes_to.setdefault(value, step)
-    before: list[str] = []
-    at: ir.Node | None = node
-    while at is not None:
-        before.append(at.name or at.op_type)
-        source = next((v for v in walk.reads(at) if v in came_from), None)
-        at = came_from[source] if source is not None else None
-    after: list[str] = []
-    at = node
-    while at is not None:
-        target = next((v for v in at.outputs if v in goes_to), None)
-        at = goes_to[target] if target is not None else None
-        if at is not None:
-            after.append(at.name or at.op_type)
-    names = [f"`{name}`" for name in [*reversed(before), *after]]
-    if len(names) > _LONGEST_PATH:
-        here = len(before) - 1
-        kept = {0, 1, len(names) - 2, len(names) - 1, here - 1, here, here + 1}
-        shown: list[str] = []
-        for index, name in enumerate(names):
-            if index in kept:
-                shown.append(name)
-            elif not shown or shown[-1] != "…":
-                shown.append("…")
-        names = shown
-    return "the path " + " → ".join([f"`{sources[0].name}`", *names, f"`{of.name}`"])
+    for inner in reversed(part.nodes):
+        if any(v in goes_to for v in inner.outputs):
+            for value in walk.reads(inner):
+                goes_to.setdefault(value, inner)
+    path = [node]
+    while (step := next((goes_to[v] for v in path[-1].outputs if v in goes_to), None)) is not None:
+        path.append(step)
+    return path[1:]
+
+
+def _shortened(names: list[str], here: int) -> list[str]:
+    """Return the names with … for those far from both ends and from position `here`, if there are many."""
+    if len(names) <= _LONGEST_PATH:
+        return names
+    kept = {0, 1, len(names) - 2, len(names) - 1, here - 1, here, here + 1}
+    shown = [name if index in kept else "…" for index, name in enumerate(names)]
+    return [name for index, name in enumerate(shown) if name != "…" or shown[index - 1] != "…"]

@@ -1,6 +1,6 @@
-"""The table of gradient rules, and the four conditions an input can be in.
+"""The table of gradient rules, and the four conditions an input can have.
 
-A rule is one function; its decorator says which operator and since which opset it holds:
+A rule is one function. Its decorator names the operator and the first opset for which it holds:
 
     @gradient("Div", opset=7)
     def div(rule, dC):
@@ -9,9 +9,9 @@ A rule is one function; its decorator says which operator and since which opset 
         return {"A": dA, "B": dB}
 
 Parameters after the first are named `d<Output>` after the schema's outputs; an output that is not named has no
-gradient. Every input of the operator is in one condition: a gradient (the default), `ZERO` (flat almost everywhere),
+gradient. Every input of the operator has one condition: a gradient (the default), `ZERO` (flat almost everywhere),
 `NON_DIFFERENTIABLE` (indices, shapes) or `UNSUPPORTED("why")`. Names are checked against the ONNX schema when the
-rule is registered, so that a mistake fails at import and not in somebody's training run.
+rule is registered, so a mistake fails at import and not in a training run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from onward.graph.schema import Schema, newest_opset, schema
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """What is known of the gradient by one input."""
+    """What is known of the gradient with respect to one input."""
 
     kind: str
     reason: str = ""
@@ -49,8 +49,13 @@ NON_DIFFERENTIABLE = Condition("NON_DIFFERENTIABLE")
 
 
 def UNSUPPORTED(reason: str) -> Condition:
-    """Return the condition of an input whose gradient exists but is not given, with the reason."""
+    """Return the condition of an input whose gradient exists but is not implemented, with the reason."""
     return Condition("UNSUPPORTED", reason)
+
+
+def each(condition: Condition, *inputs: str) -> dict[str, Any]:
+    """Return the keyword arguments that state one condition for several inputs."""
+    return dict.fromkeys(inputs, condition)
 
 
 RuleFunction = Callable[..., "Grads"]
@@ -72,7 +77,7 @@ class RuleSpec:
 
     @property
     def differentiable(self) -> bool:
-        """Whether some gradient flows: by an input, or, for If, by what its branches capture."""
+        """Whether a gradient flows to an input or, for If, to what its branches capture."""
         return self.function is not None
 
 
@@ -91,12 +96,12 @@ def gradient(
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register the decorated function as the rule of `op_type` from `opset` on.
 
-    Keyword arguments named like inputs state their condition; inputs not named have a gradient, which the function
+    Keyword arguments state the conditions of the inputs they name. All other inputs have a gradient, which the function
     returns under their name (a list for a variadic input). With `integers`, integer inputs and outputs may have a
     gradient too, which is a float: see rules/quantization.py.
 
     Raises:
-        TypeError: a name is not in the ONNX schema, or the operator has this rule already (and not `replace`).
+        TypeError: a name is not in the ONNX schema, or the operator has a rule already and `replace` is false.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -107,15 +112,16 @@ def gradient(
             if not name.startswith("d"):
                 raise TypeError(f"{op_type}: parameter `{name}` must be `d` followed by an output's name")
         outputs = tuple(n[1:] for n in names)
-        _add(op_type, domain, opset, function, outputs, variadic, broadcasts, conditions, replace, integers)
+        spec = RuleSpec(domain, op_type, opset, function, outputs, variadic, conditions, broadcasts, integers)
+        _add(spec, replace=replace)
         return function
 
     return register
 
 
 def declare(op_type: str, *, opset: int = 1, domain: str = "", **conditions: Condition) -> None:
-    """State the conditions of an operator none of whose inputs has a gradient."""
-    _add(op_type, domain, opset, None, (), False, False, conditions, False)
+    """Register an operator without gradients: state the condition of every input."""
+    _add(RuleSpec(domain, op_type, opset, None, (), False, conditions, False))
 
 
 Body = Callable[["ir.Node", int], "ir.Function | None"]
@@ -125,66 +131,56 @@ BODIES: dict[tuple[str, str], Body] = {}
 def through_body(
     op_type: str, *, opset: int, domain: str = "", body: Body | None = None, **conditions: Condition
 ) -> None:
-    """State that an operator is differentiated through its body; inputs not named have a gradient.
+    """Register an operator that is differentiated through its body; inputs not named have a gradient.
 
-    `body(node, opset)` returns it where the standard has none, or None where it cannot be built for that node.
+    `body(node, opset)` returns the body where the standard has none, or None where it cannot be built for that node.
     """
     if body is not None:
         BODIES[domain, op_type] = body
-    _add(op_type, domain, opset, replaced_by_its_body, (), False, False, conditions, False)
+    _add(RuleSpec(domain, op_type, opset, replaced_by_its_body, (), False, conditions, False))
 
 
 def replaced_by_its_body(rule: Rule, *outputs: Value | None) -> Grads:
-    """The operator's body takes its place before gradients are taken."""
+    """Raise Unsupported: the operator's body should have taken its place."""
     from onward.autodiff.problems import Unsupported
 
     raise Unsupported("its body in the standard could not be built: its inputs need types and shapes")
 
 
-def _add(
-    op_type: str,
-    domain: str,
-    opset: int,
-    function: RuleFunction | None,
-    outputs: tuple[str, ...],
-    variadic: bool,
-    broadcasts: bool,
-    conditions: Mapping[str, Condition],
-    replace: bool,
-    integers: bool = False,
-) -> None:
-    if domain == "" and opset > newest_opset():
-        return  # the installed onnx does not know the operator yet, so no graph of it can be read either
-    known = schema(op_type, domain, opset) if domain == "" else schema(op_type, domain)
-    full = dict(conditions)
+def _add(spec: RuleSpec, *, replace: bool = False) -> None:
+    """Check the rule against the ONNX schema and put it in the table."""
+    key = (spec.domain, spec.op_type)
+    if spec.domain == "" and spec.opset > newest_opset():
+        return  # the installed onnx does not know the operator yet, so no graph with it can be read either
+    known = schema(spec.op_type, spec.domain, spec.opset if spec.domain == "" else None)
     if known is not None:
-        _check_names(known, outputs, conditions)
-        full = {name: conditions.get(name, GRADIENT) for name in known.input_names}
-        if function is None:
-            open_inputs = [n for n, c in full.items() if c is GRADIENT]
-            if open_inputs:
-                raise TypeError(f"{op_type}: no condition stated for input {', '.join(open_inputs)}")
-    elif domain == "":
-        raise TypeError(f"{op_type} is not an operator of ai.onnx at opset {opset}")
-    spec = RuleSpec(domain, op_type, opset, function, outputs, variadic, full, broadcasts, integers)
-    rules = _RULES.setdefault((domain, op_type), [])
-    same = [r for r in rules if r.opset == opset]
-    if same and not replace:
-        raise TypeError(f"{op_type} (opset {opset}) already has a rule; pass replace=True to take its place")
-    _RULES[domain, op_type] = sorted([r for r in rules if r not in same] + [spec], key=lambda r: r.opset)
+        spec = dataclasses.replace(spec, conditions=_all_conditions(known, spec))
+    elif spec.domain == "":
+        raise TypeError(f"{spec.op_type} is not an operator of ai.onnx at opset {spec.opset}")
+    others = [r for r in _RULES.get(key, []) if r.opset != spec.opset]
+    if len(others) < len(_RULES.get(key, [])) and not replace:
+        raise TypeError(f"{spec.op_type} (opset {spec.opset}) already has a rule; pass replace=True to take its place")
+    _RULES[key] = sorted([*others, spec], key=lambda r: r.opset)
 
 
-def _check_names(known: Schema, outputs: Iterable[str], conditions: Mapping[str, Condition]) -> None:
-    for name in outputs:
-        if name not in known.output_names:
-            raise TypeError(f"{known.op_type} has no output `{name}`; it has {', '.join(known.output_names)}")
-    for name in conditions:
-        if name not in known.input_names:
-            raise TypeError(f"{known.op_type} has no input `{name}`; it has {', '.join(known.input_names)}")
+def _all_conditions(known: Schema, spec: RuleSpec) -> dict[str, Condition]:
+    """Return the condition of every input; raise TypeError where a name is not in the schema or one is missing."""
+    for kind, given, names in (
+        ("output", spec.outputs, known.output_names),
+        ("input", spec.conditions, known.input_names),
+    ):
+        for name in given:
+            if name not in names:
+                raise TypeError(f"{known.op_type} has no {kind} `{name}`; it has {', '.join(names)}")
+    conditions = {name: spec.conditions.get(name, GRADIENT) for name in known.input_names}
+    missing = [name for name, condition in conditions.items() if condition is GRADIENT]
+    if missing and spec.function is None:
+        raise TypeError(f"{spec.op_type}: no condition stated for input {', '.join(missing)}")
+    return conditions
 
 
 def find_rule(op_type: str, domain: str = "", opset: int | None = None) -> RuleSpec | None:
-    """Return the rule of the highest registered version not above `opset` (decision 6), or None."""
+    """Return the rule with the highest opset that is not above `opset` (decision 6), or None."""
     rules = _RULES.get(("" if domain == "ai.onnx" else domain, op_type), [])
     if domain not in ("", "ai.onnx") or opset is None:
         return rules[-1] if rules else None
@@ -193,7 +189,7 @@ def find_rule(op_type: str, domain: str = "", opset: int | None = None) -> RuleS
 
 
 def is_own(op_type: str, domain: str = "", opset: int | None = None) -> bool:
-    """Return whether the rule of an operator was registered from outside of Onward (`register_gradient`)."""
+    """Return whether a user registered the rule of the operator (`register_gradient`)."""
     found = find_rule(op_type, domain, opset)
     function = None if found is None else found.function
     return function is not None and not function.__module__.startswith("onward.autodiff.")
@@ -215,9 +211,9 @@ def register_gradient(
     >>> find_rule("Triple", "my.ops").function is triple
     True
 
-    Without `opset` the rule takes the place of all there are, with the names of the newest schema; with it, it holds
-    from that version up to the next registered one. For an operator without an ONNX schema, the inputs are taken in
-    the order of the returned names.
+    Without `opset`, the rule replaces all rules of the operator and uses the names of the newest schema. With `opset`,
+    it holds from that version up to the next registered one. For an operator without an ONNX schema, the returned names
+    stand for the inputs in order.
     """
     importlib.import_module("onward.autodiff.rules")  # the built-in rules first, so that this one replaces them
     if opset is not None:

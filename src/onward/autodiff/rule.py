@@ -1,8 +1,9 @@
-"""`Rule`: what a gradient rule sees of the node it differentiates, and the tools it may use."""
+"""`Rule`: a gradient rule's view of the node it differentiates, and its tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class Rule:
         self.sweep = sweep  # for rules of nodes with subgraphs
         self.op = op
         self.schema = schema
-        self._needed = needed  # positions of the inputs whose gradient somebody wants
+        self._needed = needed  # positions of the inputs whose gradient is wanted
 
     # -- the forward node ------------------------------------------------------------------------------------
 
@@ -71,7 +72,7 @@ class Rule:
         return self.node.outputs[index]
 
     def request_output(self, name: str) -> Value:
-        """Return the output called `name`, made to exist: the forward node gains it where it does not have it."""
+        """Return the output called `name`; add it to the forward node if it is missing."""
         found = self.optional_output(name)
         if found is not None:
             return found
@@ -88,14 +89,14 @@ class Rule:
         return output
 
     def needs(self, name: str, offset: int = 0) -> bool:
-        """Return whether somebody wants the gradient by input `name` (work for others may be skipped).
+        """Return whether the gradient with respect to input `name` is wanted; a rule may skip the others.
 
-        For a variadic input, `offset` says which of its values is meant.
+        For a variadic input, `offset` selects one of its values.
         """
         return self._index(name) + offset in self._needed
 
     def needed_names(self) -> set[str]:
-        """Return the names of the inputs whose gradient somebody wants."""
+        """Return the names of the inputs whose gradient is wanted."""
         return set() if self.schema is None else {self.schema.input_at(i).name for i in self._needed}
 
     def attr(self, name: str, default: Any = None) -> Any:
@@ -115,7 +116,7 @@ class Rule:
     # -- types and shapes ------------------------------------------------------------------------------------
 
     def constant_input(self, name: str) -> np.ndarray | None:
-        """Return the array of an input that is a constant, else None (absent or computed at run time)."""
+        """Return the array of a constant input; None if it is absent or computed at run time."""
         return walk.constant_of(self.optional_input(name))
 
     def dims(self, value: Value) -> Dims | None:
@@ -130,8 +131,20 @@ class Rule:
         """Return the number of dimensions, or None if it is unknown."""
         return None if value.shape is None else len(value.shape)
 
+    def known_dim(self, value: Value, axis: int) -> int | None:
+        """Return one dimension, or None if it is not known before the run."""
+        known = shapes.dims(value)
+        size = None if known is None else known[axis]
+        return size if isinstance(size, int) else None
+
+    def known_size(self, value: Value, axes: Iterable[int]) -> int | None:
+        """Return the product of some dimensions, or None if one of them is not known before the run."""
+        sizes = [self.known_dim(value, axis) for axis in axes]
+        known = [size for size in sizes if size is not None]
+        return math.prod(known) if len(known) == len(sizes) else None
+
     def shape_of(self, value: Value) -> Value:
-        """Return the shape as a 1-D int64 value: a constant where it is known, a `Shape` node where not."""
+        """Return the shape as a 1-D int64 value: a constant if it is known, else a `Shape` node."""
         static = shapes.static_shape(value)
         if static is not None:
             return self.op.constant(np.array(static, dtype=np.int64))
@@ -141,12 +154,12 @@ class Rule:
         return out
 
     def dim_of(self, value: Value, axis: int) -> Value:
-        """Return one dimension as a 1-D int64 value of one element: a constant where it is known."""
-        known = shapes.dims(value)
-        if known is not None and isinstance(known[axis], int):
-            return self.op.constant(np.array([known[axis]], dtype=np.int64))
-        if axis < 0 and known is not None:
-            axis += len(known)
+        """Return one dimension as a 1-D int64 value of one element: a constant if it is known."""
+        known = self.known_dim(value, axis)
+        if known is not None:
+            return self.op.constant(np.array([known], dtype=np.int64))
+        if axis < 0 and value.shape is not None:
+            axis += len(value.shape)
         end = axis + 1 if axis != -1 else None
         out = self.op.Shape(value, start=axis, end=end)
         out.shape = ir.Shape([1])
@@ -190,14 +203,13 @@ class Rule:
         """Return the sum of `value` over `axes`; `value` itself if there are none."""
         if not axes:
             return value
-        out = self.op.ReduceSum(value, np.array(list(axes), dtype=np.int64), keepdims=int(keepdims))
-        return out
+        return self.op.ReduceSum(value, np.array(list(axes), dtype=np.int64), keepdims=int(keepdims))
 
     def unbroadcast(self, grad: Value, source: Value, target: Value) -> Value:
         """Return `grad`, which has the shape of `source`, summed down to the shape of `target`.
 
-        `target` broadcasts to `source`. Where the dimensions are known, only a ReduceSum over the right axes appears;
-        where they are not, the axes are computed at run time.
+        `target` broadcasts to `source`. If the dimensions are known, this is one ReduceSum. If not, the axes are
+        computed at run time.
         """
         return unbroadcast(self, grad, self.dims(source), source, target)
 
@@ -205,8 +217,8 @@ class Rule:
 def _reshape_template(own: Dims | None, wanted: Dims | None) -> list[int] | None:
     """Return a constant shape for a Reshape to dimensions that are not all known; None if there is none.
 
-    0 keeps a dimension in its place, or -1 stands for the only one that is not known. Not both: a tensor without
-    elements would leave -1 undetermined.
+    It uses either 0, which keeps a dimension, or one -1 for the only unknown dimension. Not both: the -1 of a tensor
+    without elements would be undetermined.
     """
     if wanted is None or any(d == 0 for d in wanted) or all(isinstance(d, int) for d in wanted):
         return None
@@ -226,11 +238,12 @@ def _may_be_empty(value: Value) -> bool:
 
 
 def unbroadcast(rule: Rule, grad: Value, from_dims: Dims | None, source: Value, target: Value) -> Value:
+    """Return `grad`, which has the dimensions `from_dims`, summed down to the shape of `target`."""
     to_dims = rule.dims(target)
     if from_dims is not None and to_dims is not None:
         lead = len(from_dims) - len(to_dims)
         pairs = [(axis + lead, a, b) for axis, (a, b) in enumerate(zip(from_dims[lead:], to_dims, strict=True))]
-        # Where the source has 1, so has the target.
+        # If the source has size 1 on an axis, the target has size 1 too.
         certain = all(a == 1 or isinstance(b, int) or (b is not None and b == a) for _, a, b in pairs)
         if certain:
             inner = [axis for axis, a, b in pairs if b == 1 and a != 1]
@@ -240,8 +253,8 @@ def unbroadcast(rule: Rule, grad: Value, from_dims: Dims | None, source: Value, 
             if lead:
                 return rule.sum_over(grad, list(range(lead)))
             return rule.sum_over(grad, inner, keepdims=True)
-    # Some dimension may be 1 at run time only: sum over the axes where the target, its shape padded with leading
-    # ones, has 1. Where the source has 1 there too, that sum changes nothing.
+    # A dimension may turn out to be 1 at run time. Pad the target's shape with leading ones and sum over all axes of
+    # size 1. The sum changes nothing on axes where the source has size 1 too.
     op = rule.op
     target_shape = rule.shape_of(target)
     missing = op.Sub(op.Size(rule.shape_of(source)), op.Size(target_shape))

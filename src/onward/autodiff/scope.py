@@ -1,4 +1,4 @@
-"""Where a Gradient node stands: the values it may name, and what is shared with other Gradient nodes there."""
+"""The scope of a Gradient node: the values it may name, and what it shares with the other Gradient nodes there."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from onward.model.training_model import FLOAT_TYPES
 D100 = define(
     "D100",
     "a name that is not a tensor of the graph",
-    why="The gradient names a tensor that does not exist, or is not defined before the gradient is taken.",
+    why="The gradient names a tensor that does not exist or that is computed after the gradient.",
     fix="Use a name of an input, an initializer or a node's output that comes earlier in the graph.",
 )
 D101 = define(
     "D101",
     "not a floating-point tensor",
     why="Only floating-point tensors have a gradient.",
-    fix="Differentiate a floating-point tensor by floating-point tensors.",
+    fix="Differentiate a floating-point tensor with respect to floating-point tensors.",
 )
 
 
 @dataclasses.dataclass
 class Scope:
-    """The graphs whose values can be named, outermost first; names, functions and caches that go with them."""
+    """The graphs whose values can be named, outermost first, with their names, functions and caches."""
 
     graphs: list[walk.GraphLike]
     opset: int
@@ -48,18 +48,18 @@ class Scope:
         return dataclasses.replace(self, graphs=[*self.graphs, graph], cache=Cache(self.cache), index={}, emitted=[])
 
     def emitter(self) -> Emitter:
-        """Return a builder that shares equal nodes with everything emitted in this scope before."""
+        """Return a builder that reuses equal nodes emitted in this scope before."""
         return Emitter(self.opset, self.names, self.cache)
 
     def order(self) -> Iterator[ir.Node]:
-        """Yield the nodes of all graphs, in an order in which each reads only what is before it."""
+        """Yield the nodes of all graphs in topological order."""
         for graph in self.graphs:
             yield from graph
 
     def expand_calls(self, wanted: Callable[[], Iterable[ir.Node]]) -> bool:
-        """Replace calls without a gradient rule among `wanted()` by their bodies, until there are none left.
+        """Replace calls without a gradient rule among `wanted()` by their bodies, until none is left.
 
-        Return whether there were any. Subgraphs of the wanted nodes are looked into as well.
+        Calls in subgraphs of the wanted nodes are replaced too. Return whether there were any calls.
         """
         changed = False
         while True:
@@ -97,7 +97,7 @@ class Scope:
                 yield from node.outputs
 
     def resolve(self, name: str, what: str, place: str = "", *, floating: bool = True) -> Value | Diagnostic:
-        """Return the value called `name`, or what is wrong with it; `what` says who names it."""
+        """Return the value called `name`, or a diagnostic in which `what` says who names it."""
         value = self.find(name)
         if value is None:
             reach = [v.name for v in self._values() if v.name]
@@ -105,7 +105,7 @@ class Scope:
             guess = f"did you mean {' or '.join(f'`{n}`' for n in near)}?"
             return Diagnostic(
                 D100,
-                f"{what} names `{name}`, which is no tensor of the graph",
+                f"{what} names `{name}`, which is not a tensor of the graph",
                 place=place,
                 needed="an input, an initializer or a node's output",
                 hint=guess if near else f"there are: {', '.join(reach[:20])}",
@@ -131,19 +131,15 @@ class Scope:
 
 
 def describe(value: Value) -> str:
-    """Return the type in the standard's words: tensor(int64), seq(tensor(float)) ...
+    """Return the type as the standard writes it: tensor(int64), seq(tensor(float)) ...
 
     >>> describe(ir.val("n", dtype=ir.DataType.INT64, shape=()))
     'tensor(int64)'
     """
 
     def text(of: ir.TypeProtocol | None) -> str:
-        if of is None:
-            return "unknown"
-        if isinstance(of, ir.SequenceType):
-            return f"seq({text(of.elem_type)})"
-        if isinstance(of, ir.OptionalType):
-            return f"optional({text(of.elem_type)})"
-        return f"tensor({of.dtype.name.lower()})"
+        if isinstance(of, ir.SequenceType | ir.OptionalType):
+            return f"{'seq' if isinstance(of, ir.SequenceType) else 'optional'}({text(of.elem_type)})"
+        return "unknown" if of is None else f"tensor({of.dtype.name.lower()})"
 
     return text(value.type)

@@ -7,16 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onward.autodiff.emit import subgraph_input
 from onward.graph.builder import Builder, Value
-
-
-def element(op: Builder, sequence: Value, name: str = "element") -> Value:
-    """Return a new subgraph input with the type of one element of `sequence`."""
-    value = ir.Value(name=op.names.unique(f"{op.prefix}{name}"))
-    if isinstance(sequence.type, ir.SequenceType):
-        value.type = sequence.type.elem_type
-    value.shape = sequence.shape
-    return value
 
 
 def map_elements(
@@ -27,12 +19,13 @@ def map_elements(
     *,
     count: int = 1,
 ) -> tuple[Value, ...]:
-    """Return the sequences of what `body` makes of the elements of `inputs`, all sequences of one length.
+    """Return the sequences that `body` makes from the elements of `inputs`, which are sequences of equal length.
 
-    `body` gets a builder for the inside and one value for each input, and returns `count` values.
+    `body` takes a builder for the inside and one value for each input, and returns `count` values.
     """
     inside = inner_builder(op)
-    elements = [element(op, s) if isinstance(s.type, ir.SequenceType) else like(op, s) for s in inputs]
+    types = [s.type.elem_type if isinstance(s.type, ir.SequenceType) else s.type for s in inputs]
+    elements = [subgraph_input(op, "element", t, s.shape) for s, t in zip(inputs, types, strict=True)]
     results = list(body(inside, elements))
     for position, result in enumerate(results):
         if result.producer() not in set(inside.nodes):
@@ -49,18 +42,13 @@ def map_elements(
 
 
 def inner_builder(op: Builder) -> Builder:
-    """Return a builder for the inside of a subgraph of a node that `op` is about to make."""
+    """Return a builder for a subgraph of a node that `op` makes next."""
     inner = getattr(op, "inner", None)
     return inner(op.prefix) if inner is not None else Builder(op.opset, op.names, op.prefix)
 
 
-def like(op: Builder, value: Value) -> Value:
-    """Return a new subgraph input with the type and shape of `value`."""
-    return ir.Value(name=op.names.unique(f"{op.prefix}element"), type=value.type, shape=value.shape)
-
-
 def add(op: Builder, a: Value, b: Value) -> Value:
-    """Return the element-wise sum of two sequences of one length."""
+    """Return the element-wise sum of two sequences of equal length."""
     return map_elements(op, [a, b], lambda inside, e: [inside.Add(*e)], "accumulate")[0]
 
 
@@ -76,7 +64,7 @@ def full_like(op: Builder, sequence: Value, fill: float) -> Value:
 def pack(op: Builder, sequence: Value) -> list[Value]:
     """Return a sequence as four vectors: its elements one after another, and their sizes, shapes and ranks.
 
-    ONNX has no sequences of sequences, but vectors can be elements of one. `unpack` is the way back.
+    ONNX has no sequences of sequences, but it has sequences of vectors. `unpack` is the inverse.
     """
 
     def describe(inside: Builder, elements: list[Value]) -> list[Value]:
@@ -100,10 +88,10 @@ def pack(op: Builder, sequence: Value) -> list[Value]:
 
 
 def unpack(op: Builder, elements: Value, sizes: Value, shapes: Value, ranks: Value) -> Value:
-    """Return the sequence that `pack` made these of."""
+    """Return the sequence from which `pack` made these vectors."""
 
     def split(vector: Value, counts: Value, last: int) -> Value:
-        # One element more, which is taken away again: an empty sequence cannot be split off.
+        # Add one element, which is removed again below: SplitToSequence cannot make an empty sequence.
         return op.SplitToSequence(vector, op.Concat(counts, [last], axis=0), axis=0)
 
     pieces = split(elements, sizes, 0)

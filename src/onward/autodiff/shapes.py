@@ -1,8 +1,7 @@
 """Types and shapes inside the bodies of Loop, Scan and SequenceMap, which onnx's own inference leaves open.
 
-A carried value may change its shape from one iteration to the next, so onnx assumes nothing about it. Here it is
-assumed to keep the shape it starts with, and the assumption is given up, dimension by dimension, where the body does
-not return it unchanged.
+A carried value may change its shape from one iteration to the next, so onnx assumes nothing about it. Here we first
+assume that it keeps the shape it starts with. Then we give up each dimension that the body does not return unchanged.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from onward.graph import shapes, walk
 from onward.graph.builder import Value
 
 _SYMBOLS = "onward.symbols"
-_SMALL = 1024  # elements of a captured constant that takes part by value
+_SMALL = 1024  # constants with more elements than this take part without their values
 _BODIES = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
 def infer_bodies(nodes: Iterable[ir.Node], opset: int) -> None:
-    """Fill in the types and shapes in the bodies of `nodes`, nested ones included, as far as they can be known."""
+    """Fill in the types and shapes in the bodies of `nodes`, nested ones included, as far as possible."""
     for node in nodes:
         if node.op_type in _BODIES and node.domain == "" and "body" in node.attributes:
             body = node.attributes["body"].as_graph()
@@ -49,11 +48,17 @@ def _carried(node: ir.Node) -> list[tuple[int, int]]:
     return []
 
 
+def scan_attribute(node: ir.Node, name: str, count: int) -> list[int]:
+    """Return the axes or directions of the `count` scan inputs or outputs of `node`; they are 0 where not given."""
+    given = list(node.attributes[name].as_ints()) if name in node.attributes else []
+    return given + [0] * (count - len(given))
+
+
 Typed = tuple[ir.TypeProtocol | None, ir.Shape | None]
 
 
 def _given(node: ir.Node, body: ir.Graph) -> list[Typed]:
-    """Return type and shape of each body input as the node's inputs give them."""
+    """Return the type and shape of each body input, taken from the node's inputs."""
     if node.op_type == "Loop":
         fixed: list[Typed] = [
             (ir.TensorType(ir.DataType.INT64), ir.Shape([])),
@@ -64,7 +69,7 @@ def _given(node: ir.Node, body: ir.Graph) -> list[Typed]:
         return [_element(v) for v in node.inputs]
     scanned = node.attributes["num_scan_inputs"].as_int()
     states = len(node.inputs) - scanned
-    axes = list(node.attributes["scan_input_axes"].as_ints()) if "scan_input_axes" in node.attributes else [0] * scanned
+    axes = scan_attribute(node, "scan_input_axes", scanned)
     given = [_typed(v) for v in node.inputs[:states]]
     for value, axis in zip(node.inputs[states:], axes, strict=True):
         type_, shape = _typed(value)
@@ -94,39 +99,32 @@ def _infer(body: ir.Graph, given: Sequence[Typed], carried: Sequence[tuple[int, 
             value.shape = shape.copy()
     declared = [(v, v.shape) for n in walk.all_nodes(body) for v in n.outputs]
     while True:
-        for value, shape in declared:  # what an assumption that was given up had led to is forgotten
+        for value, shape in declared:  # forget what followed from assumptions since given up
             value.shape = shape
         symbols = _run(body, opset)
-        changed = False
-        for source, target in carried:
-            before, after = body.inputs[source], body.outputs[target]
-            changed |= _give_up(before, after, symbols)
-        if not changed:
+        changed = [_give_up(body.inputs[source], body.outputs[target]) for source, target in carried]
+        if not any(changed):
             body.meta[_SYMBOLS] = frozenset(symbols)
             return
 
 
-def _give_up(before: Value, after: Value, symbols: set[str]) -> bool:
-    """Forget the dimensions of a carried value that the body does not keep; return whether there were any."""
-    if before.shape is None or before is after:
+def _give_up(before: Value, after: Value) -> bool:
+    """Forget the dimensions of a carried value that the body changes; return whether there were any."""
+    was, now = shapes.dims(before), shapes.dims(after)
+    if was is None or before is after:
         return False
-    if after.shape is None or len(after.shape) != len(before.shape):
+    if now is None or len(now) != len(was):
         before.shape = None
         return True
-    dims = [
-        a if (isinstance(a, int) and a == b) or (not isinstance(a, int) and a.value is not None and a == b) else None
-        for a, b in zip(before.shape, after.shape, strict=True)
-    ]
-    if any(
-        d is None and not (not isinstance(a, int) and a.value is None) for d, a in zip(dims, before.shape, strict=True)
-    ):
-        before.shape = ir.Shape(dims)
-        return True
-    return False
+    kept = tuple(a if a == b else None for a, b in zip(was, now, strict=True))
+    if kept == was:
+        return False
+    before.shape = ir.Shape(kept)
+    return True
 
 
 def _run(body: ir.Graph, opset: int) -> set[str]:
-    """Infer the body as a graph of its own; return the symbols that mean one number in every iteration."""
+    """Infer the body as a graph of its own; return the symbols with the same value in every iteration."""
     graph = onnx.GraphProto(name="body")
     symbols: set[str] = set()
     outer = walk.captured(body)

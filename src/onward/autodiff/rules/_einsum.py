@@ -1,4 +1,4 @@
-"""The equation of an Einsum, and its gradient by one operand."""
+"""The equation of an Einsum, and its gradient with respect to one operand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.engine import Unsupported
+from onward.autodiff.problems import Unsupported
 from onward.autodiff.rule import Rule, unbroadcast
 from onward.graph.builder import Value
 
@@ -16,7 +16,7 @@ DOTS = "..."
 
 
 def _labels(term: str) -> list[str]:
-    """Return the labels of a term in order, the ellipsis as one of them."""
+    """Return the labels of a term in order; the ellipsis is one label."""
     found: list[str] = []
     rest = term
     while rest:
@@ -27,7 +27,7 @@ def _labels(term: str) -> list[str]:
 
 
 class Equation:
-    """An Einsum equation taken apart: the labels of each operand and of the output."""
+    """The labels of each operand of an Einsum and of its output."""
 
     def __init__(self, equation: str, operands: int) -> None:
         left, arrow, right = equation.replace(" ", "").partition("->")
@@ -46,14 +46,14 @@ class Equation:
         return [c for c in string.ascii_letters if c not in used][:count]
 
     def gradient(self, rule: Rule, position: int, inputs: Sequence[Value], dY: Value) -> Value:
-        """Return the gradient by operand `position`."""
+        """Return the gradient with respect to operand `position`."""
         term, target = self.terms[position], inputs[position]
         others = [(t, v) for i, (t, v) in enumerate(zip(self.terms, inputs, strict=True)) if i != position]
         own = list(dict.fromkeys(term))
         reachable = {label for t in [self.output, *(t for t, _ in others)] for label in t}
         kept = [label for label in own if label in reachable]
         direct = self._ellipsis_fits(rule, position, inputs)
-        # The ellipsis goes to the front where its axes must still be summed down to the operand's.
+        # The ellipsis goes to the front if its axes must still be summed down to those of the operand.
         wanted = kept if direct else [DOTS, *(label for label in kept if label != DOTS)]
         grad = _contract(rule, [(self.output, dY), *others], wanted)
         if not direct:
@@ -64,7 +64,7 @@ class Equation:
         return self._put_on_diagonal(rule, grad, term, own, target)
 
     def _ellipsis_fits(self, rule: Rule, position: int, inputs: Sequence[Value]) -> bool:
-        """Return whether the ellipsis of the operand has certainly the axes that the result's has."""
+        """Return whether the ellipsis of the operand certainly has the same axes as that of the result."""
         if not any(DOTS in t for t in self.terms):
             return True
         if DOTS not in self.terms[position]:
@@ -74,9 +74,9 @@ class Equation:
         return sole or (own is not None and None not in own and own == self._broadcast_dims(rule, inputs))
 
     def _broadcast_dims(self, rule: Rule, inputs: Sequence[Value]) -> tuple[int | str | None, ...] | None:
-        """Return the dimensions of the result's ellipsis; None where the rank is unknown.
+        """Return the dimensions of the result's ellipsis; None if the rank is unknown.
 
-        Not read from the output: onnx's inference gives it the dimensions of the first operand.
+        They are not read from the output: onnx's inference gives it the dimensions of the first operand.
         """
         found = [_ellipsis_dims(rule, t, v) for t, v in zip(self.terms, inputs, strict=True) if DOTS in t]
         known = [f for f in found if f is not None]
@@ -101,11 +101,10 @@ class Equation:
         target: Value,
         whole: tuple[int | str | None, ...] | None,
     ) -> Value:
-        """Sum the leading ellipsis axes of `grad` down to those of the operand, then put them where it has them."""
+        """Return `grad` with its leading ellipsis axes summed down to those of the operand and moved into place."""
         op = rule.op
         named = [label for label in kept if label != DOTS]
         own = _ellipsis_dims(rule, term, target) if DOTS in term else ()
-        # A value with the axes of the operand's ellipsis in front: what `grad` must be summed to.
         fake: tuple[str, ...] = tuple(f"label {label}" for label in named)
         if DOTS not in term:
             rank = None if whole is None else len(whole)
@@ -137,8 +136,8 @@ class Equation:
             ]
             mixed = {d == 1 for d in (own, *others) if isinstance(d, int)} == {True, False}
             if mixed and label in self.output:
-                # onnx's inference (1.23) gives the output the size of the first input, so that every gradient
-                # computed behind it may be of the wrong shape: better none.
+                # onnx's inference (1.23) gives the output the size of the first input. Every gradient computed from
+                # that shape may be wrong.
                 raise Unsupported(
                     f"label `{label}` of the output has size 1 in one input and more in another; Expand it first"
                 )
@@ -201,7 +200,7 @@ class Equation:
 
 
 def _contract(rule: Rule, operands: Sequence[tuple[list[str], Value]], result: list[str]) -> Value:
-    """Return the Einsum of `operands`; a mere permutation becomes a Transpose or nothing."""
+    """Return the Einsum of `operands`; for a permutation of one operand, a Transpose or the operand itself."""
     if len(operands) == 1:
         labels, value = operands[0]
         if labels == result:
@@ -222,7 +221,7 @@ def _ellipsis_dims(rule: Rule, term: list[str], value: Value) -> tuple[int | str
 
 
 def _axis(term: list[str], label: str) -> int:
-    """Return the axis of a label, negative where an ellipsis stands before it."""
+    """Return the axis of a label; it is negative if an ellipsis stands before the label."""
     axis = term.index(label)
     return axis - len(term) if DOTS in term[:axis] else axis
 

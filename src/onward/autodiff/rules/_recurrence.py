@@ -1,8 +1,8 @@
-"""What RNN, GRU and LSTM have in common: directions, layout, lengths, activations and a loop over time. No rules here.
+"""What RNN, GRU and LSTM have in common: directions, layout, lengths, activations and a loop over time.
 
-The backward pass knows every hidden state from the output Y, so the gates of all steps are computed again in one
-matrix product, not one per step. Only the recursion itself runs in a Scan, and its body is a handful of nodes; the
-gradients by the weights are single products over all steps again.
+The output Y holds every hidden state, so the backward computes the gates of all steps again in one matrix product. Only
+the recursion runs in a Scan, whose body has few nodes. The gradients with respect to the weights are again single
+products over all steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onward.autodiff.emit import Emitter
+from onward.autodiff.emit import Emitter, subgraph_input
 from onward.autodiff.problems import Unsupported
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._windows import extent, reshape_target
@@ -37,7 +37,7 @@ class Activation:
     clip: float | None
 
     def __call__(self, op: Builder, x: Value) -> tuple[Value, Value]:
-        """Return the value at `x` and the slope there; both of the clipped x where there is a clip."""
+        """Return the value and the slope at `x`, which is clipped first if there is a clip."""
         if self.clip is None:
             y = self._value(op, x)
             return y, self._slope(op, x, y)
@@ -98,7 +98,7 @@ class Activation:
 
 
 def activations(rule: Rule, defaults: Sequence[str], directions: int) -> list[list[Activation]]:
-    """Return the activations of each direction; alphas and betas are consumed in order by those that take one."""
+    """Return the activations of each direction; those with an alpha or beta take the given ones in order."""
     given = rule.node.attributes.get("activations")
     names = [n.lower() for n in (list(defaults) * directions if given is None else given.as_strings())]
     for name in names:
@@ -116,7 +116,7 @@ def activations(rule: Rule, defaults: Sequence[str], directions: int) -> list[li
 
 
 class Layer:
-    """One recurrent node, its tensors with time first whatever its layout."""
+    """One recurrent node, with time as the first axis of its tensors in every layout."""
 
     def __init__(self, rule: Rule, dY: Value | None, gates: int) -> None:
         op = rule.op
@@ -156,7 +156,7 @@ class Layer:
         return None if value is None else self.pick(value, direction, axis=int(self.batch_first))
 
     def seed(self, grad: Value | None, direction: int) -> Value:
-        """Return the gradient by a final state [batch, hidden]; zeros where there is none."""
+        """Return the gradient of a final state [batch, hidden]; zeros if there is none."""
         if grad is not None:
             return self.pick(grad, direction, axis=int(self.batch_first))
         return self.zeros()
@@ -169,7 +169,7 @@ class Layer:
         return op.Expand(op.constant(0.0, self.X.dtype), shape)
 
     def before(self, states: Value, initial: Value | None, direction: int, *, padded: bool) -> Value:
-        """Return for each step the state before it. `padded`: the states behind a sequence's end are zeros."""
+        """Return the state before each step; with `padded`, the states behind a sequence's end are zeros."""
         op, reverse = self.op, self.reversed[direction]
         kept = op.Slice(states, [1], [_LAST], [0]) if reverse else op.Slice(states, [0], [-1], [0])
         if initial is None:
@@ -185,7 +185,7 @@ class Layer:
         return value if self.mask is None else self.op.Mul(value, self.mask)
 
     def held(self, value: Value) -> Value:
-        """Return `value` with ones behind the end of each sequence: the factor of a state that is handed on."""
+        """Return `value` with ones behind the end of each sequence, where a state passes through unchanged."""
         if self.mask is None:
             return value
         return self.op.Add(self.op.Mul(value, self.mask), self.op.Sub(1.0, self.mask))
@@ -248,8 +248,8 @@ def scan(
     op = rule.op
     assert isinstance(op, Emitter)
     inner = op.inner(f"{op.prefix}step/")
-    formal_states = [_formal(inner, f"state_{i}", v, v.shape) for i, v in enumerate(states)]
-    slices = [_formal(inner, f"slice_{i}", v, None) for i, v in enumerate(inputs)]
+    formal_states = [subgraph_input(inner, f"state_{i}", v.type, v.shape) for i, v in enumerate(states)]
+    slices = [subgraph_input(inner, f"slice_{i}", v.type) for i, v in enumerate(inputs)]
     new_states, made = body(inner, formal_states, slices)
     assert len(made) == outputs
     graph = ir.Graph([*formal_states, *slices], [*new_states, *made], nodes=inner.nodes, name=f"{op.prefix}step")
@@ -266,7 +266,3 @@ def scan(
     for result, value in zip(results, [*new_states, *made], strict=True):
         result.type = value.type
     return list(results[: len(states)]), list(results[len(states) :])
-
-
-def _formal(inner: Builder, name: str, like: Value, shape: ir.Shape | None) -> Value:
-    return ir.Value(name=inner.names.unique(f"{inner.prefix}{name}"), type=like.type, shape=shape)

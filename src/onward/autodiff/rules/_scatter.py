@@ -1,8 +1,8 @@
-"""What rules of operators that only move elements share: put each element of a gradient back where it came from.
+"""Scattering gradients, for the rules of operators that only move elements.
 
-An operator that copies elements (Gather, Pad, Slice, Compress) can be run on the *positions* of its input instead of
-its values; what comes out says for each element of the output where it came from. ScatterElements(add) then carries the
-gradient back. ScatterND(add) would be shorter, but stock ONNX Runtime races on it with more than one thread.
+An operator that copies elements (Gather, Pad, Slice, Compress) can run on the *positions* of its input instead of its
+values. Its output is then the source of each element, and ScatterElements(add) adds the gradient there. ScatterND(add)
+would be shorter, but stock ONNX Runtime has a data race in it with more than one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onward.graph.builder import Value
 
 
 def size_of(rule: Rule, value: Value) -> Value:
-    """Return the number of elements as an int64 scalar: a constant where it is known."""
+    """Return the number of elements as an int64 scalar: a constant if it is known."""
     static = rule.static_shape(value)
     if static is not None:
         return rule.op.constant(np.array(int(np.prod(static)), np.int64))
@@ -55,7 +55,7 @@ def scatter_elements(rule: Rule, data: Value, source: Value, grad: Value) -> Val
 def scatter_rows(rule: Rule, data: Value, rows: Value, grad: Value, axis: int, *, distinct: bool = False) -> Value:
     """Return zeros like `data` with slice k of `grad` along `axis` added at index `rows[k]` of that axis.
 
-    `rows` may have any shape; its axes stand in `grad` in the place of `axis`. With `distinct`, no row appears twice.
+    `rows` may have any shape; in `grad`, its axes replace `axis`. With `distinct`, no row appears twice.
     """
     op = rule.op
     rank = rule.rank(data)
@@ -82,7 +82,7 @@ def scatter_rows(rule: Rule, data: Value, rows: Value, grad: Value, axis: int, *
 
 
 def _shape_part(rule: Rule, value: Value, start: int, end: int | None) -> Value:
-    """Return the dimensions from `start` to `end` as a 1-D value: a constant where they are known."""
+    """Return the dimensions from `start` to `end` as a 1-D value: a constant if they are known."""
     dims = rule.dims(value)
     if dims is not None:
         part = dims[start:end]
@@ -92,7 +92,7 @@ def _shape_part(rule: Rule, value: Value, start: int, end: int | None) -> Value:
 
 
 def _concat(rule: Rule, parts: list[Value]) -> Value:
-    """Return 1-D int64 values one after the other; a constant if they all are."""
+    """Return the concatenation of 1-D int64 values: a constant if they all are constants."""
     known = [None if p.const_value is None else p.const_value.numpy() for p in parts]
     if all(k is not None for k in known):
         return rule.op.constant(np.concatenate([k for k in known if k is not None]).astype(np.int64))

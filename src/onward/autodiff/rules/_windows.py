@@ -1,4 +1,4 @@
-"""Windows that move over the spatial axes of a tensor: what convolutions and pools have in common. No rules here."""
+"""Windows that move over the spatial axes of a tensor, for the rules of convolutions and pools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onward.graph.builder import Value
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """How a kernel moves over the spatial axes of `data`. Entries are None where they are not known before the run."""
+    """How a kernel moves over the spatial axes of a tensor; None stands for sizes not known before the run."""
 
     kernel: tuple[int | None, ...]
     strides: tuple[int, ...]
@@ -39,7 +39,7 @@ class Window:
 
     @property
     def padding(self) -> dict[str, object]:
-        """The padding as a node's attributes, auto_pad only where its meaning depends on the run."""
+        """The padding as a node's attributes: pads, or auto_pad if the pads are not known before the run."""
         return {"auto_pad": self.auto_pad} if self.pads is None else {"pads": list(self.pads)}
 
     def reach(self, axis: int) -> int | None:
@@ -49,7 +49,7 @@ class Window:
 
 
 def spatial_rank(rule: Rule, *values: Value) -> int:
-    """Return the number of spatial axes, from the rank of any of `values` or the length of an attribute."""
+    """Return the number of spatial axes, from the rank of one of `values` or the length of an attribute."""
     for value in values:
         rank = rule.rank(value)
         if rank is not None:
@@ -58,11 +58,11 @@ def spatial_rank(rule: Rule, *values: Value) -> int:
         given = rule.attr(name)
         if given:
             return len(given)
-    raise Unsupported("the rank of the input is unknown; give the model's inputs shapes (symbols will do)")
+    raise Unsupported("the rank of the input is unknown; give the model's inputs shapes (symbols are enough)")
 
 
 def spatial(rule: Rule, value: Value, rank: int) -> tuple[int | None, ...]:
-    """Return the spatial dimensions of `value`, None where they are not known; `rank` of them if none is."""
+    """Return the `rank` spatial dimensions of `value`, None for those not known before the run."""
     dims = rule.dims(value)
     if dims is None:
         return (None,) * rank
@@ -70,7 +70,7 @@ def spatial(rule: Rule, value: Value, rank: int) -> tuple[int | None, ...]:
 
 
 def window(rule: Rule, kernel: Sequence[int | None], data: Value) -> Window:
-    """Return the window of a Conv or pooling node, its pads resolved against the shape of `data` where possible."""
+    """Return the window of a Conv or pooling node, with its pads computed from the shape of `data` if possible."""
     rank = len(kernel)
     strides = tuple(rule.attr("strides") or [1] * rank)
     dilations = tuple(rule.attr("dilations") or [1] * rank)
@@ -86,7 +86,7 @@ def window(rule: Rule, kernel: Sequence[int | None], data: Value) -> Window:
 
 
 def _same_pads(win: Window, sizes: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Return the pads with which SAME_UPPER or SAME_LOWER gives ceil(size / stride) windows; None if not known yet."""
+    """Return the pads for which SAME_UPPER or SAME_LOWER gives ceil(size / stride) windows; None if not known yet."""
     begins, ends = [], []
     for axis, (size, stride) in enumerate(zip(sizes, win.strides, strict=True)):
         reach = win.reach(axis)
@@ -101,7 +101,7 @@ def _same_pads(win: Window, sizes: Sequence[int | None]) -> tuple[int, ...] | No
 
 
 def reach_of(rule: Rule, win: Window, kernel: Value | None) -> Value:
-    """Return the spans of the dilated kernel as an int64 vector: a constant where they are known."""
+    """Return the spans of the dilated kernel as an int64 vector: a constant if they are known."""
     op = rule.op
     spans = [win.reach(axis) for axis in range(win.rank)]
     if all(s is not None for s in spans):
@@ -122,9 +122,9 @@ def runtime_pads(rule: Rule, win: Window, data: Value, windows: Value, kernel: V
 
 
 def extent(rule: Rule, value: Value, axis: int) -> int | Value:
-    dims = rule.dims(value)
-    known = None if dims is None else dims[axis]
-    return known if isinstance(known, int) else rule.dim_of(value, axis)
+    """Return one dimension: a number if it is known, else a 1-D int64 value."""
+    known = rule.known_dim(value, axis)
+    return rule.dim_of(value, axis) if known is None else known
 
 
 def image_size(rule: Rule, win: Window, value: Value) -> int | Value:
@@ -136,7 +136,7 @@ def image_size(rule: Rule, win: Window, value: Value) -> int | Value:
 
 
 def reshape_target(rule: Rule, parts: Sequence[int | Value]) -> Value:
-    """Return a shape from numbers and 1-D int64 values: a constant where all are numbers."""
+    """Return a shape from numbers and 1-D int64 values: a constant if all are numbers."""
     op = rule.op
     if all(isinstance(p, int) for p in parts):
         return op.constant(np.array(parts, np.int64))
@@ -144,7 +144,7 @@ def reshape_target(rule: Rule, parts: Sequence[int | Value]) -> Value:
 
 
 def reshape(rule: Rule, value: Value, parts: Sequence[int | Value]) -> Value:
-    """Return `value` in the shape made of `parts`; zeros in it are dimensions of size zero."""
+    """Return `value` in the shape made of `parts`; a 0 is a dimension of size zero."""
     empty = any(not isinstance(p, int) or p == 0 for p in parts) and not any(
         isinstance(p, int) and p == -1 for p in parts
     )

@@ -1,4 +1,4 @@
-"""Activations. At a kink the slope is PyTorch's; nothing overflows where the function itself does not."""
+"""Activations. At a kink the slope is that of PyTorch. A gradient overflows only where the function does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _times_mask(rule: Rule, grad: Value, mask: Value) -> Value:
 @gradient("Relu", opset=14)
 def relu(rule: Rule, dY: Value) -> Grads:
     """Y = max(X, 0), so dX = dY where Y > 0."""
-    # Relu at X == 0: slope 0, as PyTorch does. From the output, so that the forward can still be fused.
+    # Relu at X == 0: slope 0, as PyTorch does. The mask comes from the output: the forward can still be fused.
     return {"X": _times_mask(rule, dY, rule.op.Greater(rule.output("Y"), 0.0))}
 
 

@@ -1,4 +1,4 @@
-"""Attention and what stands around it in a transformer's layer.
+"""Attention, rotary embeddings and causal convolutions.
 
 LinearAttention and FlexAttention have no rule: their bodies in the standard are differentiated.
 """
@@ -24,9 +24,9 @@ _AFTER_SOFTMAX = 3
 
 
 def _linear_attention(node: ir.Node, opset: int) -> ir.Function | None:
-    """Return the body in the standard, in float32; for double, which the standard does not have, in double.
+    """Return the standard's body, which computes in float32; for double inputs, the same body in double.
 
-    So the formula can be compared with finite differences to the last digits.
+    The standard does not have double. Finite differences need it.
     """
     function = expand.standard_body(node, opset)
     if function is None or node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.DOUBLE:
@@ -39,7 +39,7 @@ def _linear_attention(node: ir.Node, opset: int) -> ir.Function | None:
             if value is not None and value.dtype == np.float32:
                 inner.attributes.clear()
                 inner.attributes["value"] = ir.AttrTensor("value", ir.tensor(value.astype(np.float64)))
-        elif inner.op_type == "ConstantOfShape":  # the first state: zeros, in float32 as nothing else is said
+        elif inner.op_type == "ConstantOfShape":  # the first state: zeros, float32 by default
             inner.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1)))
         for graph in walk.subgraphs(inner):
             for formal in (*graph.inputs, *graph.outputs):
@@ -53,7 +53,7 @@ through_body("LinearAttention", opset=27, body=_linear_attention)
 
 @dataclasses.dataclass(frozen=True)
 class _Heads:
-    """How the heads are packed. Query heads that share a key head are one longer query for that head."""
+    """How the heads are packed. The query heads that share a key head are treated as one longer query."""
 
     packed: bool  # 3-D: [N, S, heads * size], else [N, heads, S, size]
     queries: int | Value
@@ -75,7 +75,7 @@ def attention(
 ) -> Grads:
     """Y = P V with P = softmax(S), S = cap(scale Q K^T) + mask.
 
-    dV = P^T dY; dP = dY V^T; dS = P (dP - the row sums of dP P), which for Y alone are those of dY Y;
+    dV = P^T dY; dP = dY V^T; dS = P (dP - the row sums of dP P); if only Y has a gradient, those are the sums of dY Y;
     dmask = dS; dQ = scale cap'(...) dS K; dK = scale cap'(...) dS^T Q.
     """
     op, heads = rule.op, _heads(rule)
@@ -87,48 +87,55 @@ def attention(
     grads: dict[str, Value | list[Value | None] | None] = {}
     dK, dV = dpresent_key, dpresent_value
     dS: Value | None = None
+
+    def with_output(grad: Value | None, stage: int) -> Value | None:
+        """Return `grad` plus the gradient of qk_matmul_output, if that output is taken at this stage."""
+        return _add(rule, grad, _merge(rule, dqk_matmul_output, heads)) if mode == stage else grad
+
     if dY is not None or mode == _AFTER_SOFTMAX:
-        P = _merge(rule, _probabilities(rule), heads)
-        dP = None if mode != _AFTER_SOFTMAX else _merge(rule, dqk_matmul_output, heads)
-        if dY is not None:
-            dY_heads = _merge(rule, _unpack(rule, dY, heads.queries, heads), heads)
-            if rule.needs("V") or rule.optional_input("past_value") is not None:
-                dV = _add(rule, op.MatMul(op.Transpose(P, perm=[0, 1, 3, 2]), dY_heads), dV)
-            dP = _add(rule, op.MatMul(dY_heads, op.Transpose(V, perm=[0, 1, 3, 2])), dP)
-        assert dP is not None
-        dS = _through_softmax(rule, P, dP, dY if mode != _AFTER_SOFTMAX else None, heads)
-    if mode == 2:
-        dS = _add(rule, dS, _merge(rule, dqk_matmul_output, heads))
+        given = dqk_matmul_output if mode == _AFTER_SOFTMAX else None
+        dS, dV = _through_probabilities(rule, dY, given, dV, V, heads)
+    dS = with_output(dS, 2)
     mask = rule.optional_input("attn_mask")
     if mask is not None and rule.needs("attn_mask") and dS is not None:
         grads["attn_mask"] = _mask_gradient(rule, dS, mask, heads)
-    if mode == 1:
-        dS = _add(rule, dS, _merge(rule, dqk_matmul_output, heads))
-    scale = _scale(rule, heads)
-    if dS is not None:
-        softcap = rule.attr("softcap", 0.0)
-        if softcap:
-            # cap(s) = c tanh(s / c), so cap' = 1 - tanh^2.
-            scores = op.Mul(op.MatMul(Q, op.Transpose(K, perm=[0, 1, 3, 2])), scale)
-            capped = op.Tanh(op.Div(scores, float(softcap)))
-            dS = op.Sub(dS, op.Mul(dS, op.Mul(capped, capped)))
-    if mode == 0:
-        dS = _add(rule, dS, _merge(rule, dqk_matmul_output, heads))
-    if dS is not None:
-        if rule.needs("Q"):
-            grads["Q"] = _pack(rule, op.Mul(op.MatMul(dS, K), scale), rule.input("Q"), heads)
-        if rule.needs("K") or past:
-            dK = _add(rule, op.Mul(op.MatMul(op.Transpose(dS, perm=[0, 1, 3, 2]), Q), scale), dK)
-    _hand_out(rule, grads, "K", "past_key", dK, heads)
-    _hand_out(rule, grads, "V", "past_value", dV, heads)
+    dS = with_output(dS, 1)
+    scale, softcap = _scale(rule, heads), rule.attr("softcap", 0.0)
+    if dS is not None and softcap:
+        # cap(s) = c tanh(s / c), so cap' = 1 - tanh^2.
+        scores = op.Mul(op.MatMul(Q, op.Transpose(K, perm=[0, 1, 3, 2])), scale)
+        capped = op.Tanh(op.Div(scores, float(softcap)))
+        dS = op.Sub(dS, op.Mul(dS, op.Mul(capped, capped)))
+    dS = with_output(dS, 0)
+    if dS is not None and rule.needs("Q"):
+        grads["Q"] = _pack(rule, op.Mul(op.MatMul(dS, K), scale), rule.input("Q"), heads)
+    if dS is not None and (rule.needs("K") or past):
+        dK = _add(rule, op.Mul(op.MatMul(op.Transpose(dS, perm=[0, 1, 3, 2]), Q), scale), dK)
+    _divide_cache(rule, grads, "K", "past_key", dK, heads)
+    _divide_cache(rule, grads, "V", "past_value", dV, heads)
     return grads
+
+
+def _through_probabilities(
+    rule: Rule, dY: Value | None, given: Value | None, dV: Value | None, V: Value, heads: _Heads
+) -> tuple[Value, Value | None]:
+    """Return dS and dV; `given` is the gradient of the probabilities as an output of the node."""
+    op, P = rule.op, _merge(rule, _probabilities(rule), heads)
+    dP = None if given is None else _merge(rule, given, heads)
+    if dY is not None:
+        dY_heads = _merge(rule, _unpack(rule, dY, heads.queries, heads), heads)
+        if rule.needs("V") or rule.optional_input("past_value") is not None:
+            dV = _add(rule, op.MatMul(op.Transpose(P, perm=[0, 1, 3, 2]), dY_heads), dV)
+        dP = _add(rule, op.MatMul(dY_heads, op.Transpose(V, perm=[0, 1, 3, 2])), dP)
+    assert dP is not None
+    return _through_softmax(rule, P, dP, dY if given is None else None, heads), dV
 
 
 def _heads(rule: Rule) -> _Heads:
     Q, K = rule.input("Q"), rule.input("K")
     rank = rule.rank(Q)
     if rank is None:
-        raise Unsupported("the rank of Q is unknown (3 or 4); give the model's inputs shapes (symbols will do)")
+        raise Unsupported("the rank of Q is unknown (3 or 4); give the model's inputs shapes (symbols are enough)")
     if rank == 3:
         return _Heads(True, rule.attr("q_num_heads"), rule.attr("kv_num_heads"))
     return _Heads(False, extent(rule, Q, 1), extent(rule, K, 1))
@@ -165,7 +172,7 @@ def _pack(rule: Rule, value: Value, like: Value, heads: _Heads) -> Value:
 
 
 def _probabilities(rule: Rule) -> Value:
-    """Return P: an output that the forward node can give; where that one is taken, of a second Attention."""
+    """Return P, an optional output of the forward node; if that output is in use, P of a second Attention."""
     node = rule.node
     if rule.optional_output("qk_matmul_output") is None:
         node.attributes["qk_matmul_output_mode"] = ir.AttrInt64("qk_matmul_output_mode", _AFTER_SOFTMAX)
@@ -195,7 +202,7 @@ def _through_softmax(rule: Rule, P: Value, dP: Value, dY: Value | None, heads: _
 
 
 def _mask_gradient(rule: Rule, dS: Value, mask: Value, heads: _Heads) -> Value:
-    """Return dS over the mask's part of the keys (it may be shorter), summed where the mask broadcasts."""
+    """Return dS over the keys that the mask covers, summed over the axes on which the mask broadcasts."""
     op = rule.op
     P = _probabilities(rule)
     whole = rule.reshape_like(dS, P) if heads.grouped else dS
@@ -203,7 +210,7 @@ def _mask_gradient(rule: Rule, dS: Value, mask: Value, heads: _Heads) -> Value:
     if not isinstance(length, int) or length != total:
         end = [length] if isinstance(length, int) else length
         whole = op.Slice(whole, [0], end, [-1])
-    # All other axes broadcast as usual; the last one is the mask's own now.
+    # The last axis now has the size of the mask; the others broadcast as usual.
     return rule.unbroadcast(whole, whole, mask)
 
 
@@ -222,7 +229,7 @@ def _scale(rule: Rule, heads: _Heads) -> float | Value:
     return op.Reciprocal(op.Sqrt(op.cast(size, Q.dtype)))
 
 
-def _hand_out(
+def _divide_cache(
     rule: Rule,
     grads: dict[str, Value | list[Value | None] | None],
     name: str,
@@ -282,15 +289,12 @@ def _halves(rule: Rule, value: Value) -> tuple[Value, Value]:
     half = rule.dim_of(rule.input("cos_cache"), -1)
     whole = op.Mul(half, 2)
     if rule.attr("interleaved", 0):
-        return (
-            op.Slice(value, [0], whole, [-1], [2]),
-            op.Slice(value, [1], whole, [-1], [2]),
-        )
+        return op.Slice(value, [0], whole, [-1], [2]), op.Slice(value, [1], whole, [-1], [2])
     return op.Slice(value, [0], half, [-1]), op.Slice(value, half, whole, [-1])
 
 
 def _at_positions(rule: Rule, grad: Value, cache: Value, positions: Value | None) -> Value:
-    """Return the gradient by a cache: its rows were gathered by `positions`, if there are any."""
+    """Return the gradient of a cache, whose rows the forward gathered at `positions`, if there are any."""
     if positions is None:
         return grad
     op = rule.op
@@ -303,7 +307,8 @@ def _at_positions(rule: Rule, grad: Value, cache: Value, positions: Value | None
 def causal_conv_with_state(rule: Rule, doutput: Value | None, dpresent_state: Value | None) -> Grads:
     """output_t = act(bias + the sum over k of weight_k whole_(t+k)), with whole = past_state before input.
 
-    dwhole_u = the sum over k of weight_k dpre_(u-k), dweight_k = that over t of dpre_t whole_(t+k), dbias that of dpre.
+    With dpre the gradient before act: dwhole_u = the sum over k of weight_k dpre_(u-k), dweight_k = the sum over t of
+    dpre_t whole_(t+k), and dbias = the sum of dpre.
     """
     op = rule.op
     X, W = rule.input("input"), rule.input("weight")
@@ -348,7 +353,7 @@ def causal_conv_with_state(rule: Rule, doutput: Value | None, dpresent_state: Va
 
 
 def _columns(rule: Rule, data: Value, count: Value, kernel: Value) -> Value:
-    """Return [N, C, count, K]: element [..., t, k] is data[..., t + k]."""
+    """Return [N, C, count, K] with element [..., t, k] = data[..., t + k]."""
     op = rule.op
     rows = op.Range(0, op.Squeeze(count, [0]), 1)
     taps = op.Range(0, op.Squeeze(rule.dim_of(kernel, 2), [0]), 1)

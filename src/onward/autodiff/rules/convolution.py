@@ -1,9 +1,9 @@
-"""Convolutions. A convolution and its transpose are each other's gradients by their input.
+"""Convolutions. The gradient of a convolution with respect to its input is its transpose, and the other way round.
 
-The gradient by the kernel is the one that costs. The textbook form `Conv(X^T, dY^T)` is ten times slower on ONNX
-Runtime than a matrix product with the columns of X (im2col), and a grouped Conv with one-hot kernels is an im2col that
-every runtime executes in parallel; it takes strides, pads and dilations as they are. The textbook form is kept for
-kernels whose size is not known before the run.
+The gradient with respect to the kernel is expensive. The textbook form `Conv(X^T, dY^T)` is ten times slower on ONNX
+Runtime than a matrix product with the columns of X (im2col). A grouped Conv with one-hot kernels is an im2col that
+every runtime executes in parallel, with the same strides, pads and dilations. The textbook form remains for kernels
+whose size is not known before the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onward.autodiff.rules._windows import (
 from onward.autodiff.types import Grads
 from onward.graph.builder import Value
 
-# Above this size the one-hot kernels are not repeated per channel: the channels become part of the batch instead.
+# Above this size, the channels become part of the batch instead of repeating the one-hot kernels per channel.
 _LARGEST_KERNEL_CONSTANT = 1 << 16
 
 
@@ -67,35 +67,40 @@ def conv_transpose(rule: Rule, dY: Value) -> Grads:
 
 
 def _transposed_window(rule: Rule, X: Value, W: Value, dY: Value, rank: int) -> tuple[Window, Value]:
-    """Return the window of the Conv that reads each X's window in dY, and dY cut so that there is one for each X."""
-    op = rule.op
+    """Return the window of a Conv over dY with one output for each X, and dY cut to what that Conv reads."""
     strides = tuple(rule.attr("strides") or [1] * rank)
     dilations = tuple(rule.attr("dilations") or [1] * rank)
     extra = rule.attr("output_padding") or [0] * rank
     win = Window(_kernel(rule, W, rank), strides, dilations, None, "NOTSET", rule.attr("group") or 1)
-    auto_pad = rule.attr("auto_pad") or "NOTSET"
-    same, wanted = auto_pad.startswith("SAME"), rule.attr("output_shape")
-    begins: list[int] = []
-    ends: list[int] = []  # what is missing behind dY for the last window; negative: what is too much
-    for axis, size in enumerate(spatial(rule, X, rank)):
-        reach, stride = win.reach(axis), strides[axis]
-        if not same and not wanted:
-            pads = (rule.attr("pads") or [0] * 2 * rank) if auto_pad == "NOTSET" else [0] * 2 * rank
-            begins.append(pads[axis])
-            ends.append(pads[axis + rank] - extra[axis])
-        elif reach is not None and (size is not None or not wanted):
-            span = ((size or 1) - 1) * stride + reach
-            # SAME takes away what is more than a stride for each X, but adds nothing where it is less.
-            out = wanted[axis - rank] if wanted else min((size or 1) * stride, span + extra[axis])
-            total = max(0, span + extra[axis] - out)
-            begins.append(total // 2 if auto_pad == "SAME_UPPER" else total - total // 2)
-            ends.append(span - begins[-1] - out)
-        else:
-            return _transposed_window_at_run_time(rule, win, X, W, dY, extra)
+    pads = [_transposed_pads(rule, win, axis, size, extra[axis]) for axis, size in enumerate(spatial(rule, X, rank))]
+    known = [p for p in pads if p is not None]
+    if len(known) < rank:
+        return _transposed_window_at_run_time(rule, win, X, W, dY, extra)
+    begins, ends = ([p[side] for p in known] for side in (0, 1))
     if any(e <= -s for e, s in zip(ends, strides, strict=True)):
         stops = np.array([min(e, 0) or np.iinfo(np.int64).max for e in ends])
-        dY = op.Slice(dY, [0] * rank, stops, win.axes)
+        dY = rule.op.Slice(dY, [0] * rank, stops, win.axes)
     return dataclasses.replace(win, pads=(*begins, *(max(e, 0) for e in ends))), dY
+
+
+def _transposed_pads(rule: Rule, win: Window, axis: int, size: int | None, extra: int) -> tuple[int, int] | None:
+    """Return what the first and last window of dY need before and behind it on one axis; None if it is not known yet.
+
+    The second number is negative if dY is too long.
+    """
+    rank, auto_pad, wanted = win.rank, rule.attr("auto_pad") or "NOTSET", rule.attr("output_shape")
+    if not auto_pad.startswith("SAME") and not wanted:
+        pads = (rule.attr("pads") or [0] * 2 * rank) if auto_pad == "NOTSET" else [0] * 2 * rank
+        return pads[axis], pads[axis + rank] - extra
+    reach, stride = win.reach(axis), win.strides[axis]
+    if reach is None or (size is None and wanted):
+        return None
+    span = ((size or 1) - 1) * stride + reach
+    # SAME cuts what exceeds one stride for each X; it adds nothing.
+    out = wanted[axis - rank] if wanted else min((size or 1) * stride, span + extra)
+    total = max(0, span + extra - out)
+    begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+    return begin, span - begin - out
 
 
 def _transposed_window_at_run_time(
@@ -121,9 +126,9 @@ def _kernel(rule: Rule, W: Value, rank: int) -> tuple[int | None, ...]:
 
 
 def scatter(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value, *, flip: bool = True) -> Value:
-    """Return the gradient by the input `like` of a Conv with output Y: each dY spread over the window it was read from.
+    """Return the gradient of the input `like` of a Conv with output Y: each dY, spread over its window.
 
-    A ConvTranspose; with stride 1 sometimes the Conv with the flipped kernel, which ONNX Runtime runs faster.
+    This is a ConvTranspose, or, with stride 1, sometimes a Conv with the flipped kernel, which is faster.
     """
     op = rule.op
     if win.pads is None:
@@ -151,7 +156,7 @@ def scatter(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value,
 
 
 def _flipping_pays(rule: Rule, win: Window, W: Value, Y: Value) -> bool:
-    """Measured on ONNX Runtime 1.31: for grouped kernels always, else for large images and many channels of X."""
+    """Return whether `_flipped` is faster on ONNX Runtime 1.31 (measured): for groups, large images, many channels."""
     shape, counts = rule.static_shape(W), spatial(rule, Y, win.rank)
     if shape is None or any(c is None for c in counts) or any(s != 1 for s in win.strides):
         return False
@@ -167,7 +172,7 @@ def _flipping_pays(rule: Rule, win: Window, W: Value, Y: Value) -> bool:
 
 
 def _flipped(rule: Rule, win: Window, dY: Value, W: Value, like: Value) -> Value:
-    """Return Conv(dY, W flipped and transposed within its groups): the gradient by the input at stride 1."""
+    """Return Conv(dY, W flipped and transposed within its groups): the gradient of the input at stride 1."""
     op = rule.op
     shape = rule.static_shape(W)
     assert shape is not None
@@ -190,24 +195,18 @@ def _flipped(rule: Rule, win: Window, dY: Value, W: Value, like: Value) -> Value
 
 
 def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Value) -> Value:
-    """Return the gradient by the kernel `like` of a Conv from X to Y: dY times the columns of X, over the batch."""
+    """Return the gradient of the kernel `like` of a Conv from X to Y: dY times the columns of X, over the batch."""
     if any(k is None for k in win.kernel):
         return _textbook(rule, win, X, dY, Y, like)
-    op = rule.op
-    dims = rule.dims(like)
-    size = int(np.prod([k for k in win.kernel if k is not None]))
-    outputs = dims[0] if dims is not None and isinstance(dims[0], int) else None
-    inputs = dims[1] if dims is not None and isinstance(dims[1], int) else None
+    op, size = rule.op, int(np.prod([k for k in win.kernel if k is not None]))
+    outputs, inputs = rule.known_dim(like, 0), rule.known_dim(like, 1)
     columns, folded = _columns(rule, win, X, None if inputs is None else inputs * win.group, size)
-    image = image_size(rule, win, Y)
-    batch = extent(rule, Y, 0)
+    image, batch = image_size(rule, win, Y), extent(rule, Y, 0)
     rows = inputs * size if inputs is not None else op.Mul(rule.dim_of(like, 1), [size])
     height = outputs // win.group if outputs is not None else op.Div(rule.dim_of(like, 0), [win.group])
-    if isinstance(image, int) and isinstance(rows, int) and isinstance(height, int) and not isinstance(batch, int):
-        batch = -1  # only the batch is unknown: Reshape finds it out without a Shape
-    groups = [] if win.group == 1 else [win.group]
-    swap = [0, 1, 3, 2] if groups else [0, 2, 1]
-    if not groups and isinstance(image, int) and outputs is not None and batch != 1 and image < outputs:
+    if all(isinstance(n, int) for n in (image, rows, height)) and not isinstance(batch, int):
+        batch = -1  # only the batch is unknown: Reshape finds it without a Shape
+    if win.group == 1 and isinstance(image, int) and outputs is not None and batch != 1 and image < outputs:
         # Small images: one product over batch and image together is cheaper than summing a large product per sample.
         flat = image * batch if isinstance(batch, int) and batch >= 0 else -1
         places = win.axes.tolist()
@@ -216,6 +215,7 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
             columns, places = reshape(rule, columns, [batch, rows, image]), [2]
         right = op.Reshape(op.Transpose(columns, perm=[0, *places, 1]), reshape_target(rule, [flat, rows]))
         return rule.reshape_like(op.MatMul(left, right), like)
+    groups, swap = ([], [0, 2, 1]) if win.group == 1 else ([win.group], [0, 1, 3, 2])
     left = reshape(rule, dY, [batch, *groups, height, image])
     right = reshape(rule, columns, [batch, *groups, rows, image])
     product = op.MatMul(left, op.Transpose(right, perm=swap))
@@ -240,7 +240,7 @@ def _columns(rule: Rule, win: Window, X: Value, channels: int | None, size: int)
 
 
 def _textbook(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Value) -> Value:
-    """Return Conv(X^T, dY^T) with strides and dilations exchanged, cut to the kernel: right for any kernel size."""
+    """Return Conv(X^T, dY^T) with strides and dilations exchanged, cut to the size of the kernel."""
     op = rule.op
     pads: list[int] | None
     if win.pads is None:

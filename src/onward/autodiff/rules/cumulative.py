@@ -12,7 +12,7 @@ from onward.graph.builder import Value
 
 @gradient("CumSum", opset=14, axis=NON_DIFFERENTIABLE)
 def cum_sum(rule: Rule, dy: Value) -> Grads:
-    """y[k] = the sum of x up to k, so dx[i] = the sum of dy from i on: the same, in the other direction."""
+    """y[k] = the sum of x up to k, so dx[i] = the sum of dy from i on: a CumSum in the other direction."""
     exclusive, reverse = rule.attr("exclusive"), rule.attr("reverse")
     return {"x": rule.op.CumSum(dy, rule.input("axis"), exclusive=exclusive, reverse=1 - reverse)}
 
@@ -21,7 +21,7 @@ def cum_sum(rule: Rule, dy: Value) -> Grads:
 def cum_prod(rule: Rule, dy: Value) -> Grads:
     """y[k] = the product of x up to k, so dx[i] = the sum of dy[k] y[k] / x[i] from i on.
 
-    At the first zero z, y / x is the product with x[z] left out; behind it every product has the factor x[z] = 0.
+    At the first zero z, y / x is the product without x[z]; behind z, every product has the factor x[z] = 0.
     """
     op, x, y, axis = rule.op, rule.input("x"), rule.output("y"), rule.input("axis")
     exclusive, reverse = rule.attr("exclusive"), rule.attr("reverse")

@@ -101,7 +101,7 @@ class _Taps:
         self.values = [op.GatherElements(self._flat, self._expanded(where), axis=3) for _, where, _ in self.corners]
 
     def _corner(self, corner: tuple[int, ...]) -> tuple[tuple[int, ...], Value, Value]:
-        """Return the corner, its number in X (any number where it is outside), and 1 inside, 0 outside."""
+        """Return the corner, its position in X (any if it is outside), and a mask: 1 inside, 0 outside."""
         op = self.op
         where: Value | None = None
         inside: Value | None = None
@@ -121,7 +121,7 @@ class _Taps:
         return self.op.Expand(where, self._wide)
 
     def _weight(self, corner: tuple[int, ...], inside: Value, without: int | None = None) -> Value:
-        """Return the corner's weight: the product over the axes of its nearness (but for the axis `without`)."""
+        """Return the corner's weight: the product of its nearness over all axes except `without`."""
         op, weight = self.op, inside
         for axis, side in enumerate(corner):
             if axis != without:
@@ -131,21 +131,21 @@ class _Taps:
 
     @property
     def columns(self) -> Value:
-        """What the taps read."""
+        """The values that the taps read."""
         pairs = zip(self.values, self.corners, strict=True)
-        return self._sum([self.op.Mul(value, self._weight(c, inside)) for value, (c, _, inside) in pairs])
+        return self.op.Sum(*(self.op.Mul(value, self._weight(c, inside)) for value, (c, _, inside) in pairs))
 
     def slope(self, axis: int) -> Value:
-        """Return the derivative of the columns by the offset along one axis."""
+        """Return the derivative of the columns with respect to the offset along one axis."""
         op = self.op
         terms = []
         for value, (corner, _, inside) in zip(self.values, self.corners, strict=True):
             term = op.Mul(value, self._weight(corner, inside, without=axis))
             terms.append(term if corner[axis] else op.Neg(term))
-        return self._sum(terms)
+        return op.Sum(*terms)
 
     def scatter(self, dcolumns: Value) -> Value:
-        """Return the gradient by X, [N, offset groups, channels, pixels]."""
+        """Return the gradient of X, [N, offset groups, channels, pixels]."""
         op = self.op
         shares = [op.Mul(dcolumns, self._weight(c, i)) for c, _, i in self.corners]
         places = [self._expanded(w) for _, w, _ in self.corners]
@@ -154,12 +154,9 @@ class _Taps:
             reduction="add",
         )  # fmt: skip
 
-    def _sum(self, terms: Sequence[Value]) -> Value:
-        return self.op.Sum(*terms)
-
 
 def _times(rule: Rule, sizes: Sequence[Size]) -> Size:
-    """Return the product of sizes: a number where all are, else a 1-D value."""
+    """Return the product of sizes: a number if all are numbers, else a 1-D value."""
     number = 1
     value: Value | None = None
     for size in sizes:

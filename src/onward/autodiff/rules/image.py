@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.engine import Unsupported
+from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
@@ -37,8 +37,8 @@ _KERNELS: dict[str, dict[int, tuple[float, ...]]] = {
 def grid_sample(rule: Rule, dY: Value) -> Grads:
     """Y[p] = the sum over neighbours k of w_k(grid[p]) X[k], so dX adds w_k dY[p] at each neighbour.
 
-    dgrid[p] = the sum over k of dw_k/dgrid times (X[k] dY[p]); it is 0 where a coordinate was clamped to the border,
-    and for nearest neighbours.
+    dgrid[p] = the sum over k of dw_k/dgrid times (X[k] dY[p]). It is 0 for nearest neighbours, and at coordinates
+    clamped to the border.
     """
     return _Sampling(rule, dY).gradients()
 
@@ -61,8 +61,8 @@ class _Sampling:
         self.offsets = np.array(list(itertools.product(self.kernel, repeat=self.D)), np.int64).T
 
     def gradients(self) -> Grads:
+        """Return the gradients of X and the grid."""
         rule, op = self.rule, self.op
-        by_grid = rule.needs("grid") and self.mode != "nearest"
         axes = [self._axis(d) for d in range(self.D)]
         index = reduce(
             lambda total, d: op.Add(op.Mul(total, self._size(d)), axes[d]["index"]),
@@ -73,50 +73,53 @@ class _Sampling:
         mask = op.Cast(reduce(op.And, inside), to=self.dtype) if inside else None
         image, points = op.Reshape(self.X, [0, 0, -1]), op.Reshape(self.dY, [0, 0, -1])
         pixels, places = rule.static_shape(self.X), rule.static_shape(self.grid)
-        count = self.offsets.shape[1]
         if pixels is not None:
             image.shape = ir.Shape([*pixels[:2], int(np.prod(pixels[2:]))])
         if pixels is not None and places is not None:
             points.shape = ir.Shape([*pixels[:2], int(np.prod(places[1:-1]))])
         row = op.Reshape(index, [0, 1, -1])
         spread = op.Unsqueeze(points, [3])
-        dX = dgrid = None
-        if rule.needs("X"):
-            weights = [a["weight"] for a in axes if a["weight"] is not None]
-            if mask is not None:
-                weights.append(mask)
-            values = spread
-            if weights:
-                values = op.Mul(spread, op.Unsqueeze(reduce(op.Mul, weights), [1]))
-            updates = op.Reshape(values, [0, 0, -1])
-            known = rule.static_shape(points)
-            if known is not None:
-                updates.shape = ir.Shape([*known[:2], known[2] * count])
-            column = op.Expand(row, rule.shape_of(updates))
-            added = op.ScatterElements(rule.zeros_like(image), column, updates, axis=2, reduction="add")
-            dX = rule.reshape_like(added, self.X)
-        if by_grid:
-            neighbours = op.GatherElements(image, op.Expand(row, self._channels()), axis=2)
-            known = rule.static_shape(points)
-            apart_shape = (
-                op.constant(np.array([*known, count], np.int64))
-                if known is not None
-                else op.Concat(op.Shape(points), np.array([count], np.int64), axis=0)
-            )
-            apart = op.Reshape(neighbours, apart_shape)
-            shares = op.ReduceSum(op.Mul(apart, spread), [1], keepdims=0)
-            if mask is not None:
-                shares = op.Mul(shares, mask)
-            parts = [self._by_coordinate(axes, d, shares) for d in range(self.D)]
-            dgrid = rule.reshape_like(op.Concat(*parts, axis=2), self.grid)
-        return {"X": dX, "grid": dgrid}
+        by_grid = rule.needs("grid") and self.mode != "nearest"
+        return {
+            "X": self._by_image(axes, mask, image, points, row, spread) if rule.needs("X") else None,
+            "grid": self._by_grid(axes, mask, image, points, row, spread) if by_grid else None,
+        }
+
+    def _by_image(
+        self, axes: list[dict[str, Any]], mask: Value | None, image: Value, points: Value, row: Value, spread: Value
+    ) -> Value:
+        """Return dX: each dY times the weights of its neighbours, added at the neighbours."""
+        rule, op = self.rule, self.op
+        weights = [w for w in (*(a["weight"] for a in axes), mask) if w is not None]
+        values = op.Mul(spread, op.Unsqueeze(reduce(op.Mul, weights), [1])) if weights else spread
+        updates = op.Reshape(values, [0, 0, -1])
+        known = rule.static_shape(points)
+        if known is not None:
+            updates.shape = ir.Shape([*known[:2], known[2] * self.offsets.shape[1]])
+        column = op.Expand(row, rule.shape_of(updates))
+        added = op.ScatterElements(rule.zeros_like(image), column, updates, axis=2, reduction="add")
+        return rule.reshape_like(added, self.X)
+
+    def _by_grid(
+        self, axes: list[dict[str, Any]], mask: Value | None, image: Value, points: Value, row: Value, spread: Value
+    ) -> Value:
+        """Return dgrid: the slopes of the weights times the neighbours times dY."""
+        rule, op, count = self.rule, self.op, self.offsets.shape[1]
+        neighbours = op.GatherElements(image, op.Expand(row, self._channels()), axis=2)
+        known = rule.static_shape(points)
+        shape = [*known, count] if known is not None else op.Concat(op.Shape(points), [count], axis=0)
+        shares = op.ReduceSum(op.Mul(op.Reshape(neighbours, shape), spread), [1], keepdims=0)
+        if mask is not None:
+            shares = op.Mul(shares, mask)
+        parts = [self._by_coordinate(axes, d, shares) for d in range(self.D)]
+        return rule.reshape_like(op.Concat(*parts, axis=2), self.grid)
 
     def _channels(self) -> Value:
         """Return the shape [channels, 1], over which indices are expanded."""
         channels = self.rule.dim_of(self.X, 1)
         if channels.const_value is not None:
-            return self.op.constant(np.array([channels.const_value.numpy()[0], 1], np.int64))
-        return self.op.Concat(channels, np.array([1], np.int64), axis=0)
+            return self.op.constant([int(channels.const_value.numpy()[0]), 1])
+        return self.op.Concat(channels, [1], axis=0)
 
     def _size(self, d: int) -> Value:
         """Return the size of the image along axis d of the grid's order, as int64."""
@@ -125,9 +128,8 @@ class _Sampling:
     def _axis(self, d: int) -> dict[str, Any]:
         """Return the neighbours along one axis: index and whether inside [N, P, K], weight, slope and chain factor."""
         op, rule = self.op, self.rule
-        dims = rule.dims(self.X)
-        known = dims[self.D + 1 - d] if dims is not None else None
-        if isinstance(known, int):
+        known = rule.known_dim(self.X, self.D + 1 - d)
+        if known is not None:
             size: Value = op.constant(np.array([known]), self.dtype)
             last: Value = op.constant(np.array([known - 1]), self.dtype)
         else:
@@ -159,7 +161,7 @@ class _Sampling:
         return {"index": index, "inside": inside, "weight": weight, "slope": slope, "factor": factor}
 
     def _pad(self, place: Value, last: Value) -> tuple[Value, Value | None]:
-        """Return coordinates moved into the image, and their slope where that is not 1 everywhere."""
+        """Return coordinates moved into the image and their slope; None stands for a slope of 1."""
         op = self.op
         if self.padding == "zeros":
             return place, None
@@ -174,7 +176,7 @@ class _Sampling:
         """Return coordinates mirrored at the borders until they are inside, and the slope: 1 or -1."""
         op = self.op
         low = 0.0 if self.aligned else -0.5
-        # An image of one pixel has no width between aligned corners; every neighbour is that pixel, whatever comes out.
+        # An image of one pixel has no width between aligned corners; every neighbour is that pixel for any width.
         width = op.Max(last, 1.0) if self.aligned else op.Add(last, 1.0)
         distance = place if self.aligned else op.Add(place, 0.5)
         count = op.Floor(op.Div(distance, width))
@@ -193,7 +195,7 @@ class _Sampling:
         return total
 
     def _by_coordinate(self, axes: list[dict[str, Any]], d: int, shares: Value) -> Value:
-        """Return the gradient by the grid's coordinate d: [N, P, 1]."""
+        """Return the gradient of the grid's coordinate d: [N, P, 1]."""
         op = self.op
         others = [a["weight"] for e, a in enumerate(axes) if e != d]
         product = reduce(op.Mul, [shares, axes[d]["slope"], *others])
@@ -207,8 +209,9 @@ def affine_grid(rule: Rule, dgrid: Value) -> Grads:
     The points p are the grid of the identity.
     """
     op, theta, size = rule.op, rule.input("theta"), rule.input("size")
-    dims, rank = rule.dims(theta), rule.rank(dgrid)
-    D = dims[1] if dims is not None and isinstance(dims[1], int) else None if rank is None else rank - 2
+    D, rank = rule.known_dim(theta, 1), rule.rank(dgrid)
+    if D is None and rank is not None:
+        D = rank - 2
     if D is not None:
         identity, columns = op.constant(np.eye(D, D + 1)[None], theta.dtype), op.Reshape(dgrid, [0, -1, D])
     else:
@@ -230,38 +233,38 @@ def affine_grid(rule: Rule, dgrid: Value) -> Grads:
 @gradient("Col2Im", opset=18, image_shape=NON_DIFFERENTIABLE, block_shape=NON_DIFFERENTIABLE)
 def col2im(rule: Rule, doutput: Value) -> Grads:
     """output adds blocks where they overlap, so dinput reads each block from doutput (im2col)."""
-    op, data = rule.op, rule.input("input")
-    attributes = [rule.attr(name) for name in ("strides", "dilations")]
-    rank = rule.rank(doutput)
-    known_axes = [len(a) for a in attributes if a] + ([] if rank is None else [rank - 2])
-    for name in ("image_shape", "block_shape"):
-        dims = rule.dims(rule.input(name))
-        known_axes += [d for d in dims or () if isinstance(d, int)]
-    if not known_axes:
-        raise Unsupported("the number of spatial axes is not known; give image_shape its shape, or strides")
-    D = known_axes[0]
-    strides, dilations = (a or [1] * D for a in attributes)
+    op, D = rule.op, _spatial_axes(rule, doutput)
+    strides, dilations = (rule.attr(name) or [1] * D for name in ("strides", "dilations"))
     pads = rule.attr("pads") or [0] * 2 * D
-    axes = [a + 2 for a in range(D)]
-    padded = op.Pad(doutput, np.array(pads, np.int64), None, np.array(axes, np.int64)) if any(pads) else doutput
-    known, sizes = rule.constant_input("block_shape"), rule.dims(doutput)
+    axes = np.arange(2, D + 2, dtype=np.int64)
+    padded = op.Pad(doutput, np.array(pads, np.int64), None, axes) if any(pads) else doutput
+    known = rule.constant_input("block_shape")
     for d in range(D):
-        axis = 2 + 2 * d  # two axes stand already for each one before it
-        size = None if sizes is None else sizes[2 + d]
-        if known is not None and isinstance(size, int):
+        axis, size = 2 + 2 * d, rule.known_dim(doutput, 2 + d)  # each axis before this one has become two
+        if known is not None and size is not None:
             last = size + pads[d] + pads[d + D] - (int(known[d]) - 1) * dilations[d]
             places = np.arange(int(known[d]))[:, None] * dilations[d] + np.arange(0, last, strides[d])
             padded = op.Gather(padded, places.astype(np.int64), axis=axis)
             continue
-        block: Value = (
-            op.constant(np.array(int(known[d]), np.int64))
-            if known is not None
-            else op.Gather(rule.input("block_shape"), d, axis=0)
-        )
+        if known is not None:
+            block = op.constant(np.array(int(known[d]), np.int64))
+        else:
+            block = op.Gather(rule.input("block_shape"), d, axis=0)
         length = op.Squeeze(op.Shape(padded, start=axis, end=axis + 1), [0])
         reach = op.Mul(op.Sub(block, 1), dilations[d])
         starts = op.Range(0, op.Sub(length, reach), strides[d])
         taps = op.Mul(op.Range(0, block, 1), dilations[d])
         padded = op.Gather(padded, op.Add(op.Unsqueeze(taps, [1]), starts), axis=axis)
-    order = [0, 1, *(2 + 2 * d for d in range(D)), *(3 + 2 * d for d in range(D))]
-    return {"input": rule.reshape_like(op.Transpose(padded, perm=order), data)}
+    order = [0, 1, *range(2, 2 * D + 2, 2), *range(3, 2 * D + 2, 2)]
+    return {"input": rule.reshape_like(op.Transpose(padded, perm=order), rule.input("input"))}
+
+
+def _spatial_axes(rule: Rule, doutput: Value) -> int:
+    """Return the number of spatial axes, from the attributes or a known shape."""
+    rank = rule.rank(doutput)
+    given = [len(a) for name in ("strides", "dilations") if (a := rule.attr(name))]
+    sizes = [rule.known_dim(rule.input(name), 0) for name in ("image_shape", "block_shape")]
+    for count in (*given, None if rank is None else rank - 2, *sizes):
+        if count is not None:
+            return count
+    raise Unsupported("the number of spatial axes is not known; give image_shape its shape, or strides")

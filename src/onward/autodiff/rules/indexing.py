@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.engine import Unsupported
-from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, gradient
+from onward.autodiff.problems import Unsupported
+from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, each, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._scatter import (
     as_vector,
@@ -33,7 +33,7 @@ def gather(rule: Rule, doutput: Value) -> Grads:
 
 
 def _padded_slice(rule: Rule, doutput: Value) -> Value | None:
-    """Return ddata for one known index, `select` in PyTorch: doutput with zeros around it. None for other indices."""
+    """Return ddata for one known index (`select` in PyTorch), doutput with zeros around it; None for other indices."""
     index, axis, dims = rule.constant_input("indices"), rule.attr("axis"), rule.dims(rule.input("data"))
     if index is None or index.size != 1 or index.ndim > 1 or dims is None or not isinstance(dims[axis], int):
         return None
@@ -66,7 +66,7 @@ def _add_nd(rule: Rule, data: Value, indices: Value, grad: Value, batch_dims: in
     dims, rank = rule.dims(indices), rule.rank(data)
     depth = None if dims is None else dims[-1]
     if not isinstance(depth, int) or rank is None:
-        # How many axes an index has is known at run time only: number every element instead of every slice.
+        # The number of axes of an index is known only at run time: number every element instead of every slice.
         source = op.GatherND(positions(rule, data), indices, batch_dims=batch_dims)
         return scatter_elements(rule, data, source, grad)
     outer = batch_dims + depth
@@ -96,11 +96,9 @@ def _add_nd(rule: Rule, data: Value, indices: Value, grad: Value, batch_dims: in
 
 def _product(rule: Rule, value: Value, start: int) -> Value:
     """Return the product of the dimensions from `start` on, as a vector of one."""
-    dims = rule.dims(value)
-    assert dims is not None
-    known = [d for d in dims[start:] if isinstance(d, int)]
-    if len(known) == len(dims) - start:
-        return rule.op.constant(np.array([int(np.prod(known))], np.int64))
+    known = rule.known_size(value, range(start, rule.rank(value) or 0))
+    if known is not None:
+        return rule.op.constant([known])
     return rule.op.ReduceProd(rule.op.Shape(value, start=start), keepdims=1)
 
 
@@ -155,11 +153,11 @@ def _scattered(
     write: Callable[[Value, Value, str | None], Value],
     read: Callable[[Value], Value],
 ) -> Grads:
-    """Return ddata and dupdates, given how to write updates into a tensor and how to read where they went.
+    """Return ddata and dupdates, given functions that write updates into a tensor and read where they were written.
 
-    none: ddata is 0 where something was written. An element written twice gives its gradient to both writers, as
-    PyTorch does. add: both are doutput. mul: the product of all other factors. max, min: the winner has the gradient;
-    equal ones share it, as PyTorch's scatter_reduce does.
+    none: ddata is 0 where something was written. An element written twice gives its gradient to both updates, as in
+    PyTorch. add: both are doutput. mul: the product of all other factors. max, min: the winner has the gradient; equal
+    ones share it, as in PyTorch's scatter_reduce.
     """
     op, data, updates, output = rule.op, rule.input("data"), rule.input("updates"), rule.output("output")
     by_data, by_updates = rule.needs("data"), rule.needs("updates")
@@ -175,7 +173,7 @@ def _scattered(
         if by_data:
             ddata = op.Mul(doutput, write(rule.full_like(data, 1.0), updates, "mul"))
         if by_updates:
-            # The product of the other factors, by division, with zeros counted apart: 0 / 0 must not appear.
+            # The product of the other factors, by division. Zeros are counted separately to avoid 0 / 0.
             is_zero = op.Equal(updates, 0.0)
             nonzero = op.Where(is_zero, 1.0, updates)
             zero = op.Cast(is_zero, to=updates.dtype or ir.DataType.FLOAT)
@@ -248,12 +246,5 @@ def unique(rule: Rule, dY: Value) -> Grads:
     return {"X": scatter_rows(rule, X, indices, dY, axis, distinct=True)}
 
 
-declare(
-    "NonMaxSuppression",
-    opset=10,
-    boxes=NON_DIFFERENTIABLE,
-    scores=NON_DIFFERENTIABLE,
-    max_output_boxes_per_class=NON_DIFFERENTIABLE,
-    iou_threshold=NON_DIFFERENTIABLE,
-    score_threshold=NON_DIFFERENTIABLE,
-)
+_NMS = each(NON_DIFFERENTIABLE, "boxes", "scores", "max_output_boxes_per_class", "iou_threshold", "score_threshold")
+declare("NonMaxSuppression", opset=10, **_NMS)

@@ -12,7 +12,7 @@ from onward.graph.builder import Value
 
 
 def swap_last(rule: Rule, matrix: Value) -> Value:
-    """Return `matrix` with its last two axes exchanged, whatever its rank."""
+    """Return `matrix` with its last two axes exchanged, for any rank."""
     rank = rule.rank(matrix)
     if rank is None:
         return rule.op.Einsum(matrix, equation="...ij->...ji")
@@ -20,7 +20,7 @@ def swap_last(rule: Rule, matrix: Value) -> Value:
 
 
 def _rows(rule: Rule, value: Value) -> Value:
-    """Return `value` as a matrix whose columns are its last axis: the same value if it is one already."""
+    """Return `value` as a matrix whose columns are its last axis."""
     return value if rule.rank(value) == 2 else rule.op.Flatten(value, axis=-1)
 
 
@@ -37,18 +37,9 @@ def matmul(rule: Rule, dY: Value) -> Grads:
         if rule.needs("A"):
             dA = op.MatMul(dY, swap_last(rule, B))
         if rule.needs("B"):
-            dB = op.MatMul(swap_last_2d(rule, _rows(rule, A)), _rows(rule, dY))
-    elif rank_b == 1:
-        if rule.needs("A"):
-            dA = op.Mul(op.Unsqueeze(dY, [-1]), B)
-        if rule.needs("B"):
-            dB = op.MatMul(op.Reshape(dY, [-1]), _rows(rule, A)) if rank_a != 1 else op.Mul(dY, A)
-    elif rank_a == 1 and rank_b is not None:
-        if rule.needs("A"):
-            products = op.MatMul(B, op.Unsqueeze(dY, [-1]))
-            dA = rule.sum_over(products, [*range(rank_b - 2), rank_b - 1])
-        if rule.needs("B"):
-            dB = op.Mul(op.Unsqueeze(A, [-1]), op.Unsqueeze(dY, [-2]))
+            dB = op.MatMul(op.Transpose(_rows(rule, A), perm=[1, 0]), _rows(rule, dY))
+    elif rank_b == 1 or (rank_a == 1 and rank_b is not None):
+        return _matmul_with_vector(rule, dY, A, B)
     elif rank_a is not None and rank_b is not None:
         if rule.needs("A"):
             dA = _sum_batch(rule, op.MatMul(dY, swap_last(rule, B)), dY, A, B)
@@ -59,9 +50,23 @@ def matmul(rule: Rule, dY: Value) -> Grads:
     return {"A": dA, "B": dB}
 
 
-def swap_last_2d(rule: Rule, matrix: Value) -> Value:
-    """Return the transpose of a matrix."""
-    return rule.op.Transpose(matrix, perm=[1, 0])
+def _matmul_with_vector(rule: Rule, dY: Value, A: Value, B: Value) -> Grads:
+    """Return dA and dB for a vector B, or for a vector A and a B of known rank."""
+    op, rank_a, rank_b = rule.op, rule.rank(A), rule.rank(B)
+    dA = dB = None
+    if rank_b == 1:
+        if rule.needs("A"):
+            dA = op.Mul(op.Unsqueeze(dY, [-1]), B)
+        if rule.needs("B"):
+            dB = op.MatMul(op.Reshape(dY, [-1]), _rows(rule, A)) if rank_a != 1 else op.Mul(dY, A)
+        return {"A": dA, "B": dB}
+    assert rank_b is not None
+    if rule.needs("A"):
+        products = op.MatMul(B, op.Unsqueeze(dY, [-1]))
+        dA = rule.sum_over(products, [*range(rank_b - 2), rank_b - 1])
+    if rule.needs("B"):
+        dB = op.Mul(op.Unsqueeze(A, [-1]), op.Unsqueeze(dY, [-2]))
+    return {"A": dA, "B": dB}
 
 
 def _sum_batch(rule: Rule, grad: Value, dY: Value, target: Value, other: Value) -> Value:
@@ -76,7 +81,7 @@ def _sum_batch(rule: Rule, grad: Value, dY: Value, target: Value, other: Value) 
 
 
 def _matmul_of_unknown_rank(rule: Rule, dY: Value, A: Value, B: Value) -> Grads:
-    """Give both operands at least two axes at run time, then contract with an ellipsis for the batch."""
+    """Return dA and dB: give both operands at least two axes at run time, then contract with an ellipsis."""
     op = rule.op
     shape_a, shape_b, shape_y = op.Shape(A), op.Shape(B), op.Shape(dY)
     missing_a, missing_b = (op.Max(op.Sub(2, op.Size(s)), 0) for s in (shape_a, shape_b))
@@ -127,8 +132,8 @@ def gemm(rule: Rule, dY: Value) -> Grads:
 def einsum(rule: Rule, dOutput: Value) -> Grads:
     """Output = sum of products over labels, so each dInput is the Einsum of dOutput with the other inputs.
 
-    Labels that only this input has are spread over (their sum was taken); a label it repeats puts the gradient on
-    the diagonal.
+    Over labels that only this input has, the gradient is repeated. For a label that the input repeats, the gradient
+    lies on the diagonal.
     """
     inputs = rule.variadic("Inputs")
     equation = Equation(rule.attr("equation"), len(inputs))
@@ -141,14 +146,13 @@ def einsum(rule: Rule, dOutput: Value) -> Grads:
 
 @gradient("Det", opset=11)
 def det(rule: Rule, dY: Value) -> Grads:
-    """Y = det X, so dX = dY times the cofactors of X, which exist where X is singular too.
+    """Y = det X, so dX = dY times the cofactors of X, which also exist for a singular X.
 
-    Cofactor (i, j) is the determinant of X with row i and column j cleared and 1 at their crossing. ONNX has neither
-    an inverse nor a solver; this costs n^2 determinants.
+    Cofactor (i, j) is the determinant of X with row i and column j cleared and 1 at their crossing. This costs n^2
+    determinants: ONNX has neither an inverse nor a solver.
     """
     op, X = rule.op, rule.input("X")
-    dims = rule.dims(X)
-    n = dims[-1] if dims is not None and isinstance(dims[-1], int) else None
+    n = rule.known_dim(X, -1)
     if n is not None and n <= 8:
         eye = np.eye(n)
         crossing = eye[:, None, :, None] * eye[None, :, None, :]

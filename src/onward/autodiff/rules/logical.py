@@ -1,4 +1,4 @@
-"""Comparisons and logic: truth values carry no gradient."""
+"""Comparisons and logic: booleans have no gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loop: any number of iterations, known or not, run backwards over what the forward Loop kept of each one."""
+"""Loop: the backward runs the iterations in reverse on the residuals that the forward Loop kept."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import onnx_ir as ir
 
 from onward.autodiff import control_flow as flow
 from onward.autodiff import sequences
-from onward.autodiff.emit import Emitter
+from onward.autodiff.emit import Emitter, subgraph_input
 from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.shapes import is_invariant
+from onward.autodiff.steps import Steps, stack_residual
 from onward.autodiff.types import Grads
 from onward.graph import walk
 from onward.graph.builder import Value
@@ -21,99 +22,84 @@ from onward.graph.builder import Value
 def loop(rule: Rule, *dv_final_and_scan_outputs: Value | None) -> Grads:
     """v[t+1], y[t] = body(t, v[t]) for t < T, so the backward is a Loop over t = T-1 … 0.
 
-    It carries dv and the sums for what the body captures. The residuals of iteration t are element t of further
-    outputs of the forward Loop: a scan output where the residual has one shape in all iterations, else a sequence.
+    It carries dv and the gradients of the captured values. The residuals of iteration t are element t of further
+    outputs of the forward Loop: a scan output if the residual has the same shape in all iterations, else a sequence.
     """
-    node, op = rule.node, rule.op
-    body = node.attributes["body"].as_graph()
-    if len(node.inputs) < 2:
-        node.resize_inputs(2)
-    count = len(node.inputs) - 2
-    given = list(dv_final_and_scan_outputs)
-    pairs = [(body.inputs[2 + k], body.outputs[1 + k]) for k in range(count)]
-    captures = flow.active_captures(rule, body)
-    scans = [k for k in range(count, len(given)) if given[k] is not None]
-    carried = flow.carried_states(
-        body,
-        pairs,
-        started=[k for k in range(count) if rule.needs("v_initial", k)],
-        given=[k for k in range(count) if given[k] is not None],
-        sources=captures,
-        targets=[body.outputs[1 + k] for k in scans],
-    )
-    _refuse_optionals([pairs[k][0] for k in carried])
-
-    sweep = flow.start_body(rule)
-    inside = sweep.op
-    step = _scalar(inside, "step", ir.DataType.INT64)
-    going = _scalar(inside, "going", ir.DataType.BOOL)
-    last = ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))  # T - 1, made below
-    iteration = inside.Sub(last, step, name="iteration")
-    iteration.shape = ir.Shape([])
-    dstates = [flow.body_input(inside, pairs[k][1], f"d{pairs[k][1].name}") for k in carried]
-    seeds = [(pairs[k][1], d) for k, d in zip(carried, dstates, strict=True)]
-    for k in scans:
-        element = inside.Gather(given[k], iteration, axis=0)
-        element.shape = body.outputs[1 + k].shape
-        seeds.append((body.outputs[1 + k], element))
-    state_inputs = [pairs[k][0] for k in carried]
-    grads = flow.differentiate_body(sweep, body, seeds, [*state_inputs, *captures])
-    reached = [(c, g) for c, g in zip(captures, grads[len(carried) :], strict=True) if g is not None]
-    totals = [flow.body_input(inside, c, f"sum/{c.name}") for c, _ in reached]
-    results = [
-        g if g is not None else flow.zeros(inside, v) for g, v in zip(grads[: len(carried)], state_inputs, strict=True)
-    ]
-    results += [flow.accumulate(inside, t, g) for t, (_, g) in zip(totals, reached, strict=True)]
-    if not results:
+    if len(rule.node.inputs) < 2:
+        rule.node.resize_inputs(2)
+    states = len(rule.node.inputs) - 2
+    steps = Steps(rule, dv_final_and_scan_outputs, states=states, first_input=2, first_output=1)
+    _refuse_optionals(steps.state_inputs)
+    counter = _Counter(steps.op)
+    steps.differentiate(_elements(steps, counter.iteration), like=steps.state_outputs)
+    if not steps.results:
         return {}
+    found = steps.finish(counter.iteration)
+    trips = _wire_residuals(found, steps, counter)
+    by_input, captured = steps.gradients(_run_backwards(found, steps, counter, trips))
+    return {"v_initial": by_input[2:], "captured": captured}
 
-    found = flow.finish_body(sweep, body, [*results, iteration])
+
+class _Counter:
+    """The counters of the backward body: `step` goes from 0 to T - 1, `iteration` from T - 1 to 0."""
+
+    def __init__(self, op: Emitter) -> None:
+        self.step = subgraph_input(op, "step", ir.TensorType(ir.DataType.INT64), ir.Shape([]))
+        self.going = subgraph_input(op, "going", ir.TensorType(ir.DataType.BOOL), ir.Shape([]))
+        self.last = ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))  # replaced by T - 1
+        self.iteration = op.Sub(self.last, self.step, name="iteration")
+        self.iteration.shape = ir.Shape([])
+
+
+def _elements(steps: Steps, iteration: Value) -> list[Value]:
+    """Return the gradients of the scan outputs in one iteration."""
+    elements = []
+    for index, output in steps.scan_outputs.items():
+        element = steps.op.Gather(steps.given[index], iteration, axis=0)
+        element.shape = output.shape
+        elements.append(element)
+    return elements
+
+
+def _wire_residuals(found: flow.BodyGradient, steps: Steps, counter: _Counter) -> Value:
+    """Make the backward body read the residuals of its iteration; return the number of iterations."""
+    rule, body = steps.rule, steps.body
     trips = _trip_count(rule, body)
-    accessors, first = _residuals(rule, body, found.residuals, iteration, inside)
+    accessors, fetches = _residuals(rule, body, found.residuals, counter.iteration, steps.op)
     if trips is None:
         trips = _count_residuals(rule, body, accessors)
-    known_last = op.Sub(trips, 1, name="last")
-    known_last.shape = ir.Shape([])
-    found.replace({**accessors, last: known_last})
-    subtraction = iteration.producer()
+    last = rule.op.Sub(trips, 1, name="last")
+    last.shape = ir.Shape([])
+    subtraction = counter.iteration.producer()
     assert subtraction is not None
     found.op.nodes.remove(subtraction)
-    found.op.nodes[:0] = [subtraction, *first]
-    outputs = [g for g in found.grads[:-1] if g is not None]
-    keep = inside.Identity(going)
-    keep.type, keep.shape = going.type, ir.Shape([])
-    graph = flow.make_graph(found.op, [step, going, *dstates, *totals], [keep, *outputs], "backward")
-
-    starts = [given[k] if given[k] is not None else rule.zeros_like(node.outputs[k]) for k in carried]
-    starts += [rule.zeros_like(c) for c, _ in reached]
-    made = op.call("Loop", [trips, None, *starts], outputs=len(outputs), body=graph)
-    by_input: list[Value | None] = [None] * count
-    for k, value in zip(carried, made, strict=False):
-        source = node.inputs[2 + k]
-        assert source is not None
-        value.type, value.shape = source.type, source.shape
-        by_input[k] = value
-    sums = made[len(carried) :]
-    for (captured, _), value in zip(reached, sums, strict=True):
-        value.type, value.shape = captured.type, captured.shape
-    return {"v_initial": by_input, "captured": [(c, v) for (c, _), v in zip(reached, sums, strict=True)]}
+    subtraction.replace_input_with(0, last)
+    found.replace(accessors, first=[subtraction, *fetches])
+    return trips
 
 
-def _scalar(op: Emitter, name: str, dtype: ir.DataType) -> Value:
-    return ir.Value(name=op.names.unique(f"{op.prefix}{name}"), type=ir.TensorType(dtype), shape=ir.Shape([]))
+def _run_backwards(found: flow.BodyGradient, steps: Steps, counter: _Counter, trips: Value) -> tuple[Value, ...]:
+    """Emit the backward Loop."""
+    results = found.grads[:-1]
+    going = steps.op.Identity(counter.going)
+    going.type, going.shape = counter.going.type, ir.Shape([])
+    inputs = [counter.step, counter.going, *steps.dstates, *steps.sums]
+    graph = flow.make_graph(found.op, inputs, [going, *results], "backward")
+    return steps.rule.op.call("Loop", [trips, None, *steps.starts()], outputs=len(results), body=graph)
 
 
 def _refuse_optionals(states: list[Value]) -> None:
+    """Raise Unsupported if a state is optional."""
     for state in states:
         if isinstance(state.type, ir.OptionalType):
             raise Unsupported(
-                f"the Loop carries the optional `{state.name}`, which may be empty and then has no gradient; "
+                f"the Loop carries the optional `{state.name}`, which has no gradient while it is empty; "
                 "carry a tensor or a sequence instead"
             )
 
 
 def _trip_count(rule: Rule, body: ir.Graph) -> Value | None:
-    """Return the number of iterations as a scalar if it is known without running the loop, else None."""
+    """Return the number of iterations as a scalar, or None if it depends on what the body computes."""
     limit, condition = rule.node.inputs[0], rule.node.inputs[1]
     going = body.outputs[0]
     starts_true = condition is None or _is_true(condition)
@@ -138,7 +124,7 @@ def _is_true(value: Value) -> bool:
 def _residuals(
     rule: Rule, body: ir.Graph, residuals: list[Value], iteration: Value, inside: Emitter
 ) -> tuple[dict[Value, Value], list[ir.Node]]:
-    """Return for each residual the value in the backward body that holds it, and the nodes that fetch them."""
+    """Return the value in the backward body for each residual, and the nodes that fetch these values."""
     op = Emitter(inside.opset, inside.names, prefix=inside.prefix)
     accessors: dict[Value, Value] = {}
     for residual in residuals:
@@ -146,9 +132,7 @@ def _residuals(
             accessors[residual] = iteration
             continue
         if is_invariant(residual, body):
-            states = len(rule.node.inputs) - 2
-            scans = len(rule.node.outputs) - states + len(residuals)
-            stacked = flow.stack_residual(rule, body, residual, states, [0] * scans, [0] * scans)
+            stacked = stack_residual(rule, body, residual, len(rule.node.inputs) - 2)
             fetched = op.Gather(stacked, iteration, axis=0, name=f"residual/{residual.name}")
         elif isinstance(residual.type, ir.SequenceType):
             packer = Emitter(inside.opset, inside.names, prefix=f"{rule.node.name or 'Loop'}/residual/{residual.name}/")
@@ -170,11 +154,11 @@ def _at(op: Emitter, kept: Value, residual: Value, iteration: Value) -> Value:
 
 
 def _keep_in_sequence(rule: Rule, body: ir.Graph, residual: Value) -> Value:
-    """Return the output of the Loop that holds `residual` of every iteration as a sequence: its shape may change."""
+    """Return a new output of the Loop: a sequence of `residual` from every iteration, whose shape may change."""
     node, names = rule.node, rule.op.names
     if not isinstance(residual.type, ir.TensorType):
         raise Unsupported(
-            f"the backward needs `{residual.name}`, which is optional, of every iteration of the Loop, and ONNX has no "
+            f"the backward needs the optional `{residual.name}` from every iteration of the Loop, but ONNX has no "
             "sequences of optionals; carry a tensor or a sequence instead"
         )
     graph = node.graph
@@ -204,16 +188,14 @@ def _keep_in_sequence(rule: Rule, body: ir.Graph, residual: Value) -> Value:
 
 
 def _count_residuals(rule: Rule, body: ir.Graph, accessors: dict[Value, Value]) -> Value:
-    """Return how often the forward Loop went round, from the length of something it kept of every iteration."""
+    """Return the number of iterations of the forward Loop, from the length of an output with one entry for each."""
     node, op = rule.node, rule.op
     states = len(node.inputs) - 2
-    for output in node.outputs[states:]:
-        if output.name:
-            length = op.Shape(output, start=0, end=1)
-            return op.Squeeze(length, np.array([0], np.int64))
-    for accessor in accessors.values():
+    stacked = next((output for output in node.outputs[states:] if output.name), None)
+    for accessor in accessors.values() if stacked is None else ():
         fetch = accessor.producer()
         if fetch is not None and fetch.op_type == "SequenceAt":
             return op.SequenceLength(fetch.inputs[0])
-    stacked = flow.stack_residual(rule, body, body.inputs[0], states, [0], [0])
+    if stacked is None:
+        stacked = stack_residual(rule, body, body.inputs[0], states)
     return op.Squeeze(op.Shape(stacked, start=0, end=1), np.array([0], np.int64))

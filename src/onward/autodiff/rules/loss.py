@@ -1,4 +1,4 @@
-"""Losses over classes. The gradient of a cross entropy is the softmax less one at the label: both are at hand."""
+"""Losses over classes. The gradient of a cross entropy is the softmax, minus one at the label."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onward.graph.builder import Value
 
 @dataclasses.dataclass
 class _Picked:
-    """What both losses have in common: L = reduce over i of -w_i * log_prob[i, label_i]."""
+    """The common part of both losses: L = reduce over i of -w_i * log_prob[i, label_i]."""
 
     index: Value  # the labels as [N, 1, d1 ...], ignored ones replaced by 0
     valid: Value | None  # [N, d1 ...], 0 where the label is ignored; None if none is
@@ -33,7 +33,7 @@ def _pick(rule: Rule, dloss: Value, labels: Value, weights: Value | None) -> _Pi
     if rule.node.attributes.get("ignore_index") is not None:
         kept = op.Not(op.Equal(labels, rule.attr("ignore_index")))
         valid = op.cast(kept, dtype)
-        safe = op.Mul(labels, op.cast(kept, labels.dtype))  # an ignored label may be no class at all
+        safe = op.Mul(labels, op.cast(kept, labels.dtype))  # an ignored label may be outside the classes
         safe.shape = labels.shape
     weight = valid
     if weights is not None:
@@ -74,7 +74,7 @@ def _per_label(rule: Rule, picked: _Picked, labels: Value) -> Value:
 
 
 def _by_weights(rule: Rule, dloss: Value, log_prob: Value, picked: _Picked, weights: Value, loss: Value) -> Value:
-    """Return d(weights): class c collects dL * -log_prob (for the mean: less the loss, over the total weight)."""
+    """Return d(weights): class c sums dL * -log_prob (for the mean: minus the loss, over the total weight)."""
     op = rule.op
     assert dloss.dtype is not None
     gain = op.Neg(op.Squeeze(op.GatherElements(log_prob, picked.index, axis=1), [1]))

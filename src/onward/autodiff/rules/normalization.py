@@ -1,6 +1,6 @@
 """Normalizations. One formula carries most of them (`_standardized`): x̂ = (x - mean) * inv, over some axes.
 
-Statistics that the forward node can hand out are asked of it instead of being computed again.
+If the forward node can output the statistics, the rules request them instead of computing them again.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.engine import Unsupported
+from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
@@ -110,12 +110,12 @@ def _batch_normalization_training(
     X = op.cast(channels.flat(rule.input("X")), wide)
     centered = op.Sub(X, _mean(rule, X, channels.axes))
     deviation = op.Sqrt(op.Add(_mean(rule, op.Mul(centered, centered), channels.axes), rule.attr("epsilon")))
-    # A gradient of an output that nobody needs is absent, and nothing flows from it.
+    # An output without a gradient contributes nothing.
     grads: dict[str, Value | None] = dict.fromkeys(("scale", "B", "input_mean", "input_var"))
     terms: list[Value] = []
     if dY is not None:
         # dX = scale/deviation·(dY - mean(dY) - centered·mean(dY·centered)/deviation²): the two means are dB and dscale
-        # again, so four passes over the batch remain. Sums keep their axes, so that they broadcast as they are.
+        # again, so four passes over the batch remain. Sums keep their axes, so they broadcast.
         dY = op.cast(channels.flat(dY), wide)
         dB = op.ReduceSum(dY, channels.axes, keepdims=1)
         dscale = op.Div(op.ReduceSum(op.Mul(dY, centered), channels.axes, keepdims=1), deviation)
@@ -149,12 +149,11 @@ def _add_all(rule: Rule, terms: list[Value]) -> Value:
 def _per_element(rule: Rule, channels: _Channels, grad: Value, factor: float = 1.0) -> Value:
     """Return grad, one number per channel, times factor / (elements per channel)."""
     op, X, wide = rule.op, channels.X, _wide_type(rule, channels.X)
-    grad, static, known = op.cast(grad, wide), rule.static_shape(X), rule.dims(rule.input("scale"))
+    grad, static, channel = op.cast(grad, wide), rule.static_shape(X), rule.known_dim(rule.input("scale"), 0)
     if static is not None:
         count = int(np.prod([d for i, d in enumerate(static) if i != 1]))
         return op.Mul(grad, factor / max(count, 1))
-    channel = known[0] if known is not None else None
-    size = max(channel, 1) if isinstance(channel, int) else op.Max(op.Size(rule.input("scale")), 1)
+    size = max(channel, 1) if channel is not None else op.Max(op.Size(rule.input("scale")), 1)
     share = op.Div(grad, op.cast(op.Div(op.Size(X), size), wide))
     return share if factor == 1.0 else op.Mul(share, factor)
 
@@ -223,7 +222,7 @@ def layer_normalization(rule: Rule, dY: Value | None, dMean: Value | None, dInvS
 
 
 def _stashed(rule: Rule, value: Value, X: Value, dtype: ir.DataType) -> None:
-    """Give a requested statistic its type and, where it is known, its shape: X's with ones from `axis` on."""
+    """Set the type of a requested statistic and, if it is known, its shape: that of X with ones from `axis` on."""
     value.type = ir.TensorType(dtype)
     dims = rule.dims(X)
     if value.shape is None and dims is not None:
@@ -232,7 +231,7 @@ def _stashed(rule: Rule, value: Value, X: Value, dtype: ir.DataType) -> None:
 
 
 def _wide_type(rule: Rule, X: Value) -> ir.DataType:
-    """Return the type to compute in: X's, or for half precision what stash_type asks (float32 where there is none)."""
+    """Return the type to compute in: that of X, or for half precision stash_type (float32 by default)."""
     if X.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         return ir.DataType(rule.attr("stash_type", 1))
     return X.dtype or ir.DataType.FLOAT
@@ -248,12 +247,10 @@ def _inner_axes(rule: Rule, X: Value) -> Axes:
 
 
 def _count(rule: Rule, X: Value, axes: Axes, reduced: Value, dtype: ir.DataType) -> Value | float:
-    """Return how many elements of X went into each element of `reduced`."""
-    dims = rule.dims(X)
-    if dims is not None and isinstance(axes, np.ndarray):
-        sizes = [dims[int(a)] for a in axes]
-        if all(isinstance(s, int) for s in sizes):
-            return float(np.prod([s for s in sizes if isinstance(s, int)]))
+    """Return the number of elements of X per element of `reduced`."""
+    known = rule.known_size(X, [int(a) for a in axes]) if isinstance(axes, np.ndarray) else None
+    if known is not None:
+        return float(known)
     op = rule.op
     return op.cast(op.Div(op.Size(X), op.Max(op.Size(reduced), 1)), dtype)
 
@@ -296,7 +293,7 @@ def _group_normalization(rule: Rule, dY: Value, *, per_channel: bool) -> Grads:
     N = op.Mul(centered, inverse)
     slope, wide_dY = op.Unsqueeze(op.cast(scale, wide), [1]), op.cast(dY, wide)
     if per_channel:
-        # The same numbers as [N, C, -1], for what belongs to a channel.
+        # The same numbers as [N, C, -1], for sums per channel.
         wide_dY = op.Reshape(wide_dY, np.array([0, 0, -1 if inner is None else inner], np.int64))
         dN = op.Reshape(op.Mul(wide_dY, slope), by_group)
         if inner and tail is not None:
@@ -318,14 +315,8 @@ def _group_normalization(rule: Rule, dY: Value, *, per_channel: bool) -> Grads:
 
 def _known_product(rule: Rule, X: Value, start: int) -> int | None:
     """Return the product of the dimensions from `start` on, if they are known."""
-    dims = rule.dims(X)
-    sizes = [None] if dims is None else dims[start:]
-    product = 1
-    for size in sizes:
-        if not isinstance(size, int):
-            return None
-        product *= size
-    return product
+    rank = rule.rank(X)
+    return None if rank is None else rule.known_size(X, range(start, rank))
 
 
 # -- others ----------------------------------------------------------------------------------------------------------
@@ -382,11 +373,10 @@ def lrn(rule: Rule, dY: Value) -> Grads:
 
 def _band(rule: Rule, X: Value, before: int, after: int) -> Value:
     """Return the matrix [C, C] whose row c is 1 for the channels c - before ... c + after."""
-    op, dims = rule.op, rule.dims(X)
-    dtype = X.dtype
+    op, count, dtype = rule.op, rule.known_dim(X, 1), X.dtype
     assert dtype is not None
-    if dims is not None and isinstance(dims[1], int):
-        offset = np.arange(dims[1]) - np.arange(dims[1])[:, None]
+    if count is not None:
+        offset = np.arange(count) - np.arange(count)[:, None]
         return op.constant(((offset >= -before) & (offset <= after)).astype(np.float64), dtype)
     channel = op.Range(0, op.Squeeze(rule.dim_of(X, 1), [0]), 1)
     distance = op.Sub(channel, op.Unsqueeze(channel, [1]))

@@ -1,4 +1,4 @@
-"""Optionals: the gradient of an optional is the gradient of what it holds; one that is empty has none."""
+"""Optionals: the gradient of an optional is that of its content; an empty optional has none."""
 
 from __future__ import annotations
 

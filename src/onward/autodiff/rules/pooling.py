@@ -1,8 +1,9 @@
-"""Pools. What a window reads forward, it hands back: to the largest element, to all alike, or by their share."""
+"""Pools: the gradient of each window goes to its largest element, to all alike, or to each by its share."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,9 +31,9 @@ def max_pool(rule: Rule, dY: Value) -> Grads:
     op, X = rule.op, rule.input("X")
     rank = spatial_rank(rule, X)
     win = window(rule, rule.attr("kernel_shape"), X)
-    # Of equal elements the first gets everything, as in PyTorch: it is the one that Indices names.
+    # Of equal elements the first gets the whole gradient, as in PyTorch: Indices names that one.
     indices = op.Reshape(rule.request_output("Indices"), [-1])
-    apart = all(s >= (win.reach(a) or 0) for a, s in enumerate(win.strides))
+    apart = all(s >= (win.reach(a) or 0) for a, s in enumerate(win.strides))  # no two windows overlap
     size = rule.static_shape(X)
     total = [int(np.prod(size))] if size is not None else op.Reshape(op.Size(X), [1])
     zeros = op.ConstantOfShape(total, value=np.zeros(1, X.dtype.numpy() if X.dtype is not None else np.float32))
@@ -97,7 +98,7 @@ def global_max_pool(rule: Rule, dY: Value) -> Grads:
     """Y = the largest X over the spatial axes, so dX = dY there and 0 elsewhere."""
     op, X = rule.op, rule.input("X")
     flat = reshape(rule, X, [extent(rule, X, 0), extent(rule, X, 1), -1])
-    # Of equal elements the first gets everything, as PyTorch's max pools do.
+    # Of equal elements the first gets the whole gradient, as in PyTorch.
     where = op.ArgMax(flat, axis=2, keepdims=1)
     spread = op.ScatterElements(rule.zeros_like(flat), where, op.Reshape(dY, [0, 0, 1]), axis=2)
     return {"X": rule.reshape_like(spread, X)}
@@ -115,7 +116,7 @@ def max_unpool(rule: Rule, doutput: Value) -> Grads:
     """output[I] = X, so dX = doutput[I] (PyTorch's convention also where an index occurs twice)."""
     op, X = rule.op, rule.input("X")
     if rule.optional_input("output_shape") is not None:
-        # The standard's reference: I counts in the shape the attributes give, which stands at the start of the output.
+        # As in the standard's reference, I counts in the shape given by the attributes, at the start of the output.
         rank = len(rule.attr("kernel_shape"))
         doutput = op.Slice(doutput, [0] * rank, _unpooled(rule, X, rank), np.arange(2, rank + 2))
     picked = op.GatherElements(op.Reshape(doutput, [-1]), op.Reshape(rule.input("I"), [-1]), axis=0)
@@ -136,7 +137,7 @@ def _unpooled(rule: Rule, X: Value, rank: int) -> Value:
 
 
 def _pool_window(rule: Rule, X: Value, Y: Value) -> Window:
-    """Return the window with its pads as the windows really reach: with ceil_mode beyond the given ones."""
+    """Return the window with pads up to where the last windows end; with ceil_mode that may exceed the given pads."""
     win = window(rule, rule.attr("kernel_shape"), X)
     if win.pads is None or not rule.attr("ceil_mode", 0):
         return win
@@ -146,7 +147,7 @@ def _pool_window(rule: Rule, X: Value, Y: Value) -> Window:
         if stride == 1:
             continue
         if size is None or count is None:
-            ends[axis] = 0  # `scatter` cuts at the end of X, so only a pad that is too large would be wrong
+            ends[axis] = 0  # `scatter` cuts at the end of X: a small pad is safe
         else:
             ends[axis] = max(0, (count - 1) * stride + (win.reach(axis) or 0) - size - begins[axis])
     return dataclasses.replace(win, pads=(*begins, *ends))
@@ -154,51 +155,58 @@ def _pool_window(rule: Rule, X: Value, Y: Value) -> Window:
 
 def _spread(rule: Rule, win: Window, share: Value, Y: Value, like: Value, weight: float) -> Value:
     """Return, for each element of `like`, the sum of `weight * share` over the windows that hold it."""
-    op = rule.op
-    kernel = [k or 1 for k in win.kernel]
-    size = int(np.prod(kernel))
-    tiles = win.pads is not None and not any(win.pads) and kernel == list(win.strides) and set(win.dilations) <= {1}
-    sizes, counts = spatial(rule, like, win.rank), spatial(rule, Y, win.rank)
-    if tiles and all(c is not None and n == c * k for n, c, k in zip(sizes, counts, kernel, strict=True)):
+    op, kernel = rule.op, [k or 1 for k in win.kernel]
+    if _windows_tile(rule, win, kernel, like, Y):
         if weight != 1.0:
             share = op.Mul(share, weight)
         thin = op.Unsqueeze(share, np.arange(3, 2 * win.rank + 2, 2))
         thick = op.Expand(thin, [1, 1, *(d for k in kernel for d in (1, k))])
         return rule.reshape_like(thick, like)
-    plain = set(win.strides) <= {1} and set(win.dilations) <= {1} and win.pads is not None
-    if plain and all(p < k for p, k in zip(win.pads or (), [*kernel, *kernel], strict=True)):
-        pads = [k - 1 - p for p, k in zip(win.pads or (), [*kernel, *kernel], strict=True)]
+    pads = [k - 1 - p for p, k in zip(win.pads or (), [*kernel, *kernel], strict=False)]
+    if win.pads is not None and set(win.strides) <= {1} and set(win.dilations) <= {1} and min(pads, default=0) >= 0:
         mean = op.AveragePool(share, kernel_shape=kernel, pads=pads, count_include_pad=1)
-        return mean if weight * size == 1.0 else op.Mul(mean, weight * size)
+        total = weight * int(np.prod(kernel))
+        return mean if total == 1.0 else op.Mul(mean, total)
     ones = op.constant(np.full((1, 1, *kernel), weight), like.dtype)
     folded = op.Reshape(share, reshape_target(rule, [-1, 1, *(extent(rule, Y, int(a)) for a in win.axes)]))
     return rule.reshape_like(scatter(rule, win, folded, ones, Y, like, flip=False), like)
 
 
+def _windows_tile(rule: Rule, win: Window, kernel: list[int], X: Value, Y: Value) -> bool:
+    """Return whether each element of X is certainly in exactly one window."""
+    if win.pads is None or any(win.pads) or kernel != list(win.strides) or not set(win.dilations) <= {1}:
+        return False
+    sizes, counts = spatial(rule, X, win.rank), spatial(rule, Y, win.rank)
+    return all(c is not None and n == c * k for n, c, k in zip(sizes, counts, kernel, strict=True))
+
+
 def _counts(rule: Rule, win: Window, X: Value, Y: Value) -> int | Value:
-    """Return how many elements each window averages: one number, or a tensor that broadcasts over N and C."""
+    """Return the number of elements in each window: one number, or a tensor that broadcasts over N and C."""
     include, ceil = bool(rule.attr("count_include_pad", 0)), bool(rule.attr("ceil_mode", 0))
     explicit = rule.attr("auto_pad", "NOTSET") in ("NOTSET", "VALID")
     given = window(rule, rule.attr("kernel_shape"), X).pads if explicit else win.pads
     size = int(np.prod([k or 1 for k in win.kernel]))
-    if (include and not (ceil and explicit)) or (given is not None and not any(given) and not (ceil and explicit)):
+    if not (ceil and explicit) and (include or (given is not None and not any(given))):
         return size
-    sizes, counts = spatial(rule, X, win.rank), spatial(rule, Y, win.rank)
-    if given is None or any(s is None for s in sizes) or any(c is None for c in counts):
+    sizes = [s for s in spatial(rule, X, win.rank) if s is not None]
+    counts = [c for c in spatial(rule, Y, win.rank) if c is not None]
+    if given is None or len(sizes) < win.rank or len(counts) < win.rank:
         return _runtime_counts(rule, win, X, Y, given if include else None)
+    table = _count_table(win, given, sizes, counts, include)
+    return size if (table == size).all() else rule.op.constant(table, X.dtype)
+
+
+def _count_table(win: Window, pads: Sequence[int], sizes: list[int], counts: list[int], include: bool) -> np.ndarray:
+    """Return the number of elements in each window, with the pads if `include`."""
     table = np.ones((1, 1, *[1] * win.rank))
     for axis, (length, count) in enumerate(zip(sizes, counts, strict=True)):
-        assert length is not None
-        assert count is not None
-        begin, end = given[axis], given[axis + win.rank]
+        begin, end = pads[axis], pads[axis + win.rank]
         taps = np.arange(win.kernel[axis] or 1) * win.dilations[axis]
         places = np.arange(count)[:, None] * win.strides[axis] - begin + taps
         low, high = (-begin, length + end) if include else (0, length)
         inside = ((places >= low) & (places < high)).sum(axis=1)
         table = table * inside.reshape([-1 if a == axis + 2 else 1 for a in range(win.rank + 2)])
-    if (table == size).all():
-        return size
-    return rule.op.constant(table, X.dtype)
+    return table
 
 
 def _runtime_counts(rule: Rule, win: Window, X: Value, Y: Value, counted: tuple[int, ...] | None) -> Value:

@@ -1,8 +1,8 @@
-"""Quantization. Rounding is flat, so a gradient through it is a choice: inside `straight_through()` it is 1.
+"""Quantization. Rounding is flat, so its slope is a choice: inside `straight_through()` it is 1.
 
-The integers between QuantizeLinear and DequantizeLinear carry a floating-point gradient: by the number of steps. The
-scales' gradients are exact, given that choice (learned step sizes). QLinearConv and QLinearMatMul are by definition
-their float operator between the two, and are differentiated as that.
+The integers between QuantizeLinear and DequantizeLinear carry a floating-point gradient, with respect to the number of
+steps. Given that choice, the gradients of the scales are exact (learned step sizes). QLinearConv and QLinearMatMul are
+defined as a float operator between the two, and are differentiated as such.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onward.autodiff.engine import Unsupported
-from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, gradient, through_body
+from onward.autodiff.problems import Unsupported
+from onward.autodiff.registry import NON_DIFFERENTIABLE, declare, each, gradient, through_body
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
 from onward.graph.builder import Value
@@ -26,10 +26,10 @@ _STRAIGHT_THROUGH = contextvars.ContextVar("straight_through", default=False)
 
 @contextlib.contextmanager
 def straight_through() -> Iterator[None]:
-    """Let gradients pass QuantizeLinear's rounding as if it were not there, wherever differentiation happens inside.
+    """Take the slope of QuantizeLinear's rounding as 1 in every gradient built inside the `with` block.
 
-    Elements outside the range of the integer type get 0. Without this, a trainable value behind a QuantizeLinear is
-    refused, since its true gradient is 0 almost everywhere.
+    Elements outside the range of the integer type get 0. Without `straight_through`, a trainable value behind a
+    QuantizeLinear is refused: its true gradient is 0 almost everywhere.
 
     >>> from onnx import parser
     >>> from onward.compiler.derivatives import gradient
@@ -62,8 +62,8 @@ def dequantize_linear(rule: Rule, dy: Value) -> Grads:
     if rule.needs("x"):
         if not _STRAIGHT_THROUGH.get():
             raise Unsupported(
-                "rounding is flat, so what lies behind it has no gradient; to let gradients pass as if it were not "
-                "there (straight-through), differentiate inside `with onward.straight_through():`"
+                "rounding is flat, so values behind it have no gradient; to take the slope of rounding as 1 "
+                "(straight-through), differentiate inside `with onward.straight_through():`"
             )
         grads["x"] = op.Mul(dy, grid.expand(scale, dy.dtype))
     return grads
@@ -81,10 +81,10 @@ def quantize_linear(rule: Rule, dy: Value) -> Grads:
 
 @gradient("DynamicQuantizeLinear", opset=11, integers=True)
 def dynamic_quantize_linear(rule: Rule, dy: Value | None, dy_scale: Value | None) -> Grads:
-    """y_scale = (max(x, 0) - min(x, 0)) / 255, so dx = dy_scale / 255 at the greatest x, and less that at the least.
+    """y_scale = (max(x, 0) - min(x, 0)) / 255, so dx = dy_scale / 255 at the greatest x and minus that at the least.
 
-    y is QuantizeLinear's with that scale, straight-through. Elements that tie share evenly, as in ReduceMax; the zero
-    point is a rounded integer.
+    y is that of QuantizeLinear with this scale, straight-through. Equal elements share evenly, as in ReduceMax. The
+    zero point is a rounded integer.
     """
     op, x = rule.op, rule.input("x")
     through: Value | None = None
@@ -103,7 +103,7 @@ def dynamic_quantize_linear(rule: Rule, dy: Value | None, dy_scale: Value | None
 
 
 def _through_rounding(rule: Rule, dy: Value, scale: Value, zero: Value | None) -> tuple[Value, Value]:
-    """Return the gradients by x and the scale of y = clip(round(x / scale) + zero), rounding taken as absent."""
+    """Return the gradients of x and the scale in y = clip(round(x / scale) + zero), with slope 1 for round."""
     op, x = rule.op, rule.input("x")
     dtype = x.dtype
     assert dtype is not None
@@ -128,7 +128,7 @@ def _range(dtype: ir.DataType | None, zero: Value | None) -> tuple[float, float]
 
 
 class _Grid:
-    """How a scale lies on a tensor: one for all, one per index of an axis, or one per block of an axis."""
+    """How scales apply to a tensor: one for all, one per index of an axis, or one per block of an axis."""
 
     def __init__(self, rule: Rule, x: Value) -> None:
         self.rule = rule
@@ -162,11 +162,10 @@ class _Grid:
         return cast if trailing == 0 else op.Unsqueeze(cast, list(range(1, trailing + 1)))
 
     def _blocks(self) -> Value:
-        """Return for each index of the axis the number of its block."""
+        """Return the number of the block of each index of the axis."""
         op, size = self.rule.op, self.rule.dim_of(self.x, self._position())
-        dims = self.rule.dims(self.x)
-        known = None if dims is None else dims[self._position()]
-        if isinstance(known, int):
+        known = self.rule.known_dim(self.x, self._position())
+        if known is not None:
             return op.constant(np.arange(known) // self.block)
         return op.Div(op.Range(0, op.Squeeze(size, [0]), 1), self.block)
 
@@ -190,22 +189,8 @@ class _Grid:
         return op.ScatterElements(zeros, index, grad, axis=axis, reduction="add")
 
 
-declare(
-    "MatMulInteger",
-    opset=10,
-    A=NON_DIFFERENTIABLE,
-    B=NON_DIFFERENTIABLE,
-    a_zero_point=NON_DIFFERENTIABLE,
-    b_zero_point=NON_DIFFERENTIABLE,
-)
-declare(
-    "ConvInteger",
-    opset=10,
-    x=NON_DIFFERENTIABLE,
-    w=NON_DIFFERENTIABLE,
-    x_zero_point=NON_DIFFERENTIABLE,
-    w_zero_point=NON_DIFFERENTIABLE,
-)
+declare("MatMulInteger", opset=10, **each(NON_DIFFERENTIABLE, "A", "B", "a_zero_point", "b_zero_point"))
+declare("ConvInteger", opset=10, **each(NON_DIFFERENTIABLE, "x", "w", "x_zero_point", "w_zero_point"))
 
 
 def _qlinear_conv(node: ir.Node, opset: int) -> ir.Function | None:
@@ -233,9 +218,9 @@ _ATTRIBUTE_TYPES = {"group": "int", "auto_pad": "string"} | dict.fromkeys(
 
 
 def _qlinear_matmul(node: ir.Node, opset: int) -> ir.Function | None:
-    """Return DequantizeLinear of both, MatMul and QuantizeLinear: scales for all, per row of a and y, per column of b.
+    """Return DequantizeLinear of both inputs, MatMul and QuantizeLinear: scales per row of a and y, per column of b.
 
-    None where a scale has more dimensions (one per row of each matrix of a batch), or its rank is not known.
+    Return None if the rank of a scale is above 1 (one scale per row of each matrix of a batch) or not known.
     """
     scales = [node.inputs[position] for position in (1, 4, 6)]
     if any(s is None or s.shape is None or len(s.shape) > 1 for s in scales):
@@ -257,20 +242,7 @@ def _body(text: str, opset: int) -> ir.Function:
     )
 
 
-through_body(
-    "QLinearMatMul",
-    opset=10,
-    body=_qlinear_matmul,
-    a_zero_point=NON_DIFFERENTIABLE,
-    b_zero_point=NON_DIFFERENTIABLE,
-    y_zero_point=NON_DIFFERENTIABLE,
-)
-through_body(
-    "QLinearConv",
-    opset=10,
-    body=_qlinear_conv,
-    x_zero_point=NON_DIFFERENTIABLE,
-    w_zero_point=NON_DIFFERENTIABLE,
-    y_zero_point=NON_DIFFERENTIABLE,
-    B=NON_DIFFERENTIABLE,
-)
+_MATMUL = each(NON_DIFFERENTIABLE, "a_zero_point", "b_zero_point", "y_zero_point")
+through_body("QLinearMatMul", opset=10, body=_qlinear_matmul, **_MATMUL)
+_CONV = each(NON_DIFFERENTIABLE, "x_zero_point", "w_zero_point", "y_zero_point", "B")
+through_body("QLinearConv", opset=10, body=_qlinear_conv, **_CONV)

@@ -1,4 +1,4 @@
-"""Randomness: Dropout by its mask; draws themselves carry no gradient."""
+"""Random operators: Dropout has a gradient through its mask, random draws have none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onward.graph.builder import Value
 def dropout(rule: Rule, doutput: Value) -> Grads:
     """output = data * mask / (1 - ratio) in training, else data, so ddata = doutput * mask / (1 - ratio), or doutput.
 
-    The mask is an output of the forward node: stock ONNX Runtime deletes a Dropout whose mask nobody reads.
+    The mask is an output of the forward node: stock ONNX Runtime deletes a Dropout whose mask is not read.
     """
     op, training = rule.op, rule.optional_input("training_mode")
     known = rule.constant_input("training_mode")
@@ -33,7 +33,7 @@ def dropout(rule: Rule, doutput: Value) -> Grads:
         scaled = op.Where(training, scaled, doutput)
     mask = rule.request_output("mask")
     mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), rule.input("data").shape
-    # Where and not Mul: with ratio 1 given at run time, the scaled gradient is infinite and the mask empty.
+    # Where, not Mul: if the ratio is 1 at run time, the scaled gradient is infinite and the mask all false.
     if ratio is None and rule.optional_input("ratio") is not None:
         return {"data": op.Where(mask, scaled, 0.0)}
     return {"data": op.Mul(scaled, op.cast(mask, doutput.dtype))}

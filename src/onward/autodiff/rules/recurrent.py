@@ -1,7 +1,7 @@
 """RNN, GRU and LSTM, with every input, direction, layout and activation.
 
-In each formula dH is the gradient by the hidden state of a step: dY there, and what the steps after it hand back. What
-multiplies dH or dC within a step is computed for all steps at once before the loop.
+In each formula, dH is the gradient of the hidden state of a step: dY of that step plus what the later steps contribute.
+The factors of dH and dC within a step are computed for all steps at once before the loop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rnn(rule: Rule, dY: Value | None, dY_h: Value | None) -> Grads:
 def gru(rule: Rule, dY: Value | None, dY_h: Value | None) -> Grads:
     """H_t = (1 - z) h + z H_(t-1), z, r = f(.), h = g(X_t W_h^T + (r H_(t-1)) R_h^T) or g(.. + r (H_(t-1) R_h^T)).
 
-    dz = dH (H_(t-1) - h) f', da_h = dH (1 - z) g', dr = that by r, times f'; dH_(t-1) = dY + dH z + the gates' part.
+    dz = dH (H_(t-1) - h) f', da_h = dH (1 - z) g', dr = da_h dh/dr f'; dH_(t-1) = dY + dH z + the gates' part.
     """
     layer = Layer(rule, dY, gates=3)
     pairs = activations(rule, ["Sigmoid", "Tanh"], layer.directions)
@@ -191,7 +191,7 @@ def lstm(rule: Rule, dY: Value | None, dY_h: Value | None, dY_c: Value | None) -
 
 
 class _Cells:
-    """The cell states of one direction, which are no output of LSTM, and what dC is multiplied with."""
+    """The cell states of one direction, which LSTM does not output, and the factors of dC."""
 
     def __init__(self, rule: Rule, layer: Layer, d: int, gates: list[Value], f: Activation, g: Activation) -> None:
         self.op = op = rule.op
@@ -259,7 +259,7 @@ def _preactivation(layer: Layer, d: int, W: Value, R: Value, before: Value) -> V
 
 
 def _with_output_gradient(layer: Layer, d: int, inputs: list[Value]) -> tuple[list[Value], bool]:
-    """Return the loop's inputs, dY of this direction behind them if there is one, and whether there is."""
+    """Return the loop's inputs with dY of this direction appended, if there is one, and whether there is."""
     dY = layer.output_gradient(d)
     return (inputs, False) if dY is None else ([*inputs, dY], True)
 
@@ -267,7 +267,7 @@ def _with_output_gradient(layer: Layer, d: int, inputs: list[Value]) -> tuple[li
 def _weights(
     layer: Layer, d: int, da: Value, W: Value, before: Value, dH: Value, by_R: Value | None = None
 ) -> GradsByName:
-    """Return the gradients by X, W, R, B and initial_h, given those by the gates (`by_R`: as R meets them)."""
+    """Return the gradients of X, W, R, B and initial_h, given those of the gates (`by_R`: of the products with R)."""
     op, rule = layer.op, layer.rule
     grads: GradsByName = {}
     by_R = da if by_R is None else by_R

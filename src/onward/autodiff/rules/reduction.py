@@ -1,4 +1,4 @@
-"""Reductions: the gradient is spread back over the reduced axes, by broadcasting wherever that is enough."""
+"""Reductions: the gradient is spread over the reduced axes, if possible by broadcasting."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from onward.graph.builder import Value
 
 
 def no_axes(rule: Rule) -> bool:
-    """Return whether it is known that the node names no axes."""
+    """Return whether the node certainly names no axes."""
     known = rule.constant_input("axes")
     return rule.optional_input("axes") is None or (known is not None and known.size == 0)
 
 
 def is_elementwise(rule: Rule) -> bool:
-    """Return whether it is known that nothing is reduced: no axes, and noop_with_empty_axes."""
+    """Return whether the node certainly reduces nothing: no axes, and noop_with_empty_axes."""
     return no_axes(rule) and bool(rule.attr("noop_with_empty_axes", 0))
 
 
 def spread(rule: Rule, grad: Value) -> Value:
-    """Return `grad`, of the shape of the reduced output, in a form that broadcasts to the shape of the data.
+    """Return `grad`, which has the shape of the reduced output, in a form that broadcasts to the shape of the data.
 
-    Where all axes are reduced without keepdims it is a scalar, which does already.
+    If all axes are reduced without keepdims, it is a scalar, which broadcasts already.
     """
     if rule.attr("keepdims", 1) or no_axes(rule):
         return grad
@@ -32,7 +32,7 @@ def spread(rule: Rule, grad: Value) -> Value:
 
 
 def again(rule: Rule, op_type: str, value: Value) -> Value:
-    """Return `value`, of the shape of the data, reduced over the same axes, which stay as ones."""
+    """Return `value`, which has the shape of the data, reduced over the same axes with keepdims."""
     noop = rule.attr("noop_with_empty_axes", 0) or None
     return rule.op.call(op_type, [value, rule.optional_input("axes")], keepdims=1, noop_with_empty_axes=noop)[0]
 
@@ -93,13 +93,7 @@ def _known_count(rule: Rule) -> int | None:
     if axes is None and rule.optional_input("axes") is not None:
         return None
     chosen = range(len(dims)) if axes is None or axes.size == 0 else [int(a) for a in axes.reshape(-1)]
-    count = 1
-    for axis in chosen:
-        size = dims[axis]
-        if not isinstance(size, int):
-            return None
-        count *= size
-    return count
+    return rule.known_size(rule.input("data"), chosen)
 
 
 @gradient("ReduceMax", opset=18, axes=NON_DIFFERENTIABLE)
@@ -131,9 +125,9 @@ def reduce_prod(rule: Rule, dreduced: Value) -> Grads:
         return {"data": dreduced}
     op, data = rule.op, rule.input("data")
     assert data.dtype is not None
-    # With the zeros replaced by ones the product P' has no zero to divide by. The product of the others is P' / data,
-    # times the zeros among the others: none (1), or one (that element itself, so that second derivatives are right
-    # too), or more (0).
+    # P' is the product with ones instead of zeros, so it can be divided. The product of the others is P' / data times a
+    # factor for the zeros among the others: 1 if there is none, that element itself if there is one (which keeps second
+    # derivatives right), and 0 if there are more.
     zero = op.cast(op.Equal(data, 0.0), data.dtype)
     filled = op.Add(data, zero)
     product = again(rule, "ReduceProd", filled)

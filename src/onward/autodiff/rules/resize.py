@@ -1,8 +1,8 @@
 """Resize and Upsample: a linear map along each axis by itself, so the gradient is that map transposed.
 
-The map is read off the operator: resizing the identity matrix along its first axis gives the matrix of the map, in
-every mode, with every coordinate transformation, for sizes known at run time only, and with the very neighbours that
-the runtime chose in the forward pass.
+Resizing the identity matrix along its first axis gives the matrix of the map. This holds in every mode, with every
+coordinate transformation, and for sizes known only at run time. The runtime chooses the same neighbours as in the
+forward pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.autodiff.engine import Unsupported
+from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, UNSUPPORTED, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
@@ -43,7 +43,7 @@ class _Axis:
 @gradient(
     "Resize",
     opset=18,
-    roi=UNSUPPORTED("boxes that are learned need GridSample, whose grid has a gradient"),
+    roi=UNSUPPORTED("to learn boxes, use GridSample, whose grid has a gradient"),
     scales=NON_DIFFERENTIABLE,
     sizes=NON_DIFFERENTIABLE,
 )
@@ -58,7 +58,7 @@ def resize(rule: Rule, dY: Value) -> Grads:
 
 @gradient("Upsample", opset=9, scales=NON_DIFFERENTIABLE)
 def upsample(rule: Rule, dY: Value) -> Grads:
-    """Y = Resize of X with asymmetric coordinates and floor, so dX is as there."""
+    """Y = Resize of X with asymmetric coordinates and floor, so dX is that of Resize."""
     mode = rule.attr("mode")
     attributes = {"mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return {"X": _resize(rule, dY, attributes)}
@@ -81,31 +81,39 @@ def _resize(rule: Rule, dY: Value, attributes: dict[str, Any]) -> Value:
 
 def _resized_axes(rule: Rule, X: Value, rank: int) -> list[_Axis]:
     """Return the axes that may change, each with its place in scales and sizes."""
-    given = rule.attr("axes") if rule.node.op_type == "Resize" else None
-    axes = list(range(rank)) if given is None else [a % rank for a in given]
-    scales, sizes = rule.constant_input("scales"), None
-    if rule.node.op_type == "Resize":
-        sizes = rule.constant_input("sizes")
-    by_sizes = rule.node.op_type == "Resize" and rule.optional_input("sizes") is not None
-    crops = rule.node.op_type == "Resize" and rule.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
-    stretch = rule.node.op_type != "Resize" or rule.attr("keep_aspect_ratio_policy") == "stretch"
-    before, after = rule.dims(X), rule.dims(rule.output("Y"))
-    assert before is not None
+    resize = rule.node.op_type == "Resize"
+    crops = resize and rule.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
+    by_sizes = resize and rule.optional_input("sizes") is not None
     found = []
-    for position, axis in enumerate(axes):
-        factor: int | None = None
-        if not by_sizes and scales is not None and float(scales[position]).is_integer():
-            factor = int(scales[position])
-        elif by_sizes and stretch:
-            wanted = int(sizes[position]) if sizes is not None else None if after is None else after[axis]
-            size = before[axis]
-            if wanted is not None and wanted == size:
-                factor = 1
-            elif isinstance(wanted, int) and isinstance(size, int) and size > 0 and wanted % size == 0:
-                factor = wanted // size
+    for position, axis in enumerate(_named_axes(rule, rank)):
+        factor = _size_factor(rule, X, axis, position) if by_sizes else _scale_factor(rule, position)
         if factor != 1 or crops:
             found.append(_Axis(axis, position, factor))
     return found
+
+
+def _named_axes(rule: Rule, rank: int) -> list[int]:
+    """Return the axes to which scales and sizes refer."""
+    given = rule.attr("axes") if rule.node.op_type == "Resize" else None
+    return list(range(rank)) if given is None else [a % rank for a in given]
+
+
+def _scale_factor(rule: Rule, position: int) -> int | None:
+    """Return the integer factor that `scales` gives, or None."""
+    scales = rule.constant_input("scales")
+    return int(scales[position]) if scales is not None and float(scales[position]).is_integer() else None
+
+
+def _size_factor(rule: Rule, X: Value, axis: int, position: int) -> int | None:
+    """Return the integer factor that `sizes` gives, or None."""
+    if rule.attr("keep_aspect_ratio_policy") != "stretch":
+        return None
+    sizes, before, after = rule.constant_input("sizes"), rule.dims(X), rule.dims(rule.output("Y"))
+    wanted = int(sizes[position]) if sizes is not None else None if after is None else after[axis]
+    size = None if before is None else before[axis]
+    if wanted is not None and wanted == size:
+        return 1
+    return wanted // size if isinstance(wanted, int) and isinstance(size, int) and size and wanted % size == 0 else None
 
 
 def _sum_blocks(rule: Rule, dY: Value, X: Value, axes: list[_Axis]) -> Value:
@@ -151,16 +159,15 @@ def _matrix(rule: Rule, X: Value, axis: _Axis, count: int, attributes: dict[str,
 
 
 def _matrix_by_policy(rule: Rule, X: Value, axis: _Axis, identity: Value, attributes: dict[str, Any]) -> Value:
-    """Return the matrix where one scale for all axes follows from all sizes together.
+    """Return the matrix of the map when one scale for all axes follows from all sizes together.
 
-    The operator itself is run on a tensor that varies along this axis only: row k is 1 at k, and along the other axes
-    everything is the same, so any place on them shows the row of the map.
+    The operator runs on a tensor that varies only along this axis: row k is 1 at k. It is constant along the other
+    axes, so any position on them shows the row of the map.
     """
     op = rule.op
-    given = rule.attr("axes")
     rank = rule.rank(X)
     assert rank is not None
-    axes = list(range(rank)) if given is None else [a % rank for a in given]
+    axes = _named_axes(rule, rank)
     shape = op.Concat(rule.dim_of(X, axis.axis), *(rule.dim_of(X, a) for a in axes), axis=0)
     place = [1] * (len(axes) + 1)
     rows = op.Reshape(identity, op.Concat(
@@ -183,7 +190,7 @@ def _matrix_by_policy(rule: Rule, X: Value, axis: _Axis, identity: Value, attrib
 
 
 def _entry(rule: Rule, name: str, position: int) -> Value:
-    """Return one entry of an input as a vector of one: a constant where the input is one."""
+    """Return one entry of an input as a vector of one element: a constant if the input is constant."""
     known = rule.constant_input(name)
     if known is not None:
         return rule.op.constant(known[position : position + 1])

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.engine import Unsupported
+from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, ZERO, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._scatter import scatter_rows
@@ -20,7 +20,7 @@ def roi_align(rule: Rule, dY: Value) -> Grads:
     """Y[r] = V_r X[b_r] H_r^T with the interpolation matrices of region r, so dX[b_r] adds V_r^T dY[r] H_r.
 
     Averages of bilinear samples along one axis do not depend on the other axis. A corner of the region moves every
-    sample; the sum of their gradients is its own. With mode max only the largest sample has a gradient.
+    sample, so its gradient is the sum of theirs. With mode max, only the largest sample has a gradient.
     """
     vertical, horizontal = _lines(rule, 1), _lines(rule, 0)
     if rule.attr("mode") == "max":
@@ -75,7 +75,7 @@ class _Line:
         part = op.Sub(place, low)
         index = op.Concat(low, op.Min(op.Add(low, 1.0), self.last), axis=3)
         weights = op.Mul(op.Concat(op.Sub(1.0, part), part, axis=3), self.inside())
-        exists = op.GreaterOrEqual(index, 0.0)  # of the same shape, and always true
+        exists = op.GreaterOrEqual(index, 0.0)  # always true, in the same shape
         if self.exists is not None:
             exists = op.And(exists, self.exists)
         index = op.Cast(index, to=ir.DataType.INT64)
@@ -92,7 +92,7 @@ class _Line:
         return op.Cast(op.Range(0, op.Squeeze(count, [0]), 1), to=self.position.dtype)
 
     def corners(self, grad: Value) -> tuple[Value, Value]:
-        """Return the gradients by the start and the end of the regions, given that by the matrices."""
+        """Return the gradients of the start and the end of the regions, given those of the matrices."""
         op, dtype = self.rule.op, self.position.dtype
         signed = op.Sub(self.clamped(), self.pixels())
         # The right-hand slope of the hat function, as the samples' neighbours are floor and floor + 1.
@@ -133,7 +133,7 @@ def _lines(rule: Rule, axis: int) -> _Line:
         share: Value = op.constant((steps / bins)[None, :, :, None], dtype)
         each: Value = op.constant(np.array(1 / samples), dtype)
     else:
-        # As many samples as the bin has pixels: another number for every region, and none in an empty one.
+        # As many samples as the bin has pixels. The number differs between regions; an empty region has none.
         counts = op.Ceil(op.Div(length, float(bins)))
         most = op.Cast(op.Max(op.ReduceMax(counts, keepdims=0), 0.0), to=ir.DataType.INT64)
         number = op.Unsqueeze(op.Cast(op.Range(0, most, 1), to=dtype), [1])
@@ -148,16 +148,16 @@ def _lines(rule: Rule, axis: int) -> _Line:
 
 
 def _largest_sample(rule: Rule, dY: Value, vertical: _Line, horizontal: _Line) -> Value:
-    """Return dX for mode max: the output is the largest product of a neighbour's value with its weight."""
+    """Return dX for mode max, where the output is the largest product of a neighbour's value and its weight."""
     if rule.needs("rois"):
-        raise Unsupported("RoiAlign with mode max has no gradient by its regions; use mode avg")
+        raise Unsupported("with mode max, its regions have no gradient; use mode avg")
     op, X, batch = rule.op, rule.input("X"), rule.input("batch_indices")
     rows, row_weights, row_exists = vertical.neighbours()
     columns, column_weights, column_exists = horizontal.neighbours()
     bins = rule.attr("output_height") * rule.attr("output_width")
 
     def pairs(of_rows: Value, of_columns: Value, combine: str) -> Value:
-        """Return what two neighbours make together: [regions, 1, bins, neighbours]."""
+        """Return the combination of two neighbours: [regions, 1, bins, neighbours]."""
         both = op.call(combine, (op.Unsqueeze(of_rows, [3, 4]), op.Unsqueeze(of_columns, [1, 2])))[0]
         return op.Reshape(op.Transpose(both, perm=[0, 1, 3, 2, 4]), [0, 1, bins, -1])
 
@@ -183,8 +183,8 @@ def _largest_sample(rule: Rule, dY: Value, vertical: _Line, horizontal: _Line) -
 def max_roi_pool(rule: Rule, dY: Value) -> Grads:
     """Y[r, bin] = the largest element of X in the bin, so dX adds dY there; an empty bin has none.
 
-    The corners of a region are rounded to whole pixels, so Y does not change with them. The maximum is taken along x
-    first, then along y: together they say where it was.
+    The corners of a region are rounded to whole pixels, so their slope is 0. The maximum is taken along x first, then
+    along y; the two indices give its position.
     """
     op, X, rois = rule.op, rule.input("X"), rule.input("rois")
     height, width = rule.attr("pooled_shape")
@@ -212,11 +212,11 @@ def max_roi_pool(rule: Rule, dY: Value) -> Grads:
 
 
 def _members(rule: Rule, corner: int, bins: int, axis: int) -> Value:
-    """Return which pixels along one axis lie in which bin of which region: [regions, bins, pixels], bool."""
+    """Return whether each pixel along one axis lies in each bin of each region: [regions, bins, pixels], bool."""
     op, rois, X = rule.op, rule.input("rois"), rule.input("X")
     dtype = X.dtype or ir.DataType.FLOAT
     scaled = op.Mul(rois, rule.attr("spatial_scale"))
-    # Halves are rounded up, as C's round does for what is not negative.
+    # Halves are rounded up, as C's round does for numbers that are not negative.
     start, end = (
         op.Unsqueeze(op.Floor(op.Add(op.Slice(scaled, [c], [c + 1], [1]), 0.5)), [2]) for c in (corner, corner + 2)
     )

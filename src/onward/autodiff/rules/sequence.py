@@ -34,11 +34,11 @@ def sequence_at(rule: Rule, dtensor: Value) -> Grads:
 
 @gradient("SequenceInsert", opset=11, position=NON_DIFFERENTIABLE)
 def sequence_insert(rule: Rule, doutput_sequence: Value) -> Grads:
-    """output_sequence has tensor at position, so dtensor is its element there and dinput_sequence all the others."""
+    """output_sequence has tensor at position, so dtensor is the element there and dinput_sequence has the others."""
     op, position = rule.op, rule.optional_input("position")
     index: Value | None = None
     if position is not None:
-        # A negative position counts from the end of the shorter sequence that the tensor is put into.
+        # A negative position counts from the end of the input sequence, which is shorter by one.
         index = _from_the_front(rule, position, rule.input("input_sequence"))
     return {
         "input_sequence": op.SequenceErase(doutput_sequence, index),
@@ -80,42 +80,35 @@ def split_to_sequence(rule: Rule, doutput_sequence: Value) -> Grads:
 def sequence_map(rule: Rule, *dout_sequence: Value | None) -> Grads:
     """out[i] = body(input_sequence[i], additional_inputs[i]), so the gradients are mapped over the same elements.
 
-    An additional input that is a tensor, and what the body captures, get the sum over all elements.
+    Additional inputs that are tensors, and captured values, get the sum over all elements.
     """
-    node, op = rule.node, rule.op
-    body = node.attributes["body"].as_graph()
-    assert rule.sweep is not None
-    wanted = [i for i, v in enumerate(node.inputs) if v is not None and rule.sweep.wants(v)]
+    node, body = rule.node, rule.node.attributes["body"].as_graph()
+    wanted = [formal for formal, v in zip(body.inputs, node.inputs, strict=True) if flow.is_active(rule, v)]
     captures = flow.active_captures(rule, body)
     sweep = flow.start_body(rule)
-    inside = sweep.op
-    given = [(k, d) for k, d in enumerate(dout_sequence) if d is not None]
-    delements = [flow.body_input(inside, body.outputs[k], f"d{body.outputs[k].name}") for k, _ in given]
-    seeds = [(body.outputs[k], e) for (k, _), e in zip(given, delements, strict=True)]
-    grads = flow.differentiate_body(sweep, body, seeds, [*(body.inputs[i] for i in wanted), *captures])
-    differentiated: list[int | Value] = [*wanted, *captures]
-    targets = [(t, g) for t, g in zip(differentiated, grads, strict=True) if g is not None]
-    if not targets:
+    given = [(d, output) for d, output in zip(dout_sequence, body.outputs, strict=False) if d is not None]
+    delements = [flow.body_input(sweep.op, output, f"d{output.name}") for _, output in given]
+    seeds = [(output, element) for (_, output), element in zip(given, delements, strict=True)]
+    grads = flow.differentiate_body(sweep, body, seeds, [*wanted, *captures])
+    if not grads:
         return {}
-    found = flow.finish_body(sweep, body, [g for _, g in targets])
+    found = flow.finish_body(sweep, body, list(grads.values()))
     kept = [_keep(rule, body, r) for r in found.residuals]
-    slots = [flow.body_input(inside, r, f"residual/{r.name}") for r in found.residuals]
-    found.replace(dict(zip(found.residuals, slots, strict=True)))
-    results = [g for g in found.grads if g is not None]
-    graph = flow.make_graph(found.op, [*delements, *slots], results, "backward")
-    made = op.call("SequenceMap", [*(d for _, d in given), *kept], outputs=len(results), body=graph)
-    by_input: list[Value | None] = [None] * len(node.inputs)
-    captured: list[tuple[Value, Value]] = []
-    for (target, grad), mapped in zip(targets, made, strict=True):
-        source = target if isinstance(target, ir.Value) else node.inputs[target]
-        assert source is not None
-        mapped.type = ir.SequenceType(grad.type or ir.TensorType(source.dtype or ir.DataType.FLOAT))
-        if isinstance(target, ir.Value):
-            captured.append((target, _total(rule, mapped, source)))
-        else:
-            is_sequence = isinstance(source.type, ir.SequenceType)
-            by_input[target] = mapped if is_sequence else _total(rule, mapped, source)
+    graph = flow.make_graph(found.op, [*delements, *found.read_from_inputs()], found.grads, "backward")
+    made = rule.op.call("SequenceMap", [*(d for d, _ in given), *kept], outputs=len(grads), body=graph)
+    mapped = dict(zip(grads, made, strict=True))
+    for value, grad in grads.items():
+        mapped[value].type = ir.SequenceType(grad.type or ir.TensorType(value.dtype or ir.DataType.FLOAT))
+    by_input = [_per_input(rule, mapped.get(formal), v) for formal, v in zip(body.inputs, node.inputs, strict=True)]
+    captured = [(v, _total(rule, mapped[v], v)) for v in captures if v in mapped]
     return {"input_sequence": by_input[0], "additional_inputs": by_input[1:], "captured": captured}
+
+
+def _per_input(rule: Rule, mapped: Value | None, actual: Value | None) -> Value | None:
+    """Return the gradient of an input: that of each element for a sequence, their sum for a tensor."""
+    if mapped is None or actual is None:
+        return None
+    return mapped if isinstance(actual.type, ir.SequenceType) else _total(rule, mapped, actual)
 
 
 def _total(rule: Rule, mapped: Value, like: Value) -> Value:
@@ -129,7 +122,7 @@ def _total(rule: Rule, mapped: Value, like: Value) -> Value:
 
 
 def _keep(rule: Rule, body: ir.Graph, residual: Value) -> Value:
-    """Return the output of the SequenceMap that holds `residual` of every element."""
+    """Return the sequence of `residual` for every element: an output of the SequenceMap or one of its inputs."""
     node, names = rule.node, rule.op.names
     for position, value in enumerate(body.outputs):
         if value is residual:
@@ -147,7 +140,7 @@ def _keep(rule: Rule, body: ir.Graph, residual: Value) -> Value:
 
 
 def _from_the_front(rule: Rule, position: Value, sequence: Value) -> Value:
-    """Return `position` counted from the front of `sequence`; a negative one counts from its end."""
+    """Return `position` counted from the front of `sequence`; a negative position counts from the end."""
     op = rule.op
     known = rule.constant_input("position")
     if known is not None and known.size and int(known.reshape(-1)[0]) >= 0:

@@ -1,4 +1,4 @@
-"""Operators that give the same elements another shape or order: the gradient goes the same way back."""
+"""Operators that change the shape or order of elements: the gradient changes them back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def flatten(rule: Rule, doutput: Value) -> Grads:
 
 @gradient("Squeeze", opset=13, integers=True, axes=NON_DIFFERENTIABLE)
 def squeeze(rule: Rule, dsqueezed: Value) -> Grads:
-    """squeezed lacks axes of size 1, so ddata has them again."""
+    """squeezed lacks axes of size 1, so ddata adds them again."""
     axes = rule.optional_input("axes")
     if axes is None:
         return {"data": rule.reshape_like(dsqueezed, rule.input("data"))}
@@ -33,12 +33,12 @@ def squeeze(rule: Rule, dsqueezed: Value) -> Grads:
 
 @gradient("Unsqueeze", opset=13, integers=True, axes=NON_DIFFERENTIABLE)
 def unsqueeze(rule: Rule, dexpanded: Value) -> Grads:
-    """expanded has further axes of size 1, so ddata is without them."""
+    """expanded has further axes of size 1, so ddata removes them."""
     return {"data": rule.op.Squeeze(dexpanded, _list_of_axes(rule, rule.input("axes")))}
 
 
 def _list_of_axes(rule: Rule, axes: Value) -> Value:
-    """Return axes as a list: exporters write one axis as a number, which ONNX Runtime's Squeeze does not take."""
+    """Return axes as a vector: exporters write one axis as a scalar, which ONNX Runtime's Squeeze refuses."""
     known = rule.constant_input("axes")
     return rule.op.constant(known.reshape(1)) if known is not None and known.ndim == 0 else axes
 
@@ -88,8 +88,7 @@ def concat(rule: Rule, dconcat_result: Value) -> Grads:
     op, axis, inputs = rule.op, rule.attr("axis"), rule.variadic("inputs")
     if len(inputs) == 1:
         return {"inputs": [dconcat_result]}
-    sizes = [None if (dims := rule.dims(v)) is None else dims[axis] for v in inputs]
-    known = [s for s in sizes if isinstance(s, int)]
+    known = [s for s in (rule.known_dim(v, axis) for v in inputs) if s is not None]
     wanted = [i for i in range(len(inputs)) if rule.needs("inputs", i)]
     if len(known) == len(inputs):
         if len(wanted) == 1:
@@ -125,9 +124,7 @@ def depth_to_space(rule: Rule, doutput: Value) -> Grads:
 @gradient("SpaceToDepth", opset=13)
 def space_to_depth(rule: Rule, doutput: Value) -> Grads:
     """output moves blocks of space into channels, so dinput moves them back (CRD: since opset 28)."""
-    return {
-        "input": rule.op.DepthToSpace(doutput, blocksize=rule.attr("blocksize"), mode=rule.attr("mode", "DCR")),
-    }
+    return {"input": rule.op.DepthToSpace(doutput, blocksize=rule.attr("blocksize"), mode=rule.attr("mode", "DCR"))}
 
 
 def _reorder_channels(rule: Rule, blocks: Value, like: Value, depth: Value, size: int) -> Value:
@@ -152,7 +149,7 @@ def trilu(rule: Rule, doutput: Value) -> Grads:
 
 @gradient("ReverseSequence", opset=10, sequence_lens=NON_DIFFERENTIABLE)
 def reverse_sequence(rule: Rule, dY: Value) -> Grads:
-    """Y reverses the start of each sequence; the same again undoes it."""
+    """Y reverses the start of each sequence, so dX reverses it again."""
     attributes = {name: rule.attr(name) for name in ("batch_axis", "time_axis")}
     return {"input": rule.op.ReverseSequence(dY, rule.input("sequence_lens"), **attributes)}
 
@@ -161,7 +158,7 @@ def reverse_sequence(rule: Rule, dY: Value) -> Grads:
 def where(rule: Rule, doutput: Value) -> Grads:
     """output = X where condition, else Y, so each gradient is doutput there and 0 elsewhere.
 
-    Where, not a product with the mask: an infinite gradient on the other side must not become NaN.
+    A product with the mask would turn an infinite gradient on the other side into NaN.
     """
     op, condition = rule.op, rule.input("condition")
     return {

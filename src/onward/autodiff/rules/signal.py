@@ -1,17 +1,17 @@
-"""Fourier transforms: linear, so the gradient is the transposed transform, which is a Fourier transform too."""
+"""Fourier transforms are linear: the gradient is the transposed transform, again a Fourier transform."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.registry import NON_DIFFERENTIABLE, ZERO, declare, gradient
+from onward.autodiff.registry import NON_DIFFERENTIABLE, ZERO, declare, each, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.rules._scatter import scatter_rows
 from onward.autodiff.types import Grads
 from onward.graph.builder import Value
 
-Axis = int | Value  # a value where the axis is known at run time only
+Axis = int | Value  # a value if the axis is known only at run time
 
 
 @gradient("DFT", opset=17, dft_length=NON_DIFFERENTIABLE)
@@ -38,7 +38,7 @@ def _dft(rule: Rule, doutput: Value, axis: Axis) -> Value:
     scalar = op.Squeeze(length, [0])
     n = op.Cast(length, to=data.dtype or ir.DataType.FLOAT)
     if inverse and onesided:
-        # Real output: each frequency but the first and, for an even length, the last stands for itself and its mirror.
+        # Real output: frequencies have mirror images, except the first and, for an even length, the last.
         spectrum = op.Div(_fourier(rule, doutput, scalar, axis, onesided=1), n)
         weighted = op.Mul(spectrum, _mirrored(rule, data, axis, length, spectrum))
         return _resize_axis(rule, weighted, data, axis)
@@ -68,7 +68,7 @@ def _length(rule: Rule, size: Value) -> Value:
 
 
 def _fourier(rule: Rule, value: Value, length: Value, axis: Axis, *, inverse: int = 0, onesided: int = 0) -> Value:
-    """Return the DFT of `value` in the form of the model's opset."""
+    """Return the DFT of `value` in the form that the model's opset has."""
     attributes = {"inverse": inverse or None, "onesided": onesided or None}
     if rule.op.opset < 20:
         return rule.op.DFT(value, length, axis=axis, **attributes)
@@ -150,15 +150,7 @@ def _frame_length(rule: Rule, signal: Value, window: Value | None) -> Value:
 
 
 # The edges of the bands are rounded to whole frequencies.
-declare(
-    "MelWeightMatrix",
-    opset=17,
-    num_mel_bins=NON_DIFFERENTIABLE,
-    dft_length=NON_DIFFERENTIABLE,
-    sample_rate=NON_DIFFERENTIABLE,
-    lower_edge_hertz=ZERO,
-    upper_edge_hertz=ZERO,
-)
-declare("HannWindow", opset=17, size=NON_DIFFERENTIABLE)
-declare("HammingWindow", opset=17, size=NON_DIFFERENTIABLE)
-declare("BlackmanWindow", opset=17, size=NON_DIFFERENTIABLE)
+_MEL = each(NON_DIFFERENTIABLE, "num_mel_bins", "dft_length", "sample_rate")
+declare("MelWeightMatrix", opset=17, lower_edge_hertz=ZERO, upper_edge_hertz=ZERO, **_MEL)
+for _op_type in ("HannWindow", "HammingWindow", "BlackmanWindow"):
+    declare(_op_type, opset=17, size=NON_DIFFERENTIABLE)

@@ -1,4 +1,4 @@
-"""Softmax and its relatives, from the forward output: no exponential is taken twice."""
+"""Softmax, LogSoftmax and Hardmax. The gradients use the forward output and compute no exponential twice."""
 
 from __future__ import annotations
 

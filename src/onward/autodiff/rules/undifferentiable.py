@@ -1,7 +1,7 @@
 """Operators none of whose inputs has a gradient: text, images, and the classical models of ai.onnx.ml.
 
-The operators of ai.onnx.ml hold their parameters in attributes, where nothing can be trained; what can be written with
-ai.onnx operators says so.
+The operators of ai.onnx.ml hold their parameters in attributes, which cannot be trained. Their messages name ai.onnx
+operators that compute the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ declare("TfIdfVectorizer", opset=9, X=NON_DIFFERENTIABLE)
 
 _ML = "ai.onnx.ml"
 
-# Maps, dictionaries, categories, look-ups: no floating-point argument in the sense of a derivative.
+# Maps, dictionaries, categories, look-ups: no argument to differentiate.
 for _op_type in ("CastMap", "CategoryMapper", "DictVectorizer", "LabelEncoder", "OneHotEncoder"):
     declare(_op_type, domain=_ML, X=NON_DIFFERENTIABLE)
 
