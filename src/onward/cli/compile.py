@@ -1,16 +1,23 @@
-"""`onward compile FILE -o DIR`."""
+"""`onward compile FILE -o DIR`, or `--explain`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from onward.passes.base import Trace
 
 
 def compile_command(
     file: Annotated[Path, typer.Argument(help="A training model (.onnx).", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The directory to write.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The directory to write.", show_default=False)
+    ] = None,
     target_opset: Annotated[
         int | None, typer.Option(help="The opset of the graphs (default: the lowest they need).")
     ] = None,
@@ -20,23 +27,32 @@ def compile_command(
         bool,
         typer.Option("--split", help="Also write gradient and update as two graphs (accumulation, federation)."),
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print each pass with the nodes before and after it, and its time.")
+    ] = False,
 ) -> None:
     """Compile a training model to plain ONNX graphs that any runtime can train with."""
-    from rich.table import Table
-
     from onward.cli.console import stdout_console
     from onward.compiler.compile import compile_model
-    from onward.errors import counted
+    from onward.errors import A101, ArgumentError, Diagnostic, counted
 
-    program = compile_model(file, target_opset=target_opset, target_ir=target_ir, seed=seed, split=split)
-    program.save(output)
-    table = Table(title=f"{file.name} → {output}/", title_justify="left", box=None, pad_edge=False)
-    for heading in ("graph", "nodes", "opset", "inputs", "outputs"):
-        table.add_column(heading, justify="left" if heading == "graph" else "right")
+    if output is None and not explain:
+        raise ArgumentError(
+            Diagnostic(A101, "there is no directory to write to", place="--output", hint="pass -o DIR, or --explain")
+        )
+    trace: list[Trace] | None = [] if explain else None
+    program = compile_model(file, target_opset=target_opset, target_ir=target_ir, seed=seed, split=split, trace=trace)
+    console = stdout_console()
+    if trace is not None:
+        console.print(_explained(trace))
+        total = sum(t.seconds for t in trace)
+        console.print(f"passes run: {len(trace)}, in {total * 1e3:.1f} ms; docs/how_it_compiles.md describes them\n")
+    if output is not None:
+        program.save(output)
+    table = _table(f"{file.name} → {output}/" if output else file.name, "graph", "nodes", "opset", "inputs", "outputs")
     for graph in program.graphs():
         counts = (len(graph.model.graph), graph.opset, len(graph.input_names), len(graph.output_names))
         table.add_row(graph.name, *(str(c) for c in counts))
-    console = stdout_console()
     console.print(table)
     if not program.entries:
         console.print(
@@ -45,6 +61,26 @@ def compile_command(
         )
         return
     size = sum(v.nbytes for v in program.state.values())
-    console.print(
-        f"state: {counted(len(program.state), 'tensor')}, {counted(size, 'byte')}; see {output}/README.md for the loop"
-    )
+    state = f"state: {counted(len(program.state), 'tensor')}, {counted(size, 'byte')}"
+    console.print(f"{state}; see {output}/README.md for the loop" if output else state)
+
+
+def _explained(trace: list[Trace]) -> Table:
+    """Return a row for each pass; a graph is named where its passes begin."""
+    table = _table("", "graph", "pass", "nodes before", "after", "ms")
+    table.columns[1].justify = "left"
+    last = None
+    for row in trace:
+        counts = (str(row.before), str(row.after) if row.after != row.before else "·")
+        table.add_row(row.unit if row.unit != last else "", row.name, *counts, f"{row.seconds * 1e3:.1f}")
+        last = row.unit
+    return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left")
+    return table

@@ -32,7 +32,7 @@ from onward.graph.schema import WORKING_OPSET
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP, averages, entry_roles
 from onward.model.serde import Source
 from onward.model.training_model import TrainingEntry, TrainingModel
-from onward.passes.base import Pass, Trace, Unit, run_passes
+from onward.passes.base import Trace, Unit, run_passes
 from onward.passes.opset import LabelOpset
 from onward.upgrade import normalise
 
@@ -63,7 +63,7 @@ def compile_model(
         CheckFailed: the model is not valid ONNX and cannot be compiled for that reason.
     """
     _check_target(target_opset, target_ir)
-    training = normalise(model)
+    training = normalise(model, trace=trace)
     try:
         return Compiler(training, target_opset=target_opset, target_ir=target_ir, trace=trace).program(seed, split)
     except OnwardError:
@@ -241,6 +241,3 @@ def _target_specs(model: TrainingModel) -> list[TensorSpec]:
 def _spec(value: Value) -> TensorSpec:
     dtype = "unknown" if value.dtype is None else str(value.dtype.numpy())
     return TensorSpec(value.name or "", dtype, shapes.dims(value) or ())
-
-
-__all__ = ["Compiler", "Pass", "compile_model"]

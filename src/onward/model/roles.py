@@ -80,6 +80,16 @@ def has_role(value: ir.Value, role: Role) -> bool:
     return value.metadata_props.get(_ROLE) == role.value
 
 
+def trained(model: TrainingModel) -> dict[str, ir.Value]:
+    """Return the initializers that are marked as parameters; of those without a role, what is differentiated."""
+    inferred = {name for node in model.gradient_nodes() for name in differentiated(node)}
+    return {
+        k: v
+        for k, v in model.initializers().items()
+        if has_role(v, Role.PARAMETER) or (_ROLE not in v.metadata_props and k in inferred)
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class EntryRoles:
     """What the values of one training entry are, by name."""

@@ -95,10 +95,11 @@ class TrainingModel:
 
     @property
     def parameters(self) -> dict[str, ir.Value]:
-        """The trained initializers: those an update replaces and a `Gradient` node differentiates by."""
-        trained = {name for node in self.gradient_nodes() for name in differentiated(node)}
-        known = self.initializers()
-        return {k: known[k] for k in self._bound() if k in known and k in trained}
+        """The trained initializers: an update replaces them, and the loss is differentiated with respect to them."""
+        from onward.model.roles import trained
+
+        found = trained(self)
+        return {k: found[k] for k in self._bound() if k in found}
 
     @property
     def state(self) -> dict[str, ir.Value]:

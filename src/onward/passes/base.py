@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from onward.graph import walk
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import copy_graph, remove_dead_nodes
 from onward.graph.schema import TRAINING_DOMAIN
@@ -33,9 +34,10 @@ class Fact:
 
 
 INLINED = Fact("no calls of model-local functions", lambda unit: not unit.model.functions)
-NO_GRADIENTS = Fact("no Gradient nodes", lambda unit: not any(is_gradient(n) for n in unit.graph.all_nodes()))
+NO_GRADIENTS = Fact("no Gradient nodes", lambda unit: not any(is_gradient(n) for n in walk.all_nodes(unit.graph)))
 NO_OPTIMIZERS = Fact(
-    "no operators of the training domain", lambda unit: all(n.domain != TRAINING_DOMAIN for n in unit.graph.all_nodes())
+    "no operators of the training domain",
+    lambda unit: all(n.domain != TRAINING_DOMAIN for n in walk.all_nodes(unit.graph)),
 )
 STATE_AS_INPUTS = Fact("all state is graph inputs", lambda unit: all(v.const_value is None for v in unit.state))
 
@@ -152,7 +154,7 @@ class Pass(abc.ABC):
         """Change `unit`; return whether anything changed."""
 
     def __call__(self, unit: Unit) -> bool:
-        """Run the pass, with its conditions checked.
+        """Run the pass, with its conditions checked; do nothing where all that it ensures holds already.
 
         Raises:
             PassError: a requirement does not hold, or the pass broke a promise.
@@ -162,6 +164,8 @@ class Pass(abc.ABC):
             raise PassError(f"pass `{self.name}` requires: {', '.join(missing)}")
         if unit.trains and not self.safe_for_training:
             raise PassError(f"pass `{self.name}` is not safe for training, and `{unit.name}` trains")
+        if self.ensures and unit.facts.issuperset(self.ensures):
+            return False
         before, began = _count(unit), time.perf_counter()
         modified = self.run(unit)
         if not isinstance(modified, bool):
@@ -195,4 +199,4 @@ def rewrite_nodes(unit: Unit, op_type: str, rewrite: Callable[[ir.Node, Builder]
 
 def _count(unit: Unit) -> int:
     """Return the number of nodes, where somebody wants to know it."""
-    return 0 if unit.trace is None else sum(1 for _ in unit.graph.all_nodes())
+    return 0 if unit.trace is None else sum(1 for _ in walk.all_nodes(unit.graph))

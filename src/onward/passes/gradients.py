@@ -8,6 +8,7 @@ from typing import Any
 from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.lowering import lower_model
 from onward.autodiff.registry import is_own
+from onward.graph import walk
 from onward.graph.walk import ancestors
 from onward.model.training_model import is_gradient
 from onward.passes.base import NO_GRADIENTS, Pass, Unit
@@ -21,7 +22,7 @@ class KeepNeededGradients(Pass):
 
     def run(self, unit: Unit) -> bool:
         if NO_GRADIENTS in unit.facts:
-            return False
+            return False  # `RemoveDeadNodes` removes what no output needs
         values = unit.values()
         needed = ancestors(unit.graph.outputs)
         while True:
@@ -67,7 +68,7 @@ def _gradients(unit: Unit) -> dict[str, tuple[str, str] | None]:
     """
     found: dict[str, tuple[str, str] | None] = {}
     state = {v.name for v in unit.state}
-    own = any(is_own(n.op_type, n.domain, unit.opset) for n in unit.graph.all_nodes())
+    own = any(is_own(n.op_type, n.domain, unit.opset) for n in walk.all_nodes(unit.graph))
     for node in unit.graph:
         if not is_gradient(node):
             continue

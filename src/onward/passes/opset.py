@@ -6,6 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import A101, ArgumentError, Diagnostic, ModelError, define
+from onward.graph import walk
 from onward.graph.schema import WORKING_OPSET, Schema, attribute_default, schema
 from onward.passes.base import INLINED, Pass, Unit
 
@@ -67,7 +68,7 @@ class LabelOpset(Pass):
 def _label(model: ir.Model, target: int) -> None:
     """Label `model` with opset `target`, in place, after a check that every node means the same there."""
     current = model.opset_imports.get("", target)
-    nodes = list(model.graph.all_nodes())
+    nodes = list(walk.all_nodes(model.graph))
     problems = [
         Diagnostic(
             M302,
@@ -91,7 +92,7 @@ def _label(model: ir.Model, target: int) -> None:
 def lowest_opset(model: ir.Model, floor: int) -> int:
     """Return the lowest opset not below `floor` at which every node of `model` means what it means now."""
     current = model.opset_imports.get("", floor)
-    nodes = list(model.graph.all_nodes())
+    nodes = list(walk.all_nodes(model.graph))
     for target in range(min(floor, current), current):
         if not any(_misfit(n, current, target) for n in nodes):
             return target

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import Diagnostic, ModelError, define
-from onward.graph import shapes
+from onward.graph import shapes, walk
 from onward.graph.builder import Builder, Value
 from onward.graph.edit import replace_node
 from onward.graph.schema import TRAINING_DOMAIN, attribute_default
@@ -29,7 +29,7 @@ class LowerOptimizers(Pass):
     requires = (NO_GRADIENTS,)
 
     def run(self, unit: Unit) -> bool:
-        found = [n for n in unit.graph.all_nodes() if n.domain == TRAINING_DOMAIN and n.op_type in _UPDATES]
+        found = [n for n in walk.all_nodes(unit.graph) if n.domain == TRAINING_DOMAIN and n.op_type in _UPDATES]
         for node in found:
             op = unit.builder(f"{node.name or node.op_type}/")
             replace_node(node, op, _UPDATES[node.op_type](node, op))

@@ -37,7 +37,7 @@ class LowerRandomness(Pass):
         self._advance = advance
 
     def run(self, unit: Unit) -> bool:
-        if not any(is_random(n) for n in unit.graph.all_nodes()):
+        if not any(is_random(n) for n in walk.all_nodes(unit.graph)):
             return False
         shapes.infer_shapes(unit.model)
         key, step = (_scalar_input(unit, name) for name in (RANDOM_KEY, RANDOM_STEP))
@@ -57,7 +57,7 @@ class RemoveDropout(Pass):
     safe_for_training = False
 
     def run(self, unit: Unit) -> bool:
-        found = [n for n in unit.graph.all_nodes() if n.op_type == "Dropout" and n.domain in ("", "ai.onnx")]
+        found = [n for n in walk.all_nodes(unit.graph) if n.op_type == "Dropout" and n.domain in ("", "ai.onnx")]
         for node in found:
             op = unit.builder(f"{node.name or 'Dropout'}/")
             data = _input(node, 0)
@@ -145,6 +145,8 @@ class _Stream:
         top = op.Div(self.integers(shape, lane), 1 << 8)
         wide = ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
         numbers = op.Mul(op.Add(op.Cast(top, to=wide), 0.5), 1.0 / (1 << 24))
+        if wide == ir.DataType.FLOAT:  # 2^24 - 1 + 0.5 rounds up
+            numbers = op.Min(numbers, 1.0 - 2.0**-24)
         return op.cast(numbers, dtype)
 
     def normal(self, shape: Value | np.ndarray, dtype: ir.DataType) -> Value:

@@ -19,7 +19,7 @@ class ProtectRunningStatistics(Pass):
 
     def run(self, unit: Unit) -> bool:
         copies: dict[ir.Value, int] = {}
-        found = [n for n in unit.graph.all_nodes() if _overwrites_its_inputs(n)]
+        found = [n for n in walk.all_nodes(unit.graph) if _overwrites_its_inputs(n)]
         for node in found:
             op = unit.builder(f"{node.name or node.op_type}/")
             for position in (3, 4):

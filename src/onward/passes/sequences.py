@@ -18,7 +18,7 @@ class SequencesToTensors(Pass):
     """
 
     def run(self, unit: Unit) -> bool:
-        found = [n for n in unit.graph.all_nodes() if n.op_type == "SplitToSequence" and n.domain == ""]
+        found = [n for n in walk.all_nodes(unit.graph) if n.op_type == "SplitToSequence" and n.domain == ""]
         replaced = [_replace(node, unit) for node in found]
         return any(replaced)
 

@@ -10,11 +10,12 @@
 from __future__ import annotations
 
 from onward.errors import A101, ArgumentError, Diagnostic
+from onward.graph import walk
 from onward.graph.schema import WORKING_OPSET, newest_opset
 from onward.model import serde
 from onward.model.stash import from_light, to_light
 from onward.model.training_model import TrainingModel
-from onward.passes.base import Pass, Unit, run_passes
+from onward.passes.base import Pass, Trace, Unit, run_passes
 from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
 from onward.upgrade.microsoft import decompose_microsoft, has_microsoft
 from onward.upgrade.opset import convert_model
@@ -53,16 +54,16 @@ class ReplaceMicrosoftOperators(Pass):
         return decompose_microsoft(unit.model)
 
 
-def normalise(source: serde.Source, *, copy: bool = False) -> TrainingModel:
+def normalise(source: serde.Source, *, copy: bool = False, trace: list[Trace] | None = None) -> TrainingModel:
     """Return a model in the form that everything else relies on: working opset, no `GraphCall`, plain operators.
 
     `source` stays as it was. A `TrainingModel` that has this form is returned itself, unless `copy` asks for a model
-    that the caller may change.
+    that the caller may change. `trace` receives what each pass did.
 
     Raises:
         ModelError: the model cannot be read, or a node cannot be converted; lists all of them.
     """
-    unit = Unit(serde.load(source), name="normalise")
+    unit = Unit(serde.load(source), name="normalise", trace=trace)
     run_passes((UpgradeOperators(), ReplaceMicrosoftOperators()), unit)
     return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training
 
@@ -97,5 +98,5 @@ def _needs_work(model: TrainingModel, target: int) -> bool:
     functions = [f.opset_imports.get("", f.opset_imports.get("ai.onnx", target)) for f in model.ir.functions.values()]
     algorithms = [e.algorithm for e in model.entries if e.algorithm is not None]
     return min(model.opset, *functions, target) < target or any(
-        n.op_type == "GraphCall" for algorithm in algorithms for n in algorithm.all_nodes()
+        n.op_type == "GraphCall" for algorithm in algorithms for n in walk.all_nodes(algorithm)
     )
