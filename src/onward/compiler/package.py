@@ -25,8 +25,8 @@ import onnx_ir as ir
 from onward.compiler.package_readme import readme
 from onward.compiler.program import Program, StepGraph, TensorSpec, total_names
 from onward.errors import Diagnostic, ModelError, define
-from onward.model.files import write_atomically
 from onward.model.serde import read_proto
+from onward.storage.atomic import write_atomic
 from onward.storage.tensor_file import Damaged, read_tensor_file, tensor_file_chunks
 
 FORMAT = "onward-program"
@@ -51,13 +51,13 @@ def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
         for name, model in files.items():
             data = model.SerializeToString(deterministic=True)
             hashes[name] = hashlib.sha256(data).hexdigest()
-            write_atomically(str(folder / name), data)
+            write_atomic(folder / name, [data])
         state = b"".join(bytes(c) for c in tensor_file_chunks(program.state, {}))
         hashes["state.safetensors"] = hashlib.sha256(state).hexdigest()
-        write_atomically(str(folder / "state.safetensors"), state)
+        write_atomic(folder / "state.safetensors", [state])
         manifest = build_manifest(program, hashes)
-        write_atomically(str(folder / "README.md"), readme(manifest).encode())
-        write_atomically(str(folder / "manifest.json"), (json.dumps(manifest, indent=2) + "\n").encode())
+        write_atomic(folder / "README.md", [readme(manifest).encode()])
+        write_atomic(folder / "manifest.json", [(json.dumps(manifest, indent=2) + "\n").encode()])
     except FileExistsError as error:
         raise ModelError(
             Diagnostic(M400, f"`{folder}` is a file", needed="a directory to write the program to")
