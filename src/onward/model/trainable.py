@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic, define
-from onward.graph.walk import ancestors, subgraphs
+from onward.graph.walk import all_nodes, ancestors, subgraphs
 from onward.model.training_model import FLOAT_TYPES
 
 A110 = define(
@@ -164,7 +164,7 @@ def _is_mask(array: np.ndarray) -> bool:
 def influential_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
     """Return every node that one of `outputs` depends on, those inside bodies included."""
     found = ancestors(outputs)
-    return found | {inner for node in found for graph in subgraphs(node) for inner in walk(graph)}
+    return found | {inner for node in found for graph in subgraphs(node) for inner in all_nodes(graph)}
 
 
 def _constant_use(node: ir.Node, index: int) -> str | None:
@@ -250,14 +250,6 @@ def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
     )
 
 
-def walk(graph: ir.Graph | ir.Function) -> Iterable[ir.Node]:
-    """Yield every node of `graph` and of the graphs inside it."""
-    for node in graph:
-        yield node
-        for inner in subgraphs(node):
-            yield from walk(inner)
-
-
 __all__ = [
     "CONSTANT_INPUTS",
     "WEIGHT_INPUTS",
@@ -267,5 +259,4 @@ __all__ = [
     "is_passed_on",
     "no_match",
     "obstacle",
-    "walk",
 ]

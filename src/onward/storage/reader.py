@@ -116,7 +116,7 @@ class Reader:
         inputs = []
         for info in proto.input:
             value = self._declare(values, info.name, "input")
-            self._describe(value, info)
+            self.describe(value, info)
             inputs.append(value)
         initializers = self._initializers(proto, values, infos)
         sparse = [self._sparse_initializer(s, values, infos) for s in proto.sparse_initializer]
@@ -127,12 +127,12 @@ class Reader:
             known = values.get(info.name)
             if known is None:
                 known = ir.Value(name=info.name)
-                self._describe(known, info)
+                self.describe(known, info)
             elif known.is_graph_input() or known.producer() is None:
                 if not _same_info(known, info):
                     output_infos[info.name] = info.SerializeToString()
             else:
-                self._describe(known, info)
+                self.describe(known, info)
             outputs.append(known)
         graph = ir.Graph(
             inputs,
@@ -169,7 +169,7 @@ class Reader:
         for name in proto.input:
             value = self._declare(values, name, "input")
             if name in infos:
-                self._describe(value, infos[name])
+                self.describe(value, infos[name])
             inputs.append(value)
         self._declare_outputs(proto.node, values, infos)
         nodes = [self.node(node, scopes) for node in proto.node]
@@ -312,7 +312,7 @@ class Reader:
             if value is None:
                 value = values[name] = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=_shape_of(tensor))
                 if name in infos:
-                    self._describe(value, infos[name])
+                    self.describe(value, infos[name])
                     value.meta[VALUE_INFO] = True
             value.const_value = tensor
             found[name] = value
@@ -328,7 +328,7 @@ class Reader:
             value = self._declare(values, name, "sparse initializer")
             value.type, value.shape = ir.TensorType(tensor.values.dtype), ir.Shape(list(proto.dims))
             if name in infos:
-                self._describe(value, infos[name])
+                self.describe(value, infos[name])
                 value.meta[VALUE_INFO] = True
         return tensor
 
@@ -354,9 +354,10 @@ class Reader:
                 if name:
                     value = self._declare(values, name, "output")
                     if name in infos:
-                        self._describe(value, infos[name])
+                        self.describe(value, infos[name])
 
-    def _describe(self, value: ir.Value, info: onnx.ValueInfoProto) -> None:
+    def describe(self, value: ir.Value, info: onnx.ValueInfoProto) -> None:
+        """Give `value` the type, shape, documentation and metadata of `info`."""
         value.type, value.shape = self.type_and_shape(info.type)
         value.doc_string = info.doc_string or None
         if info.metadata_props:
@@ -403,15 +404,6 @@ _READ: dict[ir.AttributeType, Callable[[Reader, onnx.AttributeProto], Any]] = {
     ir.AttributeType.TYPE_PROTO: lambda r, a: ir.TypeAndShape(*r.type_and_shape(a.tp)),
     ir.AttributeType.TYPE_PROTOS: lambda r, a: [ir.TypeAndShape(*r.type_and_shape(t)) for t in a.type_protos],
 }
-
-
-def describe(value: ir.Value, info: onnx.ValueInfoProto) -> None:
-    """Give `value` the type, shape, documentation and metadata of `info`, whatever the type is."""
-    tensor = info.type.tensor_type
-    if info.type.HasField("tensor_type") and not tensor.HasField("elem_type"):  # inference found a shape alone
-        value.type, value.shape = None, ir.serde.deserialize_type_proto_for_shape(info.type)
-        return
-    Reader(Folder(None), owned=True)._describe(value, info)
 
 
 def metadata(entries: Sequence[onnx.StringStringEntryProto]) -> dict[str, str] | None:

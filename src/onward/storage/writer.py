@@ -18,6 +18,8 @@ from onward.storage.reader import ProtoTensor, RawType, SparseTensor
 
 Put = Callable[[onnx.TensorProto, ir.TensorProtocol], None]
 
+STASH = "onward.stash"  # the location of tensors that `put_light` left out
+LIGHT_SIZE = 1024  # elements: larger constants do not help shape inference and cost memory
 _FUNCTION_VALUE_INFO_IR = 10  # the first IR version whose functions may describe their values
 
 
@@ -45,6 +47,25 @@ def put_reference(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
     external(proto, place.location, place.offset or None, place.length)
     for key, value in place.extra:
         proto.external_data.add(key=key, value=value)
+
+
+def put_light(stash: list[ir.TensorProtocol]) -> Put:
+    """Return a `put` that keeps the data of large tensors out of the message: it refers to their place in `stash`."""
+
+    def put(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
+        if tensor.size <= LIGHT_SIZE or tensor.dtype == ir.DataType.STRING or _may_be_shape(tensor):
+            put_inline(proto, tensor)
+            return
+        put_header(proto, tensor)
+        external(proto, STASH, len(stash), None)
+        stash.append(tensor)
+
+    return put
+
+
+def _may_be_shape(tensor: ir.TensorProtocol) -> bool:
+    """Return whether onnx's strict inference reads the tensor; it refuses one that is external."""
+    return tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32) and len(tensor.shape) <= 1
 
 
 def put_header(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
