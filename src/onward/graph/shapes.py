@@ -23,7 +23,7 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
 
 
 def dims(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    """Return per dimension an int, a symbol or None; None if the rank is unknown."""
+    """Return an int, a symbol or None for each dimension; None if the rank is unknown."""
     if value.shape is None:
         return None
     return tuple(d if isinstance(d, int) else d.value for d in value.shape)
@@ -32,9 +32,9 @@ def dims(value: ir.Value) -> tuple[int | str | None, ...] | None:
 def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None, *, strict: bool = False) -> None:
     """Fill in the types and shapes of all values of `model`, by onnx's own inference with data propagation.
 
-    With `algorithm`, the standard's combined graph is inferred and both graphs are filled in. Large tensors take part
-    by type and shape only. With `strict`, an inconsistency raises `onnx.shape_inference.InferenceError`; without, what
-    could be inferred is kept.
+    With `algorithm`, the standard's combined graph is inferred and both graphs are filled in. The data of large tensors
+    is not used. With `strict`, an inconsistency raises `onnx.shape_inference.InferenceError`; without, the values that
+    it concerns stay unknown.
     """
     proto = onnx.ModelProto()
     light = Writer(put_light([]))
@@ -85,17 +85,17 @@ def _inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 
 
 def _stand_in(node: onnx.NodeProto) -> None:
-    """Replace a node that onnx (1.23) has no or a wrong inference for by one with the same types and shapes."""
+    """Replace a node for which onnx (1.23) has a wrong or no inference by one with the same types and shapes."""
     if node.op_type not in _STAND_INS or node.domain not in ("", "ai.onnx"):
         return
     if node.op_type != "STFT":
         del node.attribute[:]
     elif all(a.name != "onesided" for a in node.attribute):
-        node.attribute.append(onnx.helper.make_attribute("onesided", 1))  # its default, which inference takes as 0
+        node.attribute.append(onnx.helper.make_attribute("onesided", 1))  # the default, for which inference uses 0
     node.op_type = _STAND_INS[node.op_type]
 
 
-# MeanVarianceNormalization's body fails inference in all types but float, and where axes is absent.
+# The inference of MeanVarianceNormalization's body fails for all types except float, and if `axes` is absent.
 _STAND_INS = {"STFT": "STFT", "GroupNormalization": "LayerNormalization", "MeanVarianceNormalization": "Sqrt"}
 
 
@@ -112,7 +112,7 @@ def merge_inferred(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
                     value.type, value.shape = None, ir.serde.deserialize_type_proto_for_shape(info.type)
                 else:
                     reader.describe(value, info)
-                if value.shape is None:  # what was known, such as a declared shape, stays known
+                if value.shape is None:  # a declared shape stays known
                     value.shape = before
         inner = list(subgraphs(node))
         if inner:
@@ -123,8 +123,8 @@ def merge_inferred(nodes: Iterable[ir.Node], proto: onnx.GraphProto) -> None:
 def _forget_sequence_symbols(infos: Sequence[onnx.ValueInfoProto]) -> None:
     """Remove the symbols that onnx made up for the elements of sequences.
 
-    It gives the elements of a sequence one symbol although their sizes may differ, and the same symbol to what is
-    taken out of the sequence. A runtime that believes it reuses a buffer of the wrong size.
+    It uses one symbol for all elements of a sequence, although their sizes may differ, and for values that are taken
+    out of the sequence. A runtime that relies on the symbol reuses a buffer of the wrong size.
     """
     made_up: set[str] = set()
     for info in infos:

@@ -28,11 +28,11 @@ M111 = define(
     "M111",
     "the file cannot be written",
     why="The folder is missing or read-only, the disk is full, or the target is not a regular file.",
-    fix="Choose another place or make room; what was there before is untouched.",
+    fix="Choose another place or free some space; the old file is unchanged.",
 )
 
-_ALIGNMENT = 64  # of tensors in a data file, so that they can be used where they are mapped
-_INLINE_LIMIT = 1_800_000_000  # leaves room for the graphs in the 2 GB of a protobuf file
+_ALIGNMENT = 64  # of tensors in a data file, in bytes, so that the mapped data can be used directly
+_INLINE_LIMIT = 1_800_000_000  # bytes of tensors: leaves space for the graphs in the 2 GB of a protobuf file
 
 
 def save(model: TrainingModel | onnx.ModelProto, path: str, external_data: bool | str | None, threshold: int) -> None:
@@ -75,7 +75,7 @@ def save(model: TrainingModel | onnx.ModelProto, path: str, external_data: bool 
 
 
 def why_not_writable(path: str | os.PathLike[str]) -> Diagnostic | None:
-    """Return why `save` could not write there, or None; for a caller with long work before it."""
+    """Return why `save` cannot write to `path`, or None. A caller can ask before a long computation."""
     try:
         folder = atomic.target_of(os.fspath(path)).parent
     except OSError as error:
@@ -95,7 +95,7 @@ class _DataFile:
         self.size = 0
 
     def put(self, proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
-        """Write a tensor of the model: large ones to the data file."""
+        """Write a tensor of a model; the data of a large one goes to the data file."""
         if tensor.dtype == ir.DataType.STRING or tensor.nbytes < self.threshold or not tensor.nbytes:
             writer.put_inline(proto, tensor)
             return
@@ -106,7 +106,7 @@ class _DataFile:
         self._refer(proto, offset, tensor.nbytes)
 
     def put_proto(self, proto: onnx.TensorProto, tensor: onnx.TensorProto) -> None:
-        """Write a tensor of a message: large ones to the data file."""
+        """Write a tensor of a message; the data of a large one goes to the data file."""
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ModelError(
                 Diagnostic(
@@ -170,7 +170,7 @@ def _create_unused(wanted: Path) -> BufferedWriter:
 
 
 def _is_ours(name: str, wanted: str) -> bool:
-    """Return whether a data file has a name that saving under `wanted` gives."""
+    """Return whether `_create_unused` can have given a data file its name."""
     stem, extension = os.path.splitext(wanted)
     return re.fullmatch(rf"{re.escape(stem)}(\.\d+)?{re.escape(extension)}", name) is not None
 
@@ -183,7 +183,7 @@ def _data_files_of(path: Path) -> set[str]:
         proto = serde.read_proto(path, external_data=False)
         tensors = [t for _, t in all_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
         return {e.value for t in tensors for e in t.external_data if e.key == "location"}
-    except ModelError:  # whatever it was, it is about to be replaced; its data is not ours to remove
+    except ModelError:  # not a model: it is replaced, and other files are left alone
         return set()
 
 
@@ -204,7 +204,7 @@ def _inline_proto(model: TrainingModel | onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _data_size(model: TrainingModel | onnx.ModelProto) -> int:
-    """Return about how many bytes the tensors take."""
+    """Return approximately how many bytes the tensors have."""
     if isinstance(model, onnx.ModelProto):
         return int(model.ByteSize())
     graphs: list[GraphLike] = [model.graph, *model.ir.functions.values()]
@@ -226,7 +226,7 @@ def _size(tensor: ir.TensorProtocol) -> int:
     return sum(map(len, tensor.string_data())) if isinstance(tensor, ir.StringTensor) else int(tensor.nbytes)
 
 
-# The messages between a model and its tensors; everything else is copied whole.
+# The fields on the way from a model to its tensors; all other fields are copied whole.
 _CARRIERS: dict[type, tuple[str, ...]] = {
     onnx.ModelProto: ("graph", "functions", "training_info"),
     onnx.TrainingInfoProto: ("initialization", "algorithm"),
@@ -239,7 +239,7 @@ _CARRIERS: dict[type, tuple[str, ...]] = {
 
 
 def _copy(target: Any, source: Any, data: _DataFile) -> None:
-    """Copy a message without copying its large tensors, which go to the data file; `source` is left as it was."""
+    """Copy `source`, which is not changed, to `target`; the data of large tensors goes to the data file instead."""
     if isinstance(source, onnx.TensorProto):
         data.put_proto(target, source)
         return

@@ -26,10 +26,10 @@ def to_light(model: TrainingModel) -> tuple[onnx.ModelProto, Stash]:
 
 
 def from_light(proto: onnx.ModelProto, stash: Stash) -> TrainingModel:
-    """Return the model of a message that `to_light` made, changed or not.
+    """Return the model of a message that `to_light` made; the message may have been changed.
 
     Raises:
-        ModelError: the changed message breaks a limit or has no one meaning.
+        ModelError: the changed message exceeds a limit or its meaning is not defined.
     """
     problems = check_structure(proto)
     if problems:

@@ -118,7 +118,7 @@ def remove_stale(directory: Path) -> list[Path]:
 
 
 class LockHeld(OSError):
-    """Another process (or another trainer of this one) holds the lock."""
+    """Another process, or another trainer in this process, holds the lock."""
 
 
 class DirectoryLock:
