@@ -249,6 +249,13 @@ def test_a_missing_folder_is_an_error_of_ours(tmp_path):
     assert caught.value.code == "M111"
 
 
+def test_a_zero_byte_in_the_path_is_an_error_of_ours(tmp_path):
+    with pytest.raises(ModelError, match="embedded null byte") as caught:
+        serde.save(small_model(), f"{tmp_path}/m\0.onnx")
+
+    assert caught.value.code == "M111"
+
+
 @pytest.mark.parametrize("kind", ["directory", "fifo", "device"])
 def test_only_regular_files_are_replaced(tmp_path, kind):
     target = tmp_path / "m.onnx"

@@ -78,8 +78,8 @@ def why_not_writable(path: str | os.PathLike[str]) -> Diagnostic | None:
     """Return why `save` cannot write to `path`, or None. A caller can ask before a long computation."""
     try:
         folder = atomic.target_of(os.fspath(path)).parent
-    except OSError as error:
-        return Diagnostic(M111, f"cannot write `{path}`: {error.strerror}")
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        return Diagnostic(M111, f"cannot write `{path}`: {getattr(error, 'strerror', None) or error}")
     if not os.path.isdir(folder):
         return Diagnostic(M111, f"cannot write `{path}`: there is no directory `{os.path.dirname(path) or folder}`")
     if not os.access(folder, os.W_OK | os.X_OK):
