@@ -154,12 +154,12 @@ def test_a_glob_that_fits_nothing_lists_near_names() -> None:
     assert str(caught.value) == (
         "error[A110]: `fc1.weigth` matches no weight of the model\n"
         "  at train=\n"
-        "  needed: a glob that fits one of: `fc1.weight`, `fc2.weight`, `conv1.weight`, `conv2.weight`, `fc1.bias`, "
+        "  needed: a glob that matches one of: `fc1.weight`, `fc2.weight`, `conv1.weight`, `conv2.weight`, `fc1.bias`, "
         "`conv1.bias`, `conv2.bias`, `fc2.bias`\n\n"
         "hint: did you mean `fc1.weight`?\n\n"
         "error[A110]: `conf1.bias` matches no weight of the model\n"
         "  at freeze=\n"
-        "  needed: a glob that fits one of: `conv1.bias`, `conv2.bias`, `fc1.bias`, `fc2.bias`, `conv1.weight`, "
+        "  needed: a glob that matches one of: `conv1.bias`, `conv2.bias`, `fc1.bias`, `fc2.bias`, `conv1.weight`, "
         "`conv2.weight`, `fc1.weight`, `fc2.weight`\n\n"
         "hint: did you mean `conv1.bias`?"
     )

@@ -7,6 +7,7 @@ import warnings
 
 import onnx
 import pytest
+from onnx import TensorProto, helper
 from onnx.backend.test.loader import load_model_tests
 
 from check import models
@@ -108,6 +109,42 @@ def test_foreign_operators_leave_what_follows_them_without_findings():
 
     assert report.codes == ("C138",)
     assert report.ok
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind", "inputs", "shape"),
+    [
+        ("STFT", TensorProto.FLOAT, {"x": [1, 128, 1], "step": 8, "": None, "length": 16}, [1, 15, 9, 2]),
+        ("MeanVarianceNormalization", TensorProto.DOUBLE, {"x": [1, 3, 4, 4]}, [1, 3, 4, 4]),
+        ("MeanVarianceNormalization", TensorProto.FLOAT16, {"x": [1, 3, 4, 4]}, [1, 3, 4, 4]),
+    ],
+)
+def test_what_onnx_infers_wrongly_has_no_findings(operator, kind, inputs, shape):
+    graph = helper.make_graph(
+        [helper.make_node(operator, list(inputs), ["y"])],
+        "g",
+        [helper.make_tensor_value_info(n, kind, dims) for n, dims in inputs.items() if isinstance(dims, list)],
+        [helper.make_tensor_value_info("y", kind, shape)],
+        [helper.make_tensor(n, TensorProto.INT64, [], [v]) for n, v in inputs.items() if isinstance(v, int)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+    assert check(model).findings == ()
+
+
+@pytest.mark.parametrize("operator", ["GroupNormalization", "MeanVarianceNormalization"])
+def test_the_stand_in_of_an_operator_has_its_types(operator):
+    names = ["x", "scale", "bias"] if operator == "GroupNormalization" else ["x"]
+    attributes = {"num_groups": 2} if len(names) > 1 else {}
+    graph = helper.make_graph(
+        [helper.make_node(operator, names, ["y"], **attributes)],
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.INT32, [1, 4, 4] if n == "x" else [4]) for n in names],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, [1, 4, 4])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    assert {f.code for f in check(model).findings} == {"C401"}
 
 
 @pytest.fixture(scope="module")

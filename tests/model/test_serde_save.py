@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -13,9 +14,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hostile.files import canonical, known_gap, rich_model, small_model
+from hostile.files import canonical, rich_model, small_model
 from onward.errors import ArgumentError, ModelError
 from onward.model import files, serde
+from onward.storage import atomic
 from onward.storage.external_data import all_tensors
 
 
@@ -141,15 +143,15 @@ class Failing:
         return self.real(*arguments, **options)
 
 
-@pytest.mark.parametrize("external", [True, False])
-@pytest.mark.parametrize(("name", "at"), [("fsync", 1), ("fsync", 2), ("replace", 1), ("open", 1)])
-def test_a_failed_save_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch, name, at, external):
+@pytest.mark.parametrize(
+    ("external", "name", "at"),
+    [(False, "fsync", 1), (False, "replace", 1), *((True, "fsync", n) for n in (1, 2, 3)), (True, "replace", 1)],
+)
+def test_a_failed_save_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch, external, name, at):
     serde.save(big_model(fill=1), tmp_path / "m.onnx", external_data=external)
     before = contents(tmp_path)
     failing = Failing(monkeypatch, name, at)
 
-    if not external and (name, at) == ("fsync", 2):
-        pytest.skip(known_gap("folder_fsync"))
     with pytest.raises(ModelError, match="No space left on device") as caught:
         serde.save(big_model(fill=2), tmp_path / "m.onnx", external_data=external)
 
@@ -157,6 +159,46 @@ def test_a_failed_save_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatc
     assert failing.calls >= at
     assert caught.value.code == "M111"
     assert contents(tmp_path) == before
+
+
+class FailAt:
+    """Fails at the n-th operation that changes the disk, and lists the operations."""
+
+    def __init__(self, monkeypatch, at: int) -> None:
+        self.at, self.operations = at, []
+        monkeypatch.setattr(atomic, "boundary", self)
+
+    def __call__(self, operation: str, path: pathlib.Path) -> None:
+        self.operations.append(operation)
+        if len(self.operations) == self.at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+PLAIN = ["open", "write", "fsync", "rename", "fsync_dir"]
+
+
+@pytest.mark.parametrize(
+    ("external", "expected"),
+    [(False, PLAIN), (True, ["open", "open", "write", "fsync", "fsync_dir", *PLAIN, "remove"])],
+)
+def test_a_failure_at_any_operation_leaves_a_model_that_loads(tmp_path, monkeypatch, external, expected):
+    path = tmp_path / "m.onnx"
+    for at in range(1, len(expected) + 2):
+        serde.save(big_model(fill=1), path, external_data=external)
+        count = len(contents(tmp_path))
+        failing = FailAt(monkeypatch, at)
+
+        with contextlib.suppress(ModelError):
+            serde.save(big_model(fill=2), path, external_data=external)
+        monkeypatch.undo()
+
+        assert failing.operations == expected[:at]
+        renamed = at > expected.index("rename") + 1
+        assert serde.load(path).graph.initializers["W"].const_value.numpy()[0] == (2 if renamed else 1)
+        assert not list(tmp_path.glob(".*"))
+        assert len(contents(tmp_path)) <= count + renamed
+        for left in tmp_path.iterdir():
+            left.unlink()
 
 
 @pytest.mark.parametrize("external", [True, False])
@@ -203,6 +245,13 @@ def test_an_error_while_writing_data_leaves_nothing_behind(tmp_path, monkeypatch
 def test_a_missing_folder_is_an_error_of_ours(tmp_path):
     with pytest.raises(ModelError, match="there is no directory") as caught:
         serde.save(small_model(), tmp_path / "no" / "m.onnx")
+
+    assert caught.value.code == "M111"
+
+
+def test_a_zero_byte_in_the_path_is_an_error_of_ours(tmp_path):
+    with pytest.raises(ModelError, match="embedded null byte") as caught:
+        serde.save(small_model(), f"{tmp_path}/m\0.onnx")
 
     assert caught.value.code == "M111"
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onward.graph.builder import Names
-from onward.model.trainable import WEIGHT_INPUTS, final_uses, walk
+from onward.graph.walk import all_nodes
+from onward.model.trainable import WEIGHT_INPUTS, final_uses
 from onward.model.training_model import FLOAT_TYPES
 
 # Running statistics must be initializers too: an update replaces them.
@@ -23,7 +24,7 @@ def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) 
     the bodies of If, Loop and Scan move to the outer graph. What the model computes stays the same.
     """
     lifted = []
-    for node in list(walk(graph)):
+    for node in list(all_nodes(graph)):
         if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
             continue
         output = node.outputs[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from onward.model.trainable import walk
+from onward.graph.walk import all_nodes
 from onward.model.training_model import FLOAT_TYPES
 
 
@@ -20,7 +20,7 @@ def inline_hiding_functions(model: ir.Model) -> None:
     while changed:  # a function that calls a hiding function is hiding too
         changed = False
         for key, function in model.functions.items():
-            if key not in hiding and any(_hides(node, hiding) for node in walk(function)):
+            if key not in hiding and any(_hides(node, hiding) for node in all_nodes(function)):
                 hiding.add(key)
                 changed = True
     if hiding:

@@ -16,9 +16,8 @@ import onnx_ir as ir
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import copy_nodes
-from onward.graph.walk import ancestors, constant_of, reads, subgraphs
+from onward.graph.walk import all_nodes, ancestors, constant_of, reads, subgraphs
 from onward.model.roles import STATISTIC, Role, mark
-from onward.model.trainable import walk
 from onward.model.training_model import TrainingModel
 
 A116 = define(
@@ -72,7 +71,7 @@ def build_training_forward(
     op = Builder(work.opset, names, prefix=PREFIX)
     drops = 0
     for node in order:
-        holds_dropout = [n for inner in subgraphs(node) for n in walk(inner) if _drops(n)]
+        holds_dropout = [n for inner in subgraphs(node) for n in all_nodes(inner) if _drops(n)]
         if node in training:
             _emit_batch_norm(op, node, forward, unbiased)
         elif _drops(node):
@@ -84,7 +83,7 @@ def build_training_forward(
             for old, new in zip(node.outputs, copy.outputs, strict=True):
                 mark(new, Role.TRAINING, of=old.name)
             op.nodes.append(copy)
-            for inner in (n for graph in subgraphs(copy) for n in walk(graph) if _drops(n)):
+            for inner in (n for graph in subgraphs(copy) for n in all_nodes(graph) if _drops(n)):
                 drops += 1
                 _switch_on(inner, switch, seed + drops)
     forward.nodes = op.nodes
@@ -97,7 +96,7 @@ def build_training_forward(
 
 def to_inference_mode(graph: ir.Graph) -> None:
     """Put nodes that an exporter left in training mode into inference mode, which is what the graph stands for."""
-    for node in walk(graph):
+    for node in all_nodes(graph):
         if is_batch_norm(node) and node.attributes.get_int("training_mode", False):
             if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
                 raise ArgumentError(
@@ -157,7 +156,7 @@ def _check_bodies(order: Sequence[ir.Node], batch_norm: str, trained: Collection
         )
         for node in order
         for graph in subgraphs(node)
-        for inner in walk(graph)
+        for inner in all_nodes(graph)
         if _trains(inner, batch_norm, trained)
     ]
     problems += [

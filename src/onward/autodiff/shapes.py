@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from onward.graph import shapes, walk
 from onward.graph.builder import Value
+from onward.storage.writer import Writer, put_light, value_info
 
 _SYMBOLS = "onward.symbols"
-_SMALL = 1024  # constants with more elements than this take part without their values
 _BODIES = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
@@ -125,27 +125,19 @@ def _give_up(before: Value, after: Value) -> bool:
 
 def _run(body: ir.Graph, opset: int) -> set[str]:
     """Infer the body as a graph of its own; return the symbols with the same value in every iteration."""
-    graph = onnx.GraphProto(name="body")
-    symbols: set[str] = set()
+    model = onnx.ModelProto()
+    graph, light = model.graph, Writer(put_light([]))
+    light.graph(graph, body)
+    del graph.value_info[:], graph.output[:]  # what was found before may rest on an assumption that was given up
     outer = walk.captured(body)
-    for value in [*body.inputs, *outer]:
-        constant = walk.constant_of(value) if value in outer else None
-        if constant is not None and constant.size <= _SMALL:
-            graph.initializer.append(onnx.numpy_helper.from_array(constant, value.name))
-        elif value.type is not None:
-            ir.serde.serialize_value_into(graph.input.add(), value)
-        if value.shape is not None:
-            symbols.update(d.value for d in value.shape if not isinstance(d, int) and d.value is not None)
-    for name, value in body.initializers.items():
-        if value.const_value is not None and not value.is_graph_input():
-            ir.serde.serialize_tensor_into(graph.initializer.add(), value.const_value)
-            graph.initializer[-1].name = name
-    for node in body:
-        ir.serde.serialize_node_into(graph.node.add(), node)
-    model = onnx.ModelProto(ir_version=10, graph=graph)
-    model.opset_import.add(version=opset)
-    for domain in {n.domain for n in walk.all_nodes(body)} - {""}:
-        model.opset_import.add(domain=domain, version=1)
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    shapes.merge_inferred(list(body), inferred.graph)
-    return symbols
+    for value in outer:
+        constant = walk.constant_of(value)
+        if constant is None or constant.dtype == object:  # strings take part by type and shape
+            value_info(graph.input.add(), value)
+        else:
+            light.put(graph.initializer.add(), ir.tensor(constant, name=value.name))
+    for domain in {n.domain for n in walk.all_nodes(body)} | {""}:
+        model.opset_import.add(domain=domain, version=1 if domain else opset)
+    shapes.merge_inferred(body, shapes.infer(model))
+    known = [d for v in [*body.inputs, *outer] if v.shape is not None for d in v.shape if not isinstance(d, int)]
+    return {d.value for d in known if d.value is not None}

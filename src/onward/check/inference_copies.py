@@ -32,9 +32,9 @@ from onward.check.views import (
     strings,
 )
 from onward.graph.schema import raw_schema, schema
+from onward.storage.writer import LIGHT_SIZE
 
-_KEPT_ELEMENTS = 1024  # larger constants do not help shape inference and cost memory
-_KEPT_BYTES = 64 * _KEPT_ELEMENTS  # strings have no fixed size
+_KEPT_BYTES = 64 * LIGHT_SIZE  # strings have no fixed size
 # The types that ConstantOfShape may create, at every opset that has it.
 _FILLABLE = (
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL,
@@ -259,7 +259,7 @@ class _Copy:
         if self._model.opsets.get("", 0) < 9 or tensor.data_type not in _FILLABLE:
             return False
         count = element_count(tensor.dims)
-        if count is None or count <= _KEPT_ELEMENTS:
+        if count is None or count <= LIGHT_SIZE:
             return False
         _fill(node.output[0], tensor, target)
         return True
@@ -322,7 +322,7 @@ def bind_attributes(node: Node, attributes: Mapping[str, Any]) -> list[Any]:
 
 def _is_small(tensor: Any) -> bool:
     count = element_count(tensor.dims)
-    small = count is not None and count <= _KEPT_ELEMENTS and tensor.data_location != TensorProto.EXTERNAL
+    small = count is not None and count <= LIGHT_SIZE and tensor.data_location != TensorProto.EXTERNAL
     return small and tensor.ByteSize() < _KEPT_BYTES
 
 

@@ -27,6 +27,7 @@ from onward.check.views import (
     is_empty,
 )
 from onward.errors import define
+from onward.graph.shapes import infer
 
 C401 = define(
     "C401",
@@ -220,7 +221,7 @@ class Types(Known):
         for round_number in range(_ROUNDS):
             copy = copy_without(dropped)
             try:
-                return onnx.shape_inference.infer_shapes(copy, check_type=True, strict_mode=True).graph
+                return infer(copy, strict=True, data_prop=False)
             except (ValueError, TypeError, ProtobufError) as error:
                 self.unread.append((top, _clean(str(error))))
                 return None
@@ -285,7 +286,7 @@ class Types(Known):
 
 def _infer_leniently(copy: onnx.ModelProto) -> Any:
     try:
-        return onnx.shape_inference.infer_shapes(copy).graph
+        return infer(copy, data_prop=False)
     except _REFUSALS:
         return None  # the complaint is already recorded; the types stay unknown
 

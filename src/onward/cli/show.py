@@ -11,7 +11,6 @@ from rich.console import Console
 
 from onward.cli.console import stdout_console
 from onward.model import serde
-from onward.model.files import write_atomically
 from onward.model.text import render_function, render_graph
 from onward.model.training_model import TrainingModel
 
@@ -65,8 +64,9 @@ def _texts(model: TrainingModel) -> list[str]:
 def _write(path: Path, text: str) -> None:
     from onward.errors import Diagnostic, ModelError
     from onward.model.files import M111
+    from onward.storage.atomic import write_atomic
 
     try:
-        write_atomically(str(path.resolve()), text.encode("utf-8"))
+        write_atomic(path, [text.encode("utf-8")])
     except OSError as error:
         raise ModelError(Diagnostic(M111, f"cannot write `{path}`: {error.strerror or error}")) from error

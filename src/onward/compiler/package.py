@@ -25,9 +25,9 @@ from onward.compiler.package_readme import readme
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec, total_names
 from onward.errors import Diagnostic, ModelError, define
 from onward.graph import shapes
-from onward.model.files import write_atomically
 from onward.model.roles import PROGRAM_STATE, averages_by_name, learning_rates_by_name
 from onward.model.serde import from_proto, read_proto, serialize
+from onward.storage.atomic import write_atomic
 from onward.storage.tensor_file import Damaged, read_tensor_bytes, read_tensor_file, tensor_file_chunks
 
 FORMAT = "onward-program"
@@ -49,9 +49,9 @@ def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_foreign(folder)
         for name, data in files.items():
-            write_atomically(str(folder / name), data)
-        write_atomically(str(folder / "README.md"), readme(manifest).encode())
-        write_atomically(str(folder / "manifest.json"), (json.dumps(manifest, indent=2) + "\n").encode())
+            write_atomic(folder / name, [data])
+        write_atomic(folder / "README.md", [readme(manifest).encode()])
+        write_atomic(folder / "manifest.json", [(json.dumps(manifest, indent=2) + "\n").encode()])
     except FileExistsError as error:
         raise ModelError(
             Diagnostic(M400, f"`{folder}` is a file", needed="a directory to write the program to")

@@ -1,4 +1,4 @@
-"""`Builder`: the only maker of nodes.
+"""Make nodes: `Builder` is the only place that does.
 
 >>> import onnx_ir as ir
 >>> x = ir.val("x", dtype=ir.DataType.FLOAT, shape=(3,))
@@ -30,7 +30,7 @@ _TYPE_ATTRIBUTE = {
 
 
 class Names:
-    """Hands out names that are not taken yet."""
+    """Gives names that are not taken yet."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.taken = set(taken)
@@ -53,8 +53,8 @@ class Builder:
     """Makes nodes with unique names and keeps them in `nodes`, in order.
 
     `op.Add(a, b)` returns the output value; `op.multi("Split", x, axis=0, outputs=3)` returns a tuple of them.
-    Operands may be values, None (an absent optional input), numpy arrays, or Python numbers and lists, which become
-    constants of the type that the operator's other operands have. Attributes are keyword arguments.
+    An operand is a value, None (an absent optional input), a numpy array, or a Python number or list. Numbers and lists
+    become constants of the type of the other operands. Attributes are keyword arguments.
     """
 
     def __init__(self, opset: int, names: Names | None = None, prefix: str = "") -> None:
@@ -110,9 +110,9 @@ class Builder:
         return tuple(node.outputs)
 
     def constant(self, value: Any, dtype: ir.DataType | None = None) -> Value:
-        """Return a constant; equal constants are made once.
+        """Return a constant; equal constants are one value.
 
-        Python numbers default to float32 and int64, as ONNX's own helpers do.
+        Python numbers become float32 and int64 by default, as in ONNX's own helpers.
         """
         array = np.asarray(value)
         if dtype is None:
@@ -135,7 +135,7 @@ class Builder:
         return self._constants[key]
 
     def cast(self, value: Value, dtype: ir.DataType) -> Value:
-        """Return `value` in `dtype`; the same value if it already is."""
+        """Return `value` cast to `dtype`; `value` itself if it has that type."""
         return value if value.dtype == dtype else self.Cast(value, to=dtype)
 
     def _operands(self, op_type: str, found: Schema | None, operands: Sequence[Operand]) -> list[Value | None]:
@@ -164,7 +164,7 @@ class Builder:
             if found.input_at(other_index).type_variable == formal.type_variable:
                 return other.dtype
             if isinstance(operand, float) and other.dtype == ir.DataType.DOUBLE:
-                return other.dtype  # Pow takes an exponent of any type; in 32 bits it would not be exact
+                return other.dtype  # Pow accepts an exponent of any type; 32 bits would not be exact
         return None
 
 
@@ -183,7 +183,7 @@ def _attribute(name: str, value: Any) -> ir.Attr:
 def output_type(
     op_type: str, found: Schema | None, index: int, values: Sequence[Value | None], attributes: dict[str, Any]
 ) -> ir.TypeProtocol | None:
-    """Return the type of an output, from the schema's type variables; None where it is not known."""
+    """Return the type of an output according to the schema's type variables; None if it is not known."""
     if found is None or not found.outputs:
         return None
     if op_type in _TYPE_ATTRIBUTE and _TYPE_ATTRIBUTE[op_type] in attributes:
@@ -198,7 +198,7 @@ def output_type(
     if fixed is not None:
         return ir.TensorType(fixed)
     if all(parameter.type_variable != formal.type_variable for parameter in found.inputs):
-        return None  # as Gradient's outputs: do not look through thousands of inputs for each of thousands of outputs
+        return None  # as for Gradient, which may have thousands of outputs: do not search thousands of inputs for each
     for position, value in enumerate(values):
         if value is not None and found.input_at(position).type_variable == formal.type_variable:
             return value.type
@@ -206,7 +206,7 @@ def output_type(
 
 
 def _elements(values: Sequence[Value | None], attributes: dict[str, Any]) -> ir.TypeProtocol | None:
-    """Return the type of what the first value, a sequence or optional, holds; of itself if it is neither."""
+    """Return the element type of the first value if that is a sequence or an optional, else its own type."""
     given = values[0].type if values and values[0] is not None else None
     return given.elem_type if isinstance(given, ir.SequenceType | ir.OptionalType) else given
 
@@ -216,7 +216,7 @@ def _sequence(values: Sequence[Value | None], attributes: dict[str, Any]) -> ir.
     return None if given is None else ir.SequenceType(given)
 
 
-# Operators between tensors and sequences: the schema's type variables do not say how the two types go together.
+# Operators between tensors and sequences: the schema's type variables do not relate the two types.
 _SEQUENCE_TYPE: dict[str, Callable[[Sequence[Value | None], dict[str, Any]], ir.TypeProtocol | None]] = {
     "SequenceAt": _elements,
     "ConcatFromSequence": _elements,

@@ -1,4 +1,4 @@
-"""Change onnx-ir graphs: copy values, nodes and graphs, replace one node by several, remove what is dead."""
+"""Change onnx-ir graphs: copy values, nodes and graphs, replace one node by several, remove dead nodes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def copy_nodes(
 ) -> list[ir.Node]:
     """Return copies of `nodes` that read `values[v]` wherever the originals read `v`.
 
-    `values` gains an entry for every output. Values that are not in it are read as they are (outer scope). With
-    `names`, outputs and nodes get fresh names under `prefix`; without, they keep theirs. `attributes` resolves
-    references to a function's attributes: present ones are substituted, absent ones dropped.
+    `values` gets an entry for every output. Values that are not in it (of outer scopes) are read as they are. With
+    `names`, outputs and nodes get new names that begin with `prefix`; without, they keep theirs. `attributes` are the
+    attributes of a function's call: a reference to one of them becomes its value, and other references are dropped.
     """
     return [_copy_node(node, values, names, prefix, attributes) for node in nodes]
 
@@ -103,7 +103,7 @@ def copy_graph(
     prefix: str = "",
     attributes: Mapping[str, ir.Attr] | None = None,
 ) -> ir.Graph:
-    """Return a copy of `graph`; outer values are read through `values`, tensors are shared."""
+    """Return a copy of `graph` that shares its tensors and reads `values[v]` instead of an outer value `v`."""
     values = {} if values is None else values
     for value in [*graph.inputs, *graph.initializers.values()]:
         if value not in values:
@@ -127,7 +127,7 @@ def copy_graph(
 
 
 def remove_dead_nodes(graph: GraphLike, candidates: Iterable[ir.Node] | None = None) -> int:
-    """Remove nodes whose outputs nobody reads; return how many. Looks only at `candidates` if given."""
+    """Remove the nodes, or those of `candidates`, whose outputs are not read; return how many."""
     allowed = None if candidates is None else set(candidates)
     removed = 0
     for node in reversed(list(graph)):
@@ -140,7 +140,7 @@ def remove_dead_nodes(graph: GraphLike, candidates: Iterable[ir.Node] | None = N
 
 
 def take_place(old: ir.Value, new: ir.Value) -> None:
-    """Let `new` have the name and every use of `old`, and its type and shape where it has a type."""
+    """Replace every use of `old` by `new`, which gets its name, and its type and shape if it has a type."""
     name = old.name
     if old.type is not None:
         new.type, new.shape = old.type, old.shape
@@ -150,7 +150,7 @@ def take_place(old: ir.Value, new: ir.Value) -> None:
 
 
 def replace_node(node: ir.Node, op: Builder, outputs: Sequence[Value]) -> None:
-    """Put the nodes of `op` in the place of `node`, and let `outputs` have its outputs' names and uses."""
+    """Replace `node` by the nodes of `op`; `outputs` get the names and uses of its outputs."""
     graph = node.graph
     assert graph is not None
     made = set(op.nodes)

@@ -1,4 +1,4 @@
-"""What the ONNX standard says about an operator: the only reader of `onnx.defs`.
+"""Read the schemas of operators; the only user of `onnx.defs`.
 
 >>> schema("Gather", opset=13).input_names
 ('data', 'indices')
@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 
-# Models below this opset are converted up when they are loaded for training; rules may rely on its operators.
+# Models of an older opset are converted to this one for training; gradient rules may use its operators.
 WORKING_OPSET = 18
 
 
@@ -39,7 +39,7 @@ class Parameter:
     optional: bool
     variadic: bool
     homogeneous: bool
-    differentiation: str  # Differentiable, NonDifferentiable or Unknown, as the schema tags it
+    differentiation: str  # the tag of the schema: Differentiable, NonDifferentiable or Unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Schema:
         return tuple(p.name for p in self.outputs)
 
     def input_at(self, index: int) -> Parameter:
-        """Return the formal parameter of actual input `index`; a variadic one takes all the rest."""
+        """Return the formal parameter of actual input `index`; a variadic one stands for all that follow."""
         return self.inputs[min(index, len(self.inputs) - 1)]
 
     def output_at(self, index: int) -> Parameter:
@@ -109,7 +109,7 @@ def _convert(raw: Any) -> Schema:
 
 @functools.cache
 def raw_schema(op_type: str, domain: str = "", opset: int | None = None) -> Any:
-    """Return the `onnx.defs.OpSchema` of an operator at `opset` (newest if None), or None where there is none."""
+    """Return the `onnx.defs.OpSchema` of an operator at `opset` (the newest if None), or None if it has none."""
     domain = "" if domain == "ai.onnx" else domain
     try:
         if opset is None:
@@ -121,7 +121,7 @@ def raw_schema(op_type: str, domain: str = "", opset: int | None = None) -> Any:
 
 @functools.cache
 def schema(op_type: str, domain: str = "", opset: int | None = None) -> Schema | None:
-    """Return what the standard says of an operator at `opset` (newest if None), or None where there is none.
+    """Return the schema of an operator at `opset` (the newest if None), or None if it has none.
 
     >>> schema("NoSuchOperator") is None
     True
@@ -132,7 +132,7 @@ def schema(op_type: str, domain: str = "", opset: int | None = None) -> Schema |
 
 @functools.cache
 def attribute_default(op_type: str, domain: str, opset: int, name: str) -> Any:
-    """Return the default of an attribute as a plain Python value, or None where it has none."""
+    """Return the default of an attribute as a plain Python value, or None if it has none."""
     raw = raw_schema(op_type, domain, opset)
     if raw is None or name not in raw.attributes:
         return None
@@ -146,7 +146,7 @@ def attribute_default(op_type: str, domain: str, opset: int, name: str) -> Any:
 
 
 def all_schemas(domain: str = "") -> list[Schema]:
-    """Return the newest version of every operator of `domain`, deprecated ones included."""
+    """Return the newest version of every operator of `domain`, including deprecated ones."""
     return sorted(
         (_convert(s) for s in onnx.defs.get_all_schemas() if s.domain == domain),
         key=lambda s: s.op_type,
@@ -154,7 +154,7 @@ def all_schemas(domain: str = "") -> list[Schema]:
 
 
 def versions(op_type: str, domain: str = "") -> list[int]:
-    """Return every version at which an operator was defined or changed."""
+    """Return every version in which an operator was defined or changed."""
     return sorted(
         s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op_type and s.domain == domain
     )
@@ -173,7 +173,7 @@ _TENSOR_TYPES = {
 
 
 def concrete_type(parameter: Parameter) -> ir.DataType | None:
-    """Return the element type of a parameter that admits only one, else None."""
+    """Return the element type of a parameter that accepts only one, else None."""
     if len(parameter.types) == 1:
         return _TENSOR_TYPES.get(next(iter(parameter.types)))
     return None

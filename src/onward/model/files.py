@@ -1,8 +1,7 @@
-"""Writing a model so that a crash, a full disk or an error leaves either the old file or the new one, whole.
+"""Save a model so that a crash, a full disk or an error leaves the old model or the new one, whole.
 
-The model is written to a temporary file in the same folder, flushed to the disk, and renamed over the old one. Data
-files come first and under a name that no file has: the old model never points at new data. The data file that only the
-replaced model used is removed last.
+The model file is written by `storage.atomic`. A data file is written before it, under a name that no file has, so the
+old model never refers to new data. The data file that only the replaced model used is removed last.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
-import stat
-from collections.abc import Iterator
-from typing import IO, Any
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -22,7 +20,7 @@ from onward.errors import A101, ArgumentError, Diagnostic, ModelError, define
 from onward.graph.walk import GraphLike, subgraphs
 from onward.model import serde
 from onward.model.training_model import TrainingModel
-from onward.storage import writer
+from onward.storage import atomic, writer
 from onward.storage.external_data import Folder, all_tensors
 from onward.storage.limits import DEFAULT, M102, tensor_nbytes
 
@@ -30,11 +28,11 @@ M111 = define(
     "M111",
     "the file cannot be written",
     why="The folder is missing or read-only, the disk is full, or the target is not a regular file.",
-    fix="Choose another place or make room; what was there before is untouched.",
+    fix="Choose another place or free some space; the old file is unchanged.",
 )
 
-_ALIGNMENT = 64  # of tensors in a data file, so that they can be used where they are mapped
-_INLINE_LIMIT = 1_800_000_000  # leaves room for the graphs in the 2 GB of a protobuf file
+_ALIGNMENT = 64  # of tensors in a data file, in bytes, so that the mapped data can be used directly
+_INLINE_LIMIT = 1_800_000_000  # bytes of tensors: leaves space for the graphs in the 2 GB of a protobuf file
 
 
 def save(model: TrainingModel | onnx.ModelProto, path: str, external_data: bool | str | None, threshold: int) -> None:
@@ -61,9 +59,9 @@ def save(model: TrainingModel | onnx.ModelProto, path: str, external_data: bool 
     if external_data is None:
         external_data = _data_size(model) > _INLINE_LIMIT
     try:
-        target = _target(path)
+        target = atomic.target_of(path)
         if external_data is False:
-            write_atomically(target, serde.serialize(_inline_proto(model)))
+            atomic.write_atomic(target, [serde.serialize(_inline_proto(model))])
         else:
             _save_external(model, target, external_data, threshold)
     except (OSError, ValueError) as error:
@@ -72,17 +70,16 @@ def save(model: TrainingModel | onnx.ModelProto, path: str, external_data: bool 
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(
             why_not_writable(path)
-            or Diagnostic(M111, f"cannot write `{path}`: {reason}", hint="nothing was changed; the old file is whole")
+            or Diagnostic(M111, f"cannot write `{path}`: {reason}", hint="no half-written file was left")
         ) from error
 
 
 def why_not_writable(path: str | os.PathLike[str]) -> Diagnostic | None:
-    """Return why `save` could not write there, or None; for a caller with long work before it."""
+    """Return why `save` cannot write to `path`, or None. A caller can ask before a long computation."""
     try:
-        target = _target(os.fspath(path))
-    except ModelError as error:
-        return error.diagnostics[0]
-    folder = os.path.dirname(target)
+        folder = atomic.target_of(os.fspath(path)).parent
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        return Diagnostic(M111, f"cannot write `{path}`: {getattr(error, 'strerror', None) or error}")
     if not os.path.isdir(folder):
         return Diagnostic(M111, f"cannot write `{path}`: there is no directory `{os.path.dirname(path) or folder}`")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -90,71 +87,26 @@ def why_not_writable(path: str | os.PathLike[str]) -> Diagnostic | None:
     return None
 
 
-def _target(path: str) -> str:
-    """Return the file that will be replaced: behind a link, the file it points to."""
-    target = os.path.realpath(path)
-    if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):
-        kind = "a directory" if os.path.isdir(target) else "not a regular file"
-        raise ModelError(Diagnostic(M111, f"cannot write `{path}`: it is {kind}"))
-    return target
-
-
-@contextlib.contextmanager
-def atomic_file(target: str) -> Iterator[IO[bytes]]:
-    """Give a file to write to that replaces `target` when the block ends without an error, and vanishes otherwise."""
-    folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            with contextlib.suppress(FileNotFoundError):
-                os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    sync_folder(folder)
-
-
-def write_atomically(target: str, data: bytes) -> None:
-    """Replace the contents of `target`, or leave it as it was."""
-    with atomic_file(target) as file:
-        file.write(data)
-
-
-def sync_folder(folder: str) -> None:
-    """Make renames in `folder` last through a power failure, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 class _DataFile:
     """A data file that is being written."""
 
-    def __init__(self, file: IO[bytes], name: str, threshold: int) -> None:
-        self.file, self.name, self.threshold = file, name, threshold
+    def __init__(self, file: BufferedWriter, threshold: int) -> None:
+        self.file, self.path, self.threshold = file, Path(file.name), threshold
         self.size = 0
 
     def put(self, proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
-        """Write a tensor of the model: large ones to the data file."""
+        """Write a tensor of a model; the data of a large one goes to the data file."""
         if tensor.dtype == ir.DataType.STRING or tensor.nbytes < self.threshold or not tensor.nbytes:
             writer.put_inline(proto, tensor)
             return
         writer.put_header(proto, tensor)
+        atomic.boundary("write", self.path)
         offset = self._align()
         tensor.tofile(self.file) if hasattr(tensor, "tofile") else self.file.write(tensor.tobytes())
         self._refer(proto, offset, tensor.nbytes)
 
     def put_proto(self, proto: onnx.TensorProto, tensor: onnx.TensorProto) -> None:
-        """Write a tensor of a message: large ones to the data file."""
+        """Write a tensor of a message; the data of a large one goes to the data file."""
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ModelError(
                 Diagnostic(
@@ -176,66 +128,62 @@ class _DataFile:
     def _refer(self, proto: onnx.TensorProto, offset: int, length: int) -> None:
         if self.file.tell() != offset + length:
             raise AssertionError(f"tensor `{proto.name}` wrote {self.file.tell() - offset} of {length} bytes")
-        writer.external(proto, self.name, offset, length)
+        writer.external(proto, self.path.name, offset, length)
         self.size = offset + length
 
 
-def _save_external(model: TrainingModel | onnx.ModelProto, target: str, wanted: bool | str, threshold: int) -> None:
-    folder, model_name = os.path.split(target)
-    wanted_name = wanted if isinstance(wanted, str) else f"{model_name}.data"
+def _save_external(model: TrainingModel | onnx.ModelProto, target: Path, wanted: bool | str, threshold: int) -> None:
+    wanted_name = wanted if isinstance(wanted, str) else f"{target.name}.data"
     replaced = _data_files_of(target)
-    data_path = ""
-    try:
-        with _fresh(folder, wanted_name) as file:
-            data_path = file.name
-            data = _DataFile(file, os.path.basename(data_path), threshold)
+    with _create_unused(target.with_name(wanted_name)) as file:
+        data = _DataFile(file, threshold)
+        try:
             if isinstance(model, TrainingModel):
                 proto = serde._to_proto(model, data.put)
             else:
                 proto = onnx.ModelProto()
                 _copy(proto, model, data)
-            file.flush()
-            os.fsync(file.fileno())
-        write_atomically(target, serde.serialize(proto))
-    except BaseException:
-        if data_path:
-            os.unlink(data_path)
-        raise
+            atomic.sync(file, data.path)
+            atomic.sync_directory(target.parent)  # before a model refers to it
+            atomic.write_atomic(target, [serde.serialize(proto)])
+        except BaseException:
+            if data.path.name not in _data_files_of(target):  # else the last sync failed, after the rename
+                data.path.unlink()
+            raise
     if not data.size:
-        os.unlink(data_path)
-    for old in replaced - {data.name}:
+        atomic.remove(data.path)
+    for old in replaced - {data.path.name}:
         if _is_ours(old, wanted_name):
-            with contextlib.suppress(OSError):  # it is only litter now
-                os.unlink(os.path.join(folder, old))
+            with contextlib.suppress(OSError):  # no model uses the file any more
+                atomic.remove(target.with_name(old))
 
 
-def _fresh(folder: str, wanted: str) -> IO[bytes]:
-    """Return a new file under `wanted`, or under `wanted` with a number where that exists."""
+def _create_unused(wanted: Path) -> BufferedWriter:
+    """Return a new file at `wanted`, or, if that exists, at `wanted` with a number."""
     stem, extension = os.path.splitext(wanted)
     count = 0
     while True:
-        name = f"{stem}.{count}{extension}" if count else wanted
         try:
-            return open(os.path.join(folder, name), "xb")
+            return atomic.create(Path(f"{stem}.{count}{extension}" if count else wanted))
         except FileExistsError:
             count += 1
 
 
 def _is_ours(name: str, wanted: str) -> bool:
-    """Return whether a data file has a name that saving under `wanted` gives."""
+    """Return whether `_create_unused` can have given a data file its name."""
     stem, extension = os.path.splitext(wanted)
     return re.fullmatch(rf"{re.escape(stem)}(\.\d+)?{re.escape(extension)}", name) is not None
 
 
-def _data_files_of(path: str) -> set[str]:
-    """Return the data files that the model at `path` names, nothing if there is no readable model."""
-    if not os.path.exists(path):
+def _data_files_of(path: Path) -> set[str]:
+    """Return the data files that the model at `path` names; an empty set if there is no readable model."""
+    if not path.exists():
         return set()
     try:
         proto = serde.read_proto(path, external_data=False)
         tensors = [t for _, t in all_tensors(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
         return {e.value for t in tensors for e in t.external_data if e.key == "location"}
-    except ModelError:  # whatever it was, it is about to be replaced; its data is not ours to remove
+    except ModelError:  # not a model: it is replaced, and other files are left alone
         return set()
 
 
@@ -256,7 +204,7 @@ def _inline_proto(model: TrainingModel | onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _data_size(model: TrainingModel | onnx.ModelProto) -> int:
-    """Return about how many bytes the tensors take."""
+    """Return approximately how many bytes the tensors have."""
     if isinstance(model, onnx.ModelProto):
         return int(model.ByteSize())
     graphs: list[GraphLike] = [model.graph, *model.ir.functions.values()]
@@ -278,7 +226,7 @@ def _size(tensor: ir.TensorProtocol) -> int:
     return sum(map(len, tensor.string_data())) if isinstance(tensor, ir.StringTensor) else int(tensor.nbytes)
 
 
-# The messages between a model and its tensors; everything else is copied whole.
+# The fields on the way from a model to its tensors; all other fields are copied whole.
 _CARRIERS: dict[type, tuple[str, ...]] = {
     onnx.ModelProto: ("graph", "functions", "training_info"),
     onnx.TrainingInfoProto: ("initialization", "algorithm"),
@@ -291,7 +239,7 @@ _CARRIERS: dict[type, tuple[str, ...]] = {
 
 
 def _copy(target: Any, source: Any, data: _DataFile) -> None:
-    """Copy a message without copying its large tensors, which go to the data file; `source` is left as it was."""
+    """Copy `source`, which is not changed, to `target`; the data of large tensors goes to the data file instead."""
     if isinstance(source, onnx.TensorProto):
         data.put_proto(target, source)
         return

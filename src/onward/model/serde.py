@@ -1,8 +1,8 @@
-"""Between files and `TrainingModel`: load, save, and the two directions of protobuf.
+"""Load and save models, and convert between `TrainingModel` and `ModelProto`.
 
-What is normalised, because it carries no meaning: the order of `value_info` and `quantization_annotation`; empty
-strings that are set explicitly; the domain name `ai.onnx`, which is ``""``; the type of an attribute that left it out.
-Fields that the installed onnx package does not know are not kept by a round trip through `TrainingModel`.
+A round trip through `TrainingModel` normalises what has no meaning: the order of `value_info` and
+`quantization_annotation`; empty strings that are set explicitly; the domain name `ai.onnx`, which becomes ``""``; an
+attribute's missing type. It drops fields that the installed onnx package does not know.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ M100 = define(
 M101 = define(
     "M101",
     "the model file cannot be opened",
-    why="There is no such file, it is not a regular file, or reading it is not allowed.",
+    why="The file does not exist, it is not a regular file, or you are not allowed to read it.",
     fix="Correct the path or its permissions.",
 )
 M109 = define(
     "M109",
     "text that is not UTF-8",
-    why="Every name in an ONNX file is UTF-8 text; other bytes mean that the file is damaged or made wrongly.",
+    why="Every name in an ONNX file is UTF-8 text; other bytes mean that the file is damaged or its exporter is wrong.",
     fix="Export the model again with plain names, or restore the file from a good copy.",
 )
 
@@ -51,8 +51,8 @@ Source = Path | bytes | onnx.ModelProto | TrainingModel
 def load(source: Source, *, base_dir: Path | None = None, limits: Limits = DEFAULT) -> TrainingModel:
     """Return the `TrainingModel` of a file, of bytes or of a `ModelProto`; an inference-only model has no entries.
 
-    External data is mapped into memory, not read; it must lie in the folder of the file (or in `base_dir`, for bytes
-    and messages).
+    External data is mapped into memory, not read. It must be in the folder of the file, or in `base_dir` for bytes and
+    messages.
 
     Raises:
         ModelError: the file is missing, is not a model, or is not safe to read; lists every problem found.
@@ -68,10 +68,10 @@ def load(source: Source, *, base_dir: Path | None = None, limits: Limits = DEFAU
 def read_proto(
     source: Source, *, base_dir: Path | None = None, external_data: bool = True, limits: Limits = DEFAULT
 ) -> onnx.ModelProto:
-    """Return the `ModelProto` of `source`, with its external data loaded (references are kept if not `external_data`).
+    """Return the `ModelProto` of `source`, with its external data (or, if not `external_data`, references to it).
 
-    What is read from a file or bytes is within the limits and all of its text is readable; whether it makes sense is
-    for `check` to say. A `ModelProto` is returned as it is.
+    A message from a file or from bytes is within the limits, and its text is UTF-8. Nothing else is checked; that is
+    the task of `check`. A `ModelProto` is returned as it is.
 
     Raises:
         ModelError: the file is missing, is not a model, or is not safe to read.
@@ -93,8 +93,8 @@ def read_proto(
 def parse_proto(source: Path | bytes, *, limits: Limits = DEFAULT) -> tuple[onnx.ModelProto, str | None]:
     """Return the message of a file or of bytes exactly as it is, and the folder of its external data if it has one.
 
-    Nothing but the file's size is checked and no external data is read: this is what `check` looks at, which reports
-    the rest as findings. Whoever builds something from the message reads it with `read_proto` or `load`.
+    Only the file's size is checked, and no external data is read. This is for `check`, which reports everything else as
+    findings. To build something from a message, read it with `read_proto` or `load`.
 
     Raises:
         ModelError: the file is missing or is not a model.
@@ -103,18 +103,18 @@ def parse_proto(source: Path | bytes, *, limits: Limits = DEFAULT) -> tuple[onnx
 
 
 def from_proto(proto: onnx.ModelProto, *, base_dir: Path | None = None, limits: Limits = DEFAULT) -> TrainingModel:
-    """Return the `TrainingModel` of `proto`, which is left as it was; the data of its tensors is shared, not copied.
+    """Return the `TrainingModel` of `proto`, which is not changed; the data of its tensors is shared, not copied.
 
     Raises:
-        ModelError: the message breaks a limit or has no one meaning; lists every problem found.
+        ModelError: the message exceeds a limit or its meaning is not defined; lists every problem found.
     """
     return _from_proto(proto, None if base_dir is None else os.fspath(base_dir), False, limits)
 
 
 def to_proto(model: TrainingModel, *, keep_references: bool = False) -> onnx.ModelProto:
-    """Return `model` as a standard `ModelProto` with all data in it.
+    """Return `model` as a standard `ModelProto` that contains all data.
 
-    With `keep_references`, tensors that came from external data refer to it again.
+    With `keep_references`, tensors that were read from external data become references to it.
     """
     return _to_proto(model, writer.put_reference if keep_references else put_inline)
 
@@ -126,11 +126,11 @@ def save(
     external_data: bool | str | None = None,
     size_threshold: int = 1024,
 ) -> None:
-    """Write the model to `path`, or leave what was there as it was.
+    """Write the model to `path`. If that fails, the old file is unchanged.
 
-    Tensors of at least `size_threshold` bytes go to a data file beside the model if `external_data` is True or the name
-    of the file; by default only when the model would not fit into the 2 GB of a protobuf file. Training graphs,
-    functions and subgraphs included.
+    If `external_data` is True or a file name, tensors of at least `size_threshold` bytes go to a data file beside the
+    model, including those of training graphs, functions and subgraphs. By default this is done only if the model does
+    not fit into the 2 GB of a protobuf file.
 
     Raises:
         ModelError: the file cannot be written, or is too large without external data.
@@ -215,7 +215,7 @@ def _near_names(path: str, error: Exception) -> str:
 
 
 def _looks_like(data: bytes) -> str:
-    """Return what the file seems to be instead."""
+    """Return what kind of file the bytes seem to be."""
     if not data:
         return "an empty file"
     known = {
@@ -364,9 +364,9 @@ def _inline(proto: onnx.ModelProto, folder: str | None, limits: Limits) -> None:
 
 
 def _check_text(root: Any) -> None:
-    """Raise for text that is not UTF-8. Protobuf does not look: it hands out bytes, or fails when the text is read."""
+    """Raise if a text is not UTF-8. Protobuf does not check it: reading such a text gives bytes or an error."""
     stack = [root]
-    kinds: dict[Any, int] = {}  # 1: text, 2: repeated text, 3: a message, 4: repeated messages, 0: nothing to look at
+    kinds: dict[Any, int] = {}  # 1: text, 2: repeated text, 3: a message, 4: repeated messages, 0: other
     try:
         while stack:
             message = stack.pop()
@@ -401,7 +401,7 @@ def serialize(proto: onnx.ModelProto) -> bytes:
     """Return the bytes of a message.
 
     Raises:
-        ModelError: it is larger than a protobuf file can be.
+        ModelError: the message is larger than a protobuf file can be.
     """
     try:
         return bytes(proto.SerializeToString(deterministic=True))

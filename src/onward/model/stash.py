@@ -1,6 +1,6 @@
-"""A model as a message without its large tensors, for work on the graphs alone.
+"""Convert a model to a message without its large tensors and back, for work on the graphs alone.
 
-The stand-ins refer to a stash; `from_light` puts the very tensors back, so that nothing is copied, however large.
+The message refers to a stash of tensors. `from_light` puts the same tensors back, so that no data is copied.
 """
 
 from __future__ import annotations
@@ -11,36 +11,25 @@ import onnx_ir as ir
 from onward.errors import ModelError
 from onward.model import serde
 from onward.model.training_model import TrainingModel
-from onward.storage import writer
 from onward.storage.external_data import Folder
 from onward.storage.limits import check_structure
 from onward.storage.reader import Reader
-
-_LOCATION = "onward.stash"
+from onward.storage.writer import STASH, put_light
 
 Stash = list[ir.TensorProtocol]
 
 
-def to_light(model: TrainingModel, threshold: int = 1024) -> tuple[onnx.ModelProto, Stash]:
-    """Return the model's message, in which tensors of more than `threshold` elements are references to the stash."""
+def to_light(model: TrainingModel) -> tuple[onnx.ModelProto, Stash]:
+    """Return the message of `model`, in which large tensors are references to the stash, and the stash."""
     stash: Stash = []
-
-    def put(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
-        if tensor.dtype == ir.DataType.STRING or tensor.size <= threshold:
-            writer.put_inline(proto, tensor)
-            return
-        writer.put_header(proto, tensor)
-        writer.external(proto, _LOCATION, len(stash), None)
-        stash.append(tensor)
-
-    return serde._to_proto(model, put), stash
+    return serde._to_proto(model, put_light(stash)), stash
 
 
 def from_light(proto: onnx.ModelProto, stash: Stash) -> TrainingModel:
-    """Return the model of a message that `to_light` made, changed or not.
+    """Return the model of a message that `to_light` made; the message may have been changed.
 
     Raises:
-        ModelError: the changed message breaks a limit or has no one meaning.
+        ModelError: the changed message exceeds a limit or its meaning is not defined.
     """
     problems = check_structure(proto)
     if problems:
@@ -56,6 +45,6 @@ class _StashReader(Reader):
     def tensor(self, proto: onnx.TensorProto, where: str) -> ir.TensorProtocol:
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             entries = {e.key: e.value for e in proto.external_data}
-            if entries["location"] == _LOCATION:
+            if entries["location"] == STASH:
                 return self._stash[int(entries["offset"])]
         return super().tensor(proto, where)

@@ -1,4 +1,4 @@
-"""Graphs as text that a person can read.
+"""Render graphs as text for people.
 
 >>> from onward.samples import perceptron
 >>> print(render_graph(perceptron().graph))  # doctest: +ELLIPSIS
@@ -37,7 +37,7 @@ def _type(kind: object) -> str:
 
 
 def shape_text(value: ir.Value) -> str:
-    """Return the shape: `[N, 3]`, `[]` for a scalar, an empty string if the rank is not known."""
+    """Return the shape, such as `[N, 3]` or `[]`; an empty string if the rank is not known."""
     if value.shape is None:
         return ""
     dims = (str(d) if isinstance(d, int) else str(d.value) if d.value is not None else "?" for d in value.shape)
@@ -50,7 +50,7 @@ def value_text(value: ir.Value) -> str:
 
 
 def attribute_text(attribute: ir.Attr, limit: int = _LONG) -> str:
-    """Return the value of an attribute in short."""
+    """Return a short text for the value of an attribute."""
     if attribute.is_ref():
         return f"@{attribute.ref_attr_name}"
     kind, value = attribute.type, attribute.value
@@ -74,7 +74,7 @@ def attribute_text(attribute: ir.Attr, limit: int = _LONG) -> str:
 
 
 def tensor_text(tensor: ir.TensorProtocol) -> str:
-    """Return a tensor in short: its value if it is small, else its type and shape."""
+    """Return a short text for a tensor: its value if it is small, else its type and shape."""
     shape = ", ".join(str(d) for d in tensor.shape)
     if tensor.size > 6 or tensor.dtype == ir.DataType.STRING:
         return f"{tensor.dtype.name.lower()}[{shape}]"
@@ -97,15 +97,15 @@ def node_text(node: ir.Node) -> str:
 
 
 def render_graph(graph: ir.Graph, *, roles: Mapping[str, str] | None = None, indent: str = "") -> str:
-    """Return a graph with its inputs, weights, nodes and outputs, one to a line; inner graphs are indented.
+    """Return the inputs, weights, nodes and outputs of a graph, one per line; inner graphs are indented.
 
-    `roles` says what an initializer is (parameter, frozen, state), by name.
+    `roles` maps the name of an initializer to its role: parameter, frozen or state.
     """
     return "\n".join(_lines(graph, roles or {}, indent, graph.name or "graph"))
 
 
 def render_function(function: ir.Function) -> str:
-    """Return a function with its body."""
+    """Return a function with its body, one node per line."""
     overload = f":{function.overload}" if function.overload else ""
     head = f"function {function.domain}.{function.name}{overload}"
     lines = [f"{head}({', '.join(v.name or '_' for v in function.inputs)})"]

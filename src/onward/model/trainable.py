@@ -1,4 +1,4 @@
-"""Which initializers may be trained, and which of them a person's globs choose."""
+"""Find the initializers that can be trained, and choose among them with glob patterns."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic, define
-from onward.graph.walk import ancestors, subgraphs
+from onward.graph.walk import all_nodes, ancestors, subgraphs
 from onward.model.training_model import FLOAT_TYPES
 
 A110 = define(
     "A110",
     "a glob matches nothing",
-    why="A pattern that chooses weights by name fits none of them, most likely because of a typing error.",
+    why="A pattern that chooses weights by name matches none of them, most likely because of a typing error.",
     fix="Use a name or pattern from the list that the message gives; `onward show FILE` lists them all.",
 )
 A111 = define(
     "A111",
     "nothing to train here",
-    why="What was chosen for training cannot be trained: it is not floating point, the loss does not depend on it, or "
-    "it is a constant such as an epsilon, a shape or a running statistic.",
-    fix="Choose other weights; the message says for each why it cannot be trained.",
+    why="The chosen weights cannot be trained: they are not floating point, the loss does not depend on them, or they "
+    "are constants such as an epsilon, a shape or a running statistic.",
+    fix="Choose other weights; the message gives the reason for each one.",
 )
 
-# Inputs that are never trained: (operator, input) → what it is.
+# Inputs that are never trained: (operator, input) → a description.
 CONSTANT_INPUTS = {
     ("BatchNormalization", 3): "a running statistic",
     ("BatchNormalization", 4): "a running statistic",
@@ -51,10 +51,10 @@ CONSTANT_INPUTS = {
     **{(op, i): "a quantisation scale" for op in ("QLinearConv", "QLinearMatMul") for i in (1, 4, 6)},
 }
 
-# Inputs that hold a constant as a rule, and a learned value now and then: trained only when they are named.
+# Inputs that are usually constant and sometimes learned: trained only if they are named.
 USUALLY_CONSTANT_INPUTS = {(op, i): "an initial state" for op in ("LSTM", "GRU", "RNN") for i in (5, 6)}
 
-# Inputs that are weights by the operator's own meaning, whatever their size.
+# Inputs that the operator defines as weights, whatever their size.
 WEIGHT_INPUTS = frozenset(
     {
         *((op, i) for op in ("Conv", "ConvTranspose", "DeformConv") for i in (1, 2, 3)),
@@ -67,10 +67,10 @@ WEIGHT_INPUTS = frozenset(
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
 
-# These hand a weight on; what counts is who reads their output.
+# These pass a weight through: the nodes that read their output decide.
 _PASS_ON = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"})
 
-# A value that is read only by these has no influence on a gradient.
+# A value that only these read has no gradient.
 _NO_GRADIENT = frozenset(
     {
         "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Shape", "Size", "IsNaN",
@@ -83,12 +83,12 @@ _TORCH_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
 def is_passed_on(node: ir.Node, index: int) -> bool:
-    """Whether a node only hands on its input `index`."""
+    """Return whether a node only passes its input `index` through."""
     return node.op_type in _PASS_ON and node.domain in ("", "ai.onnx") and index == 0
 
 
 def final_uses(value: ir.Value) -> list[tuple[ir.Node, int]]:
-    """Return who reads `value` in the end, and at which input: operators that only hand it on are looked through."""
+    """Return the nodes and inputs that read `value`, directly or through operators that only pass it through."""
     found: list[tuple[ir.Node, int]] = []
     queue, seen = [value], {value}
     while queue:
@@ -103,10 +103,10 @@ def final_uses(value: ir.Value) -> list[tuple[ir.Node, int]]:
 
 
 def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool = False) -> str | None:
-    """Return why an initializer is not trained, in words, or None if it can be.
+    """Return the reason why an initializer is not trained, or None if it can be.
 
-    `influential` are the nodes that the loss depends on. `named` says that the caller asked for it by name, which
-    settles the one case that cannot be seen in the graph: a lone number in arithmetic (a learned scale, or a constant).
+    `influential` are the nodes that the loss depends on. `named` means that the caller chose it by name. This decides
+    the case that the graph leaves open: a single number in arithmetic may be a learned scale or a constant.
     """
     if value.dtype not in FLOAT_TYPES:
         return f"it is {value.dtype.name.lower() if value.dtype is not None else 'of unknown type'}, not floating point"
@@ -126,7 +126,7 @@ def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool =
 
 
 def _doubt(value: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> str | None:
-    """Return what a floating-point initializer most likely is instead of a weight, or None."""
+    """Return what a floating-point initializer probably is if it is not a weight, or None."""
     if any((node.op_type, index) in WEIGHT_INPUTS for node, index in uses):
         return None
     is_number = value.shape is not None and all(d == 1 for d in value.shape)
@@ -141,7 +141,7 @@ def _doubt(value: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> str | None:
 
 
 def _is_bias(node: ir.Node, index: int) -> bool:
-    """Whether the input is added to a product of matrices: the bias of a layer with one output."""
+    """Return whether the input is added to a matrix product, as the bias of a layer with one output is."""
     if node.op_type != "Add" or node.domain not in ("", "ai.onnx"):
         return False
     other = node.inputs[1 - index]
@@ -150,7 +150,7 @@ def _is_bias(node: ir.Node, index: int) -> bool:
 
 
 def _is_mask(array: np.ndarray) -> bool:
-    """Whether an array holds infinities, or nothing but zeros and one very large number: an attention mask."""
+    """Return whether an array looks like an attention mask: infinities, or only zeros and one very large number."""
     if array.size == 0:
         return False
     wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
@@ -162,9 +162,9 @@ def _is_mask(array: np.ndarray) -> bool:
 
 
 def influential_nodes(outputs: Iterable[ir.Value]) -> set[ir.Node]:
-    """Return every node that one of `outputs` depends on, those inside bodies included."""
+    """Return every node that one of `outputs` depends on, including the nodes inside bodies."""
     found = ancestors(outputs)
-    return found | {inner for node in found for graph in subgraphs(node) for inner in walk(graph)}
+    return found | {inner for node in found for graph in subgraphs(node) for inner in all_nodes(graph)}
 
 
 def _constant_use(node: ir.Node, index: int) -> str | None:
@@ -181,7 +181,7 @@ def as_patterns(patterns: str | Iterable[str]) -> list[str]:
 
 
 def no_match(pattern: str, names: Sequence[str], what: str, place: str) -> Diagnostic:
-    """Return the diagnostic for a glob that fits none of `names`, with the nearest ones."""
+    """Return the diagnostic for a glob that matches none of `names`, with the most similar names."""
     near = difflib.get_close_matches(pattern.replace("*", ""), names, n=5, cutoff=0.4)
     rest = [n for n in names if n not in near][: max(0, 8 - len(near))]
     listed = ", ".join(f"`{n}`" for n in [*near, *rest])
@@ -190,7 +190,7 @@ def no_match(pattern: str, names: Sequence[str], what: str, place: str) -> Diagn
         A110,
         f"`{pattern}` matches no {what}",
         place=place,
-        needed=f"a glob that fits one of: {listed}{f' and {more} more' if more > 0 else ''}" if names else "",
+        needed=f"a glob that matches one of: {listed}{f' and {more} more' if more > 0 else ''}" if names else "",
         hint=f"did you mean `{near[0]}`?" if near else "",
     )
 
@@ -201,10 +201,10 @@ def choose(
     train: str | Iterable[str],
     freeze: str | Iterable[str],
 ) -> list[ir.Value]:
-    """Return the initializers to train: those that fit `train`, do not fit `freeze`, and can be trained.
+    """Return the initializers to train: those that match `train`, do not match `freeze`, and can be trained.
 
     Raises:
-        ArgumentError: a glob fits no initializer, or nothing that can be trained.
+        ArgumentError: a glob matches no initializer, or none that can be trained.
     """
     wanted, unwanted = as_patterns(train), as_patterns(freeze)
     floats = [v.name or "" for v in values if v.dtype in FLOAT_TYPES]
@@ -246,16 +246,8 @@ def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
         f"nothing that `{pattern}` chooses can be trained",
         place="train=",
         found=listed or "no initializer that is not frozen",
-        hint="" if refused else "every initializer that it fits is also chosen by `freeze`, or the model has none",
+        hint="" if refused else "`freeze` matches the same initializers, or the model has none",
     )
-
-
-def walk(graph: ir.Graph | ir.Function) -> Iterable[ir.Node]:
-    """Yield every node of `graph` and of the graphs inside it."""
-    for node in graph:
-        yield node
-        for inner in subgraphs(node):
-            yield from walk(inner)
 
 
 __all__ = [
@@ -267,5 +259,4 @@ __all__ = [
     "is_passed_on",
     "no_match",
     "obstacle",
-    "walk",
 ]

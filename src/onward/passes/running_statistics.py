@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onward.graph import walk
 from onward.passes.base import Pass, Unit
 
 

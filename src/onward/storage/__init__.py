@@ -1,5 +1,7 @@
-"""Bytes: protobuf messages, external data, tensor files, atomic writes, limits. Imported first by everything, so the
-packages that Onward needs are checked here."""
+"""Read and write files: protobuf messages, external data, tensor files, atomic writes, limits.
+
+Everything imports this package first, so it also checks the versions of the packages that Onward needs.
+"""
 
 from __future__ import annotations
 

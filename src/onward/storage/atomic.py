@@ -1,15 +1,19 @@
-"""Files that are old or new and never half: write to a temporary file, fsync, rename, fsync the directory.
+"""Atomic file writes: a reader finds the old content or the whole new one, whatever happens.
 
-`boundary` is called before each operation that changes the disk. It does nothing; the crash tests replace it to kill
-the process or to fail at every single point.
+Writes go to a temporary file in the same folder, which is synced and then renamed over the target; the folder is synced
+last. `boundary` is called before each operation that changes the disk. It does nothing; the crash tests replace it to
+kill the process, or to fail, at every single operation.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from io import BufferedWriter
 from pathlib import Path
 
 Boundary = Callable[[str, Path], None]
@@ -25,22 +29,25 @@ def _no_fault(operation: str, path: Path) -> None:
 boundary: Boundary = _no_fault
 
 
-def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write `path` so that it holds the old content or the whole new one, whatever happens.
+def write_atomic(path: str | Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Replace the content of `path`, or leave it as it was. The permissions of an existing file are kept.
 
     On any failure the temporary file is removed and the error goes on to the caller.
+
+    Raises:
+        OSError: the file cannot be written, or it is not a regular file.
     """
-    temporary = path.with_name(f"{TEMP_PREFIX}{path.name}-{os.getpid()}")
+    path = target_of(path)
+    temporary = path.with_name(f"{TEMP_PREFIX}{path.name[:100]}-{os.urandom(6).hex()}")
     try:
-        boundary("open", temporary)
-        with open(temporary, "wb", buffering=0) as file:
+        with create(temporary) as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
             for chunk in _cut(chunks):
                 boundary("write", temporary)
-                written = 0
-                while written < len(chunk):
-                    written += file.write(chunk[written:])
-            boundary("fsync", temporary)
-            os.fsync(file.fileno())
+                file.write(chunk)
+                file.flush()
+            sync(file, temporary)
         boundary("rename", path)
         os.replace(temporary, path)
     except BaseException:
@@ -48,6 +55,33 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
             temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def target_of(path: str | Path) -> Path:
+    """Return the file that a write to `path` replaces. If `path` is a symbolic link, it is the file behind it.
+
+    Raises:
+        OSError: there is a directory, a device or the like in its place.
+    """
+    target = Path(os.path.realpath(path))
+    if os.path.isdir(target):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return target
+
+
+def create(path: Path) -> BufferedWriter:
+    """Return a new file to write to; `path` must not exist yet."""
+    boundary("open", path)
+    return open(path, "xb")
+
+
+def sync(file: BufferedWriter, path: Path) -> None:
+    """Make what was written to `file` survive a power loss."""
+    file.flush()
+    boundary("fsync", path)
+    os.fsync(file.fileno())
 
 
 def _cut(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
@@ -58,7 +92,7 @@ def _cut(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames in `directory` last through a power loss; on Windows a directory cannot be synced."""
+    """Make new names in `directory` survive a power loss; on Windows a directory cannot be synced."""
     if sys.platform == "win32":
         return
     boundary("fsync_dir", directory)
@@ -76,7 +110,7 @@ def remove(path: Path) -> None:
 
 
 def remove_stale(directory: Path) -> list[Path]:
-    """Remove what earlier, killed writers left behind; the caller holds the lock of the directory."""
+    """Remove the temporary files of writers that were killed; the caller holds the lock of the directory."""
     stale = sorted(directory.glob(TEMP_PREFIX + "*"))
     for path in stale:
         remove(path)
@@ -84,11 +118,11 @@ def remove_stale(directory: Path) -> list[Path]:
 
 
 class LockHeld(OSError):
-    """Another process (or another trainer of this one) holds the lock."""
+    """Another process, or another trainer in this process, holds the lock."""
 
 
 class DirectoryLock:
-    """One writer per directory: an exclusive lock on a file in it, freed by the system when the process dies."""
+    """Allow one writer per directory: an exclusive lock on a file in it, which ends with the process."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / ".lock"
@@ -116,12 +150,12 @@ class DirectoryLock:
             os.close(handle)
             raise LockHeld(error.errno, f"process {owner}" if owner else "another process") from error
         self._handle = handle
-        with contextlib.suppress(OSError):  # a full disk: the number is a courtesy to the next one, the lock holds
+        with contextlib.suppress(OSError):  # a full disk: the process id only serves a message, the lock holds
             os.ftruncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode("ascii"))
 
     def release(self) -> None:
-        """Give the lock back; the file stays, since removing it would let two writers in."""
+        """Release the lock. The file stays, because removing it would let two writers in."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -1,8 +1,8 @@
-"""Weights in files beside the model: read only from the model's own folder, and only what the tensor says.
+"""Read weights from files beside the model: only from the model's own folder, and only the bytes of the tensor.
 
-A location is a plain relative path. It is opened component by component without following links, and what was opened is
-then examined (a regular file, one name), so that swapping the file between a check and its use gains nothing. The data
-is mapped, not read: it costs memory only where it is touched.
+A location is a plain relative path. It is opened component by component without following links. The check that it is a
+regular file with one name is made on the open file, so swapping the file between check and use has no effect. The data
+is mapped, not read: it costs memory only where it is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Refused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What a tensor says about where its data is."""
+    """The place of a tensor's data, as its `external_data` entries give it."""
 
     location: str
     offset: int
@@ -54,21 +54,21 @@ class Reference:
 
 
 class ExternalTensor(ir.Tensor[np.ndarray[Any, Any]]):
-    """A tensor over mapped external data, which knows where it came from."""
+    """A tensor over mapped external data, with the place of that data."""
 
     __slots__ = ("reference",)
     reference: Reference
 
 
 class PackedExternalTensor(ir.PackedTensor[np.ndarray[Any, Any]]):
-    """The same for element types of less than one byte."""
+    """A tensor over mapped external data whose elements are smaller than one byte."""
 
     __slots__ = ("reference",)
     reference: Reference
 
 
 class Folder:
-    """The folder a model's external data may be in. Opens each data file once; use as a context manager.
+    """The folder of a model's external data, as a context manager. Each data file is opened once.
 
     >>> Folder(None).why_not("../secret")
     'it leaves the folder through `..`'
@@ -88,7 +88,7 @@ class Folder:
 
     @staticmethod
     def why_not(location: str) -> str:
-        """Return why a location is not even tried, or an empty string."""
+        """Return why a location is refused before it is opened, or an empty string."""
         if not location:
             return "it is empty"
         if "_ORT_MEM_ADDR_" in location:
@@ -104,7 +104,7 @@ class Folder:
         return ""
 
     def read(self, proto: onnx.TensorProto, place: str) -> tuple[Reference, np.ndarray[Any, Any]]:
-        """Return the reference and the mapped bytes of an external tensor that `check_tensor` accepts.
+        """Return the reference and the mapped bytes of an external tensor that has passed `check_tensor`.
 
         Raises:
             ModelError: the location is not safe, or the file does not hold the tensor.
@@ -184,7 +184,7 @@ class Folder:
         return tensor
 
     def _open(self, location: str) -> tuple[int, Any]:
-        """Return the size and the mapping of a data file, opened once."""
+        """Return the size and the mapping of a data file, which is opened at the first call."""
         if location not in self._maps:
             assert self.path is not None
             descriptor = _open_beneath(self.path, location)
@@ -218,7 +218,7 @@ def _open_beneath(folder: str, location: str) -> int:
             if stat.S_ISLNK(os.stat(part, dir_fd=current, follow_symlinks=False).st_mode):
                 raise _Refused("it goes through a symbolic link")
             flags = os.O_RDONLY | os.O_NOFOLLOW | nonblock | (0 if last else os.O_DIRECTORY)
-            inner = os.open(part, flags, dir_fd=current)  # O_NOFOLLOW: a link put there in between is not followed
+            inner = os.open(part, flags, dir_fd=current)  # O_NOFOLLOW: a link that appeared after the check is refused
             os.close(current)
             current = inner
     except BaseException:
@@ -228,10 +228,10 @@ def _open_beneath(folder: str, location: str) -> int:
 
 
 def parse(proto: onnx.TensorProto, place: str) -> Reference:
-    """Return what the tensor's `external_data` entries say.
+    """Return the reference that the tensor's `external_data` entries make up.
 
     Raises:
-        ModelError: a key is missing or given twice, or a number is not one.
+        ModelError: a key is missing or given twice, or an offset or length is not a number.
     """
     entries: dict[str, str] = {}
     for entry in proto.external_data:
@@ -247,7 +247,7 @@ def parse(proto: onnx.TensorProto, place: str) -> Reference:
         text = entries.get(key)
         if text is not None:
             if not re.fullmatch(r"[0-9]{1,19}", text):
-                raise _bad(proto, place, f"{key} `{_short(text)}`, which is no number of bytes")
+                raise _bad(proto, place, f"{key} `{_short(text)}`, which is not a number of bytes")
             numbers[key] = int(text)
     extra = tuple((k, v) for k, v in entries.items() if k not in _KEYS)
     return Reference(entries["location"], numbers.get("offset", 0), numbers.get("length"), extra)
@@ -270,7 +270,7 @@ def _short(text: str) -> str:
 
 
 def all_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Yield every tensor of every graph and function with its place: initializers, attributes, sparse parts."""
+    """Yield the place and the message of every tensor: initializers, attributes and parts of sparse tensors."""
     roots: list[tuple[str, Any]] = [("graph", proto.graph)]
     for index, info in enumerate(proto.training_info):
         for field in ("algorithm", "initialization"):

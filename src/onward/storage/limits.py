@@ -1,8 +1,8 @@
-"""What a model may ask for before anything is built from it: nesting, nodes after expansion, tensor sizes.
+"""Limit what a model may need before anything is built from it: nesting, nodes after expansion, tensor sizes.
 
-A hostile file is small and claims to be enormous: thirty functions that each call the next one twice are 2^30 nodes, a
-tensor of four numbers has 2^62 elements. Everything here is counted on the protobuf message, without recursion and
-without expanding or allocating anything.
+A hostile file is small and claims to be very large. Thirty functions that each call the next one twice are 2^30 nodes;
+four dimensions can describe 2^62 elements. Everything here is counted on the protobuf message. Nothing is expanded or
+allocated, and no function is recursive.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from onward.errors import Diagnostic, define
 M102 = define(
     "M102",
     "the model is too large",
-    why="A protobuf file cannot hold more than 2 GB, and a budget bounds what a small file may claim to need.",
+    why="A protobuf file cannot hold more than 2 GB, and the tensors of a model may not need more than a set limit.",
     fix="Save the weights as external data, or raise the limit with `onward.storage.limits.Limits`.",
 )
 M103 = define(
     "M103",
     "graphs are nested too deeply",
-    why="Subgraphs of If, Loop and Scan nested this deep come from no exporter; they exhaust the stack of most tools.",
+    why="No exporter nests the subgraphs of If, Loop and Scan this deeply, and most tools run out of stack on them.",
     fix="Move inner graphs into functions, or raise `Limits.nesting`.",
 )
 M104 = define(
     "M104",
     "too many nodes",
-    why="With its functions expanded the model has more nodes than the limit; doubling functions reach 2^30.",
+    why="The model has more nodes than the limit when its functions are expanded. Thirty functions that each call the "
+    "next one twice are 2^30 nodes.",
     fix="Call the functions less often, or raise `Limits.nodes`.",
 )
 M105 = define(
@@ -45,7 +46,7 @@ M105 = define(
 M106 = define(
     "M106",
     "a tensor is malformed",
-    why="The tensor's type, dimensions and data do not belong together.",
+    why="The tensor's type, dimensions and data do not agree.",
     fix="Write the tensor again with matching shape and data, or restore the file from a good copy.",
 )
 
@@ -55,7 +56,7 @@ FunctionId = tuple[str, str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The bounds that loading enforces. The defaults fit every real model we know of."""
+    """The limits that loading enforces. Every real model that we know is within the defaults."""
 
     file_bytes: int = 2**31 - 1  # what protobuf can hold in one message
     nesting: int = 32
@@ -67,7 +68,7 @@ DEFAULT = Limits()
 
 
 def check_structure(proto: onnx.ModelProto, limits: Limits = DEFAULT) -> list[Diagnostic]:
-    """Return what is too deep, too many or recursive in `proto`; empty for every reasonable model."""
+    """Return a diagnostic for each limit that `proto` exceeds and for functions that are recursive."""
     problems: list[Diagnostic] = []
     known = {(f.domain, f.name, f.overload) for f in proto.functions}
     calls: dict[FunctionId, Counter[FunctionId]] = {}
@@ -107,7 +108,7 @@ def check_structure(proto: onnx.ModelProto, limits: Limits = DEFAULT) -> list[Di
 def _measure(
     root: Any, place: str, known: set[FunctionId], limits: Limits, problems: list[Diagnostic]
 ) -> tuple[int, Counter[FunctionId]]:
-    """Return the number of nodes of a graph or function, subgraphs included, and which functions they call."""
+    """Return the number of nodes in a graph or function and its subgraphs, and how often each function is called."""
     nodes, calls = 0, Counter[FunctionId]()
     stack: list[tuple[Any, int]] = [(root, 1)]
     while stack:
@@ -140,7 +141,7 @@ def _measure(
 def _expanded_sizes(
     sizes: dict[FunctionId, int], calls: dict[FunctionId, Counter[FunctionId]], cap: int
 ) -> tuple[dict[FunctionId, int], list[FunctionId] | None]:
-    """Return per function its nodes once all calls are expanded (counted up to just above `cap`), or a cycle."""
+    """Return the number of nodes of each function with all calls expanded, at most 100 × `cap`, or else a cycle."""
     done: dict[FunctionId, int] = {}
     for start in sizes:
         path: list[FunctionId] = []
@@ -165,7 +166,7 @@ def _expanded_sizes(
     return done, None
 
 
-# Which field holds the values of each type, when raw_data does not.
+# The field that holds the values of each type if raw_data does not, and its entries per element.
 _DATA_FIELD = {
     "FLOAT": ("float_data", 1),
     "COMPLEX64": ("float_data", 2),
@@ -181,13 +182,13 @@ _PACKED = {"INT4", "UINT4", "INT2", "UINT2", "FLOAT4E2M1"}
 
 
 def tensor_nbytes(proto: onnx.TensorProto) -> int:
-    """Return how many bytes the tensor's shape and type ask for; the tensor must have passed `check_tensor`."""
+    """Return how many bytes a tensor of this shape and type has; the tensor must have passed `check_tensor`."""
     size: int = math.prod(proto.dims)
     return (size * ir.DataType(proto.data_type).bitwidth + 7) // 8
 
 
 def check_tensor(proto: onnx.TensorProto, place: str, limits: Limits = DEFAULT) -> Iterator[Diagnostic]:
-    """Yield what is wrong with a tensor's type, dimensions and (if it is not external) its data."""
+    """Yield a diagnostic for each error in a tensor's type, dimensions and, if it is not external, data."""
     try:
         dtype = ir.DataType(proto.data_type)
     except ValueError:
@@ -233,7 +234,7 @@ def _check_data(proto: onnx.TensorProto, dtype: ir.DataType, place: str) -> Iter
         field = "raw_data"
     else:
         found, needed, unit = len(getattr(proto, field)), size * per_element, "elements"
-        if dtype.name in _PACKED:  # packed: several to an int32
+        if dtype.name in _PACKED:  # several elements share an int32
             needed = (size * dtype.bitwidth + 7) // 8
         others = [f for f in ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
                   if f != field and len(getattr(proto, f))]  # fmt: skip

@@ -1,8 +1,8 @@
-"""From protobuf to onnx-ir, keeping everything.
+"""Convert protobuf messages to onnx-ir without losing anything.
 
-onnx-ir has a reader of its own, which drops training_info and sparse initializers, refuses map types and sparse
-attributes, and reads external data relative to the working directory. This one is complete: what onnx-ir has no place
-for travels in `meta`, and `writer` puts it back.
+onnx-ir's own reader drops training_info and sparse initializers, refuses map types and sparse attributes, and reads
+external data relative to the working directory. This reader keeps what onnx-ir has no place for in `meta`, from where
+`writer` writes it back.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from onward.storage.limits import DEFAULT, M102, M103, M106, Limits, check_tenso
 M110 = define(
     "M110",
     "a graph that cannot be read",
-    why="A name is defined twice, or something that is referred to is missing, so the graph has no one meaning.",
+    why="A name is defined twice, or something that a name refers to is missing. The graph has no defined meaning.",
     fix="`onward check` lists every problem of the file; export the model again.",
 )
 
-# Where `meta` keeps what onnx-ir has no place for: serialised messages, and `SparseTensor`s.
+# Keys of `meta` for what onnx-ir has no place for: serialised messages, and `SparseTensor`s.
 SPARSE = "onward.sparse_initializer"
-VALUE_INFO = "onward.value_info"  # on graphs: entries that describe no value; on values: they had an entry
-OUTPUT_INFO = "onward.output_info"  # graph outputs that describe a value otherwise than its input does
+VALUE_INFO = "onward.value_info"  # of graphs: entries that describe no value; of values: True if they had an entry
+OUTPUT_INFO = "onward.output_info"  # of graphs: entries of outputs that differ from the entry of the same input
 QUANTIZATION = "onward.quantization_annotation"
 DEVICES = "onward.device_configurations"
 IR_QUANTIZATION = "quant_parameter_tensor_names"  # onnx-ir's own key
@@ -38,7 +38,7 @@ Scope = dict[str, ir.Value]
 
 
 class RawType(ir.TypeProtocol):
-    """A type that onnx-ir cannot express (maps, opaque types), as the file has it."""
+    """A type that onnx-ir cannot express (a map or an opaque type), in its serialised form."""
 
     def __init__(self, data: bytes, denotation: str | None = None) -> None:
         self.data = data
@@ -66,7 +66,7 @@ class SparseTensor:
 
 
 class ProtoTensor(ir.serde.TensorProtoTensor):
-    """A tensor over a `TensorProto`. Renaming it leaves a message that belongs to somebody else as it was."""
+    """A tensor over a `TensorProto`. Renaming it does not change a message that the caller owns."""
 
     __slots__ = ("_owned",)
 
@@ -90,7 +90,7 @@ class ProtoTensor(ir.serde.TensorProtoTensor):
 
 
 class Reader:
-    """Reads the graphs of one model; collects what is wrong in `problems`, so that all of it is reported at once."""
+    """Reads the graphs of one model. Collects errors in `problems`, so that all of them are reported at once."""
 
     def __init__(self, folder: Folder, *, owned: bool, limits: Limits = DEFAULT) -> None:
         self.folder = folder
@@ -104,9 +104,9 @@ class Reader:
         self.problems.append(Diagnostic(code, message, ", ".join(self._place), found, needed))
 
     def graph(self, proto: onnx.GraphProto, scopes: list[Scope], place: str = "graph") -> ir.Graph:
-        """Return the graph; what it reads from outside is looked up in `scopes`, innermost last.
+        """Return the graph. Values from outside are looked up in `scopes`, of which the last is the innermost.
 
-        The graph's own values are left in `scopes` for graphs that are read inside it; the caller removes them.
+        The graph's own values stay in `scopes` for the graphs inside it; the caller removes them.
         """
         self._place.append(f"{place} `{proto.name}`" if proto.name else place)
         infos = {info.name: info for info in proto.value_info}
@@ -116,7 +116,7 @@ class Reader:
         inputs = []
         for info in proto.input:
             value = self._declare(values, info.name, "input")
-            self._describe(value, info)
+            self.describe(value, info)
             inputs.append(value)
         initializers = self._initializers(proto, values, infos)
         sparse = [self._sparse_initializer(s, values, infos) for s in proto.sparse_initializer]
@@ -127,12 +127,12 @@ class Reader:
             known = values.get(info.name)
             if known is None:
                 known = ir.Value(name=info.name)
-                self._describe(known, info)
+                self.describe(known, info)
             elif known.is_graph_input() or known.producer() is None:
                 if not _same_info(known, info):
                     output_infos[info.name] = info.SerializeToString()
             else:
-                self._describe(known, info)
+                self.describe(known, info)
             outputs.append(known)
         graph = ir.Graph(
             inputs,
@@ -169,7 +169,7 @@ class Reader:
         for name in proto.input:
             value = self._declare(values, name, "input")
             if name in infos:
-                self._describe(value, infos[name])
+                self.describe(value, infos[name])
             inputs.append(value)
         self._declare_outputs(proto.node, values, infos)
         nodes = [self.node(node, scopes) for node in proto.node]
@@ -198,7 +198,7 @@ class Reader:
         )
 
     def node(self, proto: onnx.NodeProto, scopes: list[Scope]) -> ir.Node:
-        """Return a node whose outputs are declared already."""
+        """Return a node. Its outputs must be declared already."""
         self._place.append(f"node `{proto.name or proto.op_type}`")
         own = scopes[-1]
         inputs: list[ir.Value | None] = []
@@ -209,11 +209,11 @@ class Reader:
             found = own.get(name)
             if found is None and len(scopes) > 1:
                 found = next((s[name] for s in reversed(scopes) if name in s), None)
-            if found is None:  # an invalid model, which `check` reports; the name is kept
+            if found is None:  # the model is invalid, which `check` reports; the name is kept
                 found = own[name] = ir.Value(name=name)
             inputs.append(found)
         outputs = [own[name] if name else ir.Value(name="") for name in proto.output]
-        fresh = [v if v.producer() is None else ir.Value(name=v.name) for v in outputs]  # reported when declared
+        fresh = [v if v.producer() is None else ir.Value(name=v.name) for v in outputs]  # reported by `_declare`
         attributes = [self.attribute(a, scopes) for a in proto.attribute]
         if len({a.name for a in attributes}) != len(attributes):
             self.report(M110, "an attribute is given twice")
@@ -266,7 +266,7 @@ class Reader:
         return graph
 
     def tensor(self, proto: onnx.TensorProto, where: str) -> ir.TensorProtocol:
-        """Return a tensor whose type, shape and data belong together; an empty one (and a report) if they do not."""
+        """Return a tensor; an empty one, after reporting it, if its type, shape and data do not agree."""
         place = ", ".join([*self._place, where])
         found = list(check_tensor(proto, place, self.limits))
         if found:
@@ -289,9 +289,7 @@ class Reader:
             return ir.tensor([], ir.DataType.FLOAT, name=proto.name)
         self._bytes += tensor.nbytes
         if self._bytes > self.limits.tensor_bytes:
-            self.report(
-                M102, "the tensors ask for too much memory", needed=f"{self.limits.tensor_bytes:,} bytes at most"
-            )
+            self.report(M102, "the tensors need too much memory", needed=f"{self.limits.tensor_bytes:,} bytes at most")
             raise ModelError(self.problems)
         return tensor
 
@@ -312,7 +310,7 @@ class Reader:
             if value is None:
                 value = values[name] = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=_shape_of(tensor))
                 if name in infos:
-                    self._describe(value, infos[name])
+                    self.describe(value, infos[name])
                     value.meta[VALUE_INFO] = True
             value.const_value = tensor
             found[name] = value
@@ -328,12 +326,12 @@ class Reader:
             value = self._declare(values, name, "sparse initializer")
             value.type, value.shape = ir.TensorType(tensor.values.dtype), ir.Shape(list(proto.dims))
             if name in infos:
-                self._describe(value, infos[name])
+                self.describe(value, infos[name])
                 value.meta[VALUE_INFO] = True
         return tensor
 
     def sparse(self, proto: onnx.SparseTensorProto, where: str) -> SparseTensor:
-        """Return a sparse tensor, its parts checked as any other tensor."""
+        """Return a sparse tensor, whose parts are checked like any other tensor."""
         if any(d < 0 for d in proto.dims) or math.prod(max(d, 1) for d in proto.dims) > self.limits.tensor_bytes:
             self.report(M106, f"sparse tensor `{proto.values.name}` has bad dimensions", found=str(list(proto.dims)))
         return SparseTensor(
@@ -354,16 +352,17 @@ class Reader:
                 if name:
                     value = self._declare(values, name, "output")
                     if name in infos:
-                        self._describe(value, infos[name])
+                        self.describe(value, infos[name])
 
-    def _describe(self, value: ir.Value, info: onnx.ValueInfoProto) -> None:
+    def describe(self, value: ir.Value, info: onnx.ValueInfoProto) -> None:
+        """Give `value` the type, shape, documentation and metadata of `info`."""
         value.type, value.shape = self.type_and_shape(info.type)
         value.doc_string = info.doc_string or None
         if info.metadata_props:
             value.metadata_props.update(metadata(info.metadata_props) or {})
 
     def type_and_shape(self, proto: onnx.TypeProto) -> tuple[ir.TypeProtocol | None, ir.Shape | None]:
-        """Return the type and shape; what onnx-ir cannot express comes back as `RawType`."""
+        """Return the type and shape; a `RawType` for what onnx-ir cannot express."""
         inner, wrappers = proto, 0
         while inner.HasField("sequence_type") or inner.HasField("optional_type"):
             inner = (inner.sequence_type if inner.HasField("sequence_type") else inner.optional_type).elem_type
@@ -388,7 +387,7 @@ def _where(proto: onnx.AttributeProto) -> str:
     return f"attribute `{proto.name}`"
 
 
-# How the value of each kind of attribute is read; graphs need the scopes and are read apart.
+# How the value of each kind of attribute is read, except graphs, which also need the scopes.
 _READ: dict[ir.AttributeType, Callable[[Reader, onnx.AttributeProto], Any]] = {
     ir.AttributeType.INT: lambda r, a: a.i,
     ir.AttributeType.FLOAT: lambda r, a: a.f,
@@ -405,15 +404,6 @@ _READ: dict[ir.AttributeType, Callable[[Reader, onnx.AttributeProto], Any]] = {
 }
 
 
-def describe(value: ir.Value, info: onnx.ValueInfoProto) -> None:
-    """Give `value` the type, shape, documentation and metadata of `info`, whatever the type is."""
-    tensor = info.type.tensor_type
-    if info.type.HasField("tensor_type") and not tensor.HasField("elem_type"):  # inference found a shape alone
-        value.type, value.shape = None, ir.serde.deserialize_type_proto_for_shape(info.type)
-        return
-    Reader(Folder(None), owned=True)._describe(value, info)
-
-
 def metadata(entries: Sequence[onnx.StringStringEntryProto]) -> dict[str, str] | None:
     """Return metadata entries as a dict, or None where there are none."""
     return {e.key: e.value for e in entries} if len(entries) else None
@@ -424,7 +414,7 @@ def _shape_of(tensor: ir.TensorProtocol) -> ir.Shape:
 
 
 def _text(data: bytes) -> str | bytes:
-    """Return the text of a string attribute; custom operators keep other bytes there, which stay bytes."""
+    """Return the text of a string attribute, or its bytes if they are not UTF-8, as custom operators may have them."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -447,6 +437,6 @@ _FIELDS = {
 
 
 def _kind_of(proto: onnx.AttributeProto) -> ir.AttributeType:
-    """Return the kind of an attribute that does not say it, from the one field that is set."""
+    """Return the kind of an attribute without a type, from the one field that is set."""
     present = {f.name for f, _ in proto.ListFields()} & _FIELDS.keys()
     return ir.AttributeType[_FIELDS[present.pop()]] if len(present) == 1 else ir.AttributeType.UNDEFINED

@@ -1,8 +1,8 @@
-"""A safetensors file that proves itself: sha256 of every tensor and of the header, kept in the header.
+"""Read and write safetensors files whose header contains checksums of every tensor and of the header itself.
 
-Any safetensors reader opens it. The header's metadata holds `onward` (JSON of the caller's data and the sha256 of each
-tensor) and `sha256`, the digest of the length and the header with that field itself set to zeros. So every bit of the
-file is covered, and one flipped bit or a cut end is noticed.
+Any safetensors reader opens such a file. The header's metadata holds `onward`, the JSON of the caller's data and of the
+sha256 of each tensor, and `sha256`, the digest of the header and its length with this field set to zeros. So every bit
+of the file is covered: one flipped bit or a missing end is detected.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _MAX_HEADER = 100_000_000
 
 
 class Damaged(Exception):
-    """The file is not what was written; the message says how."""
+    """The file differs from what was written; the message says how."""
 
 
 def tensor_file_chunks(tensors: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a file with `tensors` and the JSON-able `data`."""
+    """Yield the bytes of a file with `tensors` and `data`, which JSON must be able to represent."""
     arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     views = {name: a.reshape(-1).view(np.uint8).data for name, a in arrays.items()}
     digests = {name: hashlib.sha256(view).hexdigest() for name, view in views.items()}
@@ -74,7 +74,7 @@ def can_store(array: np.ndarray) -> bool:
 
 
 def read_tensor_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return (tensors, data) of a file written from `tensor_file_chunks`, every bit of it verified.
+    """Return (tensors, data) of a file written from `tensor_file_chunks`, after verifying every bit of it.
 
     Raises:
         Damaged: anything differs from what was written.
@@ -93,7 +93,7 @@ def _read(file: BinaryIO) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         return _parse(file)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        # The checksums are right, so someone made the file so: still one clear error.
+        # The checksums are right, so the file was made like this on purpose: the error must still be clear.
         raise Damaged(f"the header is not that of such a file ({type(error).__name__}: {error})") from error
 
 
@@ -119,7 +119,7 @@ def _parse(file: BinaryIO) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         tensors[name] = _read_tensor(file.read(last - first), name, info, body["tensors"].get(name))
         position = last
     if file.read(1):
-        raise Damaged("there is something after the last tensor")
+        raise Damaged("there are bytes after the last tensor")
     return tensors, body["data"]
 
 

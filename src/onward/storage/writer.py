@@ -1,7 +1,7 @@
-"""From onnx-ir to protobuf, the counterpart of `reader`: what was read is written, and nothing is made up.
+"""Convert onnx-ir to protobuf messages, the inverse of `reader`: what was read is written, and nothing else.
 
-Where the data of a tensor goes is the caller's choice: `Writer(put)` hands every tensor to `put`, which fills in the
-`TensorProto` (inline, or a reference to a data file).
+The caller decides where the data of tensors goes: `Writer(put)` calls `put` for each tensor, which fills in the
+`TensorProto` with the data or with a reference to a data file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from onward.storage.reader import ProtoTensor, RawType, SparseTensor
 
 Put = Callable[[onnx.TensorProto, ir.TensorProtocol], None]
 
+STASH = "onward.stash"  # the location of tensors that `put_light` left out
+LIGHT_SIZE = 1024  # elements: larger constants do not help shape inference and cost memory
 _FUNCTION_VALUE_INFO_IR = 10  # the first IR version whose functions may describe their values
 
 
@@ -36,7 +38,7 @@ def put_inline(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
 
 
 def put_reference(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
-    """Write a tensor; one that was read from external data refers to the same place again."""
+    """Write a tensor; if it was read from external data, write a reference to the same place."""
     if not isinstance(tensor, ExternalTensor | PackedExternalTensor):
         put_inline(proto, tensor)
         return
@@ -47,8 +49,27 @@ def put_reference(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
         proto.external_data.add(key=key, value=value)
 
 
+def put_light(stash: list[ir.TensorProtocol]) -> Put:
+    """Return a `put` that keeps the data of large tensors out of the message: it refers to their place in `stash`."""
+
+    def put(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
+        if tensor.size <= LIGHT_SIZE or tensor.dtype == ir.DataType.STRING or _may_be_shape(tensor):
+            put_inline(proto, tensor)
+            return
+        put_header(proto, tensor)
+        external(proto, STASH, len(stash), None)
+        stash.append(tensor)
+
+    return put
+
+
+def _may_be_shape(tensor: ir.TensorProtocol) -> bool:
+    """Return whether onnx's strict inference reads the tensor; it refuses one that is external."""
+    return tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32) and len(tensor.shape) <= 1
+
+
 def put_header(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
-    """Write everything about a tensor but its data."""
+    """Write everything of a tensor except its data."""
     if tensor.name:
         proto.name = tensor.name
     if tensor.doc_string:
@@ -59,7 +80,7 @@ def put_header(proto: onnx.TensorProto, tensor: ir.TensorProtocol) -> None:
 
 
 def external(proto: onnx.TensorProto, location: str, offset: int | None, length: int | None) -> None:
-    """Say that the tensor's data is in a file."""
+    """Write a reference to data in a file."""
     proto.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         if value is not None:
@@ -67,7 +88,7 @@ def external(proto: onnx.TensorProto, location: str, offset: int | None, length:
 
 
 def metadata(field: Any, entries: Mapping[str, str]) -> None:
-    """Write metadata in the order it has."""
+    """Write metadata in the given order."""
     for key, value in entries.items():
         field.add(key=key, value=value)
 
@@ -80,7 +101,7 @@ class Writer:
         self.ir_version = ir_version
 
     def model(self, proto: onnx.ModelProto, model: ir.Model) -> None:
-        """Write the inference model: everything but `training_info`."""
+        """Write the inference model: everything except `training_info`."""
         if model.ir_version:
             proto.ir_version = model.ir_version
         for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
@@ -142,7 +163,7 @@ class Writer:
         metadata(proto.metadata_props, graph.metadata_props)
 
     def _sparse_infos(self, proto: onnx.GraphProto, graph: ir.Graph) -> None:
-        """Describe sparse initializers again that the file described; their values have no other home."""
+        """Write the entries of the sparse initializers that had one; onnx-ir has no list of their values."""
         names = {s.values.name for s in proto.sparse_initializer}
         seen: set[str] = set()
         for node in graph:
@@ -308,7 +329,7 @@ def _quantization(proto: onnx.GraphProto, value: ir.Value) -> None:
 
 
 def _leftover_infos(field: Any, graph: ir.Graph) -> None:
-    """Write entries that describe no value of the graph (or repeat one), unless a value took the name since."""
+    """Write the entries that described no value or repeated one, unless a value has got the name since then."""
     leftovers = graph.meta.get(reader.VALUE_INFO, ())
     if leftovers:
         written = {info.name for info in field}
