@@ -1,17 +1,21 @@
-"""What a backend is: something that turns a `Program` into a `Session` that holds the state and runs the graphs.
+"""The base class of every backend's session: it holds the state of a `Program` and runs its graphs.
 
-A backend supplies these few methods and nothing else; the training loop, data, metrics and checkpoints exist once,
+A backend supplies the abstract methods and nothing else. The training loop, data, metrics and checkpoints exist once,
 in `onward.train`.
 """
 
 from __future__ import annotations
 
+import abc
+import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import onnx
 
+from onward.backends.state import evaluation_graph, initial_state
 from onward.compiler.program import Program
 from onward.errors import ArgumentError, unknown_name
 
@@ -19,11 +23,32 @@ Feeds = Mapping[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
 
 
-class Session(Protocol):
-    """One running program: it owns the current state. Not thread safe."""
+class Session(abc.ABC):
+    """A running program. It owns the current state and is not thread safe."""
 
-    program: Program
+    def __init__(self, program: Program) -> None:
+        self.program = program
 
+    @property
+    def processes(self) -> int:
+        """The number of processes that train together. They must not let their clocks decide anything."""
+        return 1
+
+    @property
+    def writer(self) -> bool:
+        """Whether this process writes files and prints: with several processes, only the first does."""
+        return True
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this process holds only a part of the state. All processes must then call `get_state` together."""
+        return False
+
+    def whole_batch(self, feeds: Feeds) -> Outputs:
+        """Return the batch of all processes, which must call this together."""
+        return dict(feeds)
+
+    @abc.abstractmethod
     def step(self, feeds: Feeds, *, entry: str | None = None) -> Outputs:
         """Run one training step and replace the state.
 
@@ -31,23 +56,36 @@ class Session(Protocol):
         one training entry; None runs all of them in turn. Returns the outputs of the step, the loss among them.
         """
 
-    def evaluate(self, feeds: Feeds) -> Outputs:
-        """Return the loss and the outputs in inference mode; the state stays as it is."""
+    @abc.abstractmethod
+    def run_graph(self, name: str, model: onnx.ModelProto, feeds: Feeds) -> Outputs:
+        """Return the outputs of one graph of the program for `feeds`; other inputs are settings and current state.
 
-    def infer(self, feeds: Feeds) -> Outputs:
-        """Return the outputs of the inference graph for `feeds`, with the current parameters."""
+        `name` is the same in every call with the same graph.
+        """
 
-    def initialize(self, seed: int = 0) -> None:
-        """Set the state as the program's initialize graph says; `seed` chooses the random numbers."""
-
+    @abc.abstractmethod
     def get_state(self) -> dict[str, np.ndarray]:
         """Return a copy of the whole state by name."""
 
+    @abc.abstractmethod
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the named parts of the state; unknown names or shapes are an error."""
 
+    @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return what influences the numbers (backend, versions, threads, providers); stored in checkpoints."""
+
+    def evaluate(self, feeds: Feeds) -> Outputs:
+        """Return the loss and the outputs in inference mode; the state stays as it is."""
+        return self.run_graph("evaluate", evaluation_graph(self.program), feeds)
+
+    def infer(self, feeds: Feeds) -> Outputs:
+        """Return the outputs of the inference graph for `feeds`, with the current parameters."""
+        return self.run_graph("infer", self.program.infer, feeds)
+
+    def initialize(self, seed: int = 0) -> None:
+        """Set the state as the program's initialize graph says; `seed` chooses the random numbers."""
+        self.set_state(initial_state(self.program, seed, functools.partial(self.run_graph, "initialize")))
 
 
 def make_session(

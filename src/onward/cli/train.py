@@ -188,7 +188,7 @@ def train(
         typer.echo(_farewell(trainer, checkpoint), err=True)
         raise
     _save(trainer, output, inference, average, quiet)
-    if getattr(trainer.session, "sharded", False) and not trainer.is_writer:
+    if trainer.session.sharded and not trainer.is_writer:
         for _ in written:  # the writer needs this process's part of the state
             _ = trainer.state
 

@@ -285,8 +285,8 @@ class Run:
         Whole ones where a process must not fail alone, and where the model fixes the number of samples.
         """
         session = self.trainer.session
-        whole = getattr(session, "sharded", False) or fixed_batch([f.spec for f in self._matching.feeds]) is not None
-        return (0, 1) if whole or getattr(session, "processes", 1) == 1 else (rank(), world_size())
+        whole = session.sharded or fixed_batch([f.spec for f in self._matching.feeds]) is not None
+        return (0, 1) if whole or session.processes == 1 else (rank(), world_size())
 
     def _step(self, batch: Batch) -> None:
         position = self.position
@@ -305,7 +305,7 @@ class Run:
                 logs[name] = float(np.asarray(value).ravel()[0])
                 position.add(name, logs[name], samples)
         if self.metrics:
-            whole = getattr(self.trainer.session, "whole_batch", dict)(batch)  # several processes read a part each
+            whole = self.trainer.session.whole_batch(batch)  # several processes read a part each
             evaluation.update_metrics(self.trainer.program, self.metrics, outputs, whole)
         if "loss" in logs:
             self.history.add_step(position.step, logs["loss"])

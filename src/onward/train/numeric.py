@@ -73,7 +73,7 @@ class NumericGuard:
         """Choose what happens when something is not finite: "stop", "skip" or "off"."""
         if mode not in MODES:
             raise unknown_name("on_nan mode", mode, MODES)
-        if mode == "skip" and getattr(self._session, "sharded", False):
+        if mode == "skip" and self._session.sharded:
             raise ArgumentError(
                 Diagnostic(
                     A101,
@@ -98,7 +98,7 @@ class NumericGuard:
         """
         if self.mode == "off":
             return self._session.step(feeds, entry=entry)
-        if getattr(self._session, "sharded", False):
+        if self._session.sharded:
             return self._step_without_copy(feeds, number, entry)
         if self._snapshot is None:
             self._start()
@@ -128,7 +128,7 @@ class NumericGuard:
         state = self._session.get_state()
         if self.mode == "off":
             return state
-        if getattr(self._session, "sharded", False):
+        if self._session.sharded:
             self._check_start(state)
             return state
         if self._snapshot is None:
@@ -141,7 +141,7 @@ class NumericGuard:
         self._keep(state)
         seconds = time.perf_counter() - began
         # Several processes take their copies at the same steps, whatever their clocks say.
-        if self._step_seconds > 0.0 and getattr(self._session, "processes", 1) == 1:
+        if self._step_seconds > 0.0 and self._session.processes == 1:
             wanted = seconds / (_MAX_SHARE * self._step_seconds)
             self._every = int(min(max(wanted, _MIN_STEPS), _MAX_STEPS))
         return dict(state)
@@ -231,7 +231,7 @@ class NumericGuard:
         after: Mapping[str, np.ndarray],
         give_up: bool,
     ) -> list[Diagnostic]:
-        whole = getattr(self._session, "whole_batch", dict)(feeds)
+        whole = self._session.whole_batch(feeds)
         first = find_first_bad(self._session.program, whole, before, entry)
         if first is None:
             named = [

@@ -431,12 +431,12 @@ class Trainer:
     @property
     def is_writer(self) -> bool:
         """Whether this process writes files: always, but for the other processes of a run across several."""
-        return bool(getattr(self.session, "writer", True))
+        return self.session.writer
 
     def _takes_part(self, directory: str | Path | None) -> bool:
         """Return whether another process writes checkpoints for which it needs this one's part of the state."""
         asked = directory is not None or (self._resumed is not None and self._directory is not None)
-        return asked and not self.is_writer and bool(getattr(self.session, "sharded", False))
+        return asked and not self.is_writer and self.session.sharded
 
     def _checkpoints_for(self, directory: str | Path | None, keep: int) -> CheckpointDirectory | None:
         if not self.is_writer:

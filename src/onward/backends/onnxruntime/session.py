@@ -13,6 +13,7 @@ import onnxruntime
 
 from onward import versions
 from onward.backends import state as states
+from onward.backends.base import Session
 from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.batch_statistics import share_statistics
 from onward.backends.onnxruntime.recurrence import keep_gates
@@ -98,7 +99,7 @@ class _Step:
         return list(dict.fromkeys([*self.graph.outputs, *self.scalars, *rows]))
 
 
-class OnnxRuntimeSession:
+class OnnxRuntimeSession(Session):
     """A program running on ONNX Runtime.
 
     Args:
@@ -117,7 +118,7 @@ class OnnxRuntimeSession:
         providers: Sequence[str] | None = None,
         fused: bool | None = None,
     ) -> None:
-        self.program = program
+        super().__init__(program)
         self.threads = _default_threads() if threads is None else threads
         if not isinstance(self.threads, int) or self.threads < 1:
             raise ArgumentError(Diagnostic(A101, "`threads` must be a positive whole number", found=repr(threads)))
@@ -142,7 +143,7 @@ class OnnxRuntimeSession:
             self._current[name] = 0
         self._lent = set(program.state)
 
-    # -- the protocol ----------------------------------------------------------------------------------------
+    # -- the base class's methods ------------------------------------------------------------------------------
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
@@ -151,19 +152,6 @@ class OnnxRuntimeSession:
                 self._steps[name] = self._prepare_step(name, graph)
             outputs.update(self._run_step(self._steps[name], feeds))
         return outputs
-
-    def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run("evaluate", states.evaluation_graph(self.program), feeds)
-
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run("infer", self.program.infer, feeds)
-
-    def initialize(self, seed: int = 0) -> None:
-        def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            names = [o.name for o in model.graph.output]
-            return dict(zip(names, self._session("initialize", model).run(names, feeds), strict=True))
-
-        self.set_state(states.initial_state(self.program, seed, run))
 
     def get_state(self) -> dict[str, np.ndarray]:
         return {name: self._arrays[side][name].copy() for name, side in self._current.items()}
@@ -296,21 +284,21 @@ class OnnxRuntimeSession:
         for name in names:
             binding.bind_cpu_input(name, np.ascontiguousarray(given[name]).reshape(np.shape(given[name])))
 
-    def _run(self, key: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        session = self._session(key, model)
+    def run_graph(self, name: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        session = self._session(name, model)
         binding = session.io_binding()
-        names = [i.name for i in session.get_inputs()]
-        for name in names:
-            if name in self._current:
-                binding.bind_ortvalue_input(name, self._values[self._current[name]][name])
-        self._bind_feeds(binding, [n for n in names if n not in self._current], feeds)
+        inputs = [i.name for i in session.get_inputs()]
+        held = [n for n in inputs if n in self._current and n not in feeds]
+        for state in held:
+            binding.bind_ortvalue_input(state, self._values[self._current[state]][state])
+        self._bind_feeds(binding, [n for n in inputs if n not in held], feeds)
         outputs = [o.name for o in session.get_outputs()]
         for output in outputs:
             binding.bind_output(output)
         try:
             session.run_with_iobinding(binding)
         except _RUNTIME_ERRORS as error:
-            raise _failure(error, key) from error
+            raise _failure(error, name) from error
         return {n: v.numpy() for n, v in zip(outputs, binding.get_outputs(), strict=True)}
 
     def _session(

@@ -9,34 +9,26 @@ import numpy as np
 import onnx
 
 from onward.backends import state as states
+from onward.backends.base import Session
 from onward.backends.reference.evaluator import Evaluator
 from onward.compiler.program import Program
 
 
-class ReferenceSession:
+class ReferenceSession(Session):
     """A program running on onnx's reference evaluator."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        super().__init__(program)
         self._state = {name: np.array(value) for name, value in program.state.items()}
         self._evaluators: dict[str, Evaluator] = {}
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
         for name, graph in states.chosen_entries(self.program, entry):
-            results = self._run(f"step {name}", graph.model, feeds)
+            results = self.run_graph(f"step {name}", graph.model, feeds)
             outputs.update({o: results[o] for o in graph.outputs})
             self._state.update({state: results[output] for output, state in graph.replaces.items()})
         return outputs
-
-    def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run("evaluate", states.evaluation_graph(self.program), feeds)
-
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run("infer", self.program.infer, feeds)
-
-    def initialize(self, seed: int = 0) -> None:
-        self.set_state(states.initial_state(self.program, seed, lambda model, feeds: Evaluator(model).run(feeds)))
 
     def get_state(self) -> dict[str, np.ndarray]:
         return {name: value.copy() for name, value in self._state.items()}
@@ -47,10 +39,10 @@ class ReferenceSession:
     def describe(self) -> dict[str, Any]:
         return {"backend": "reference", "onnx": onnx.__version__, "numpy": np.__version__}
 
-    def _run(self, key: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if key not in self._evaluators:
-            self._evaluators[key] = Evaluator(model)
+    def run_graph(self, name: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if name not in self._evaluators:
+            self._evaluators[name] = Evaluator(model)
         values = {**self.program.settings, **self._state, **feeds}
         wanted = {i.name for i in model.graph.input}
         states.require_feeds(wanted, values, self.program)
-        return self._evaluators[key].run({k: np.asarray(v) for k, v in values.items() if k in wanted})
+        return self._evaluators[name].run({k: np.asarray(v) for k, v in values.items() if k in wanted})
