@@ -92,7 +92,7 @@ def test_unknown_names_are_all_listed_with_the_nearest_ones() -> None:
     error = refusal(f'g (float[2] weight) => (float[2] d) {{ y = Exp(weight) d = {G}<xs=["wieght"], y="yy">(weight) }}')
 
     assert [d.code for d in error.diagnostics] == ["D100", "D100"]
-    assert "xs names `wieght`, which is no tensor of the graph" in str(error)
+    assert "xs names `wieght`, which is not a tensor of the graph" in str(error)
     assert "did you mean `weight`?" in str(error)
     assert "y names `yy`" in str(error)
 

@@ -13,6 +13,7 @@ import onward
 ROOT = Path(onward.__file__).parent
 ARROW = [
     {"errors"},
+    {"arguments"},
     {"versions"},
     {"storage"},
     {"graph"},

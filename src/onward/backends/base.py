@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onward.arguments import check_name, check_names
 from onward.backends.state import evaluation_graph, initial_state
 from onward.compiler.program import Program
-from onward.errors import ArgumentError, unknown_name
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
@@ -97,9 +97,7 @@ def make_session(
         ArgumentError: options that the factory does not have; the message lists those it has.
     """
     valid = list(inspect.signature(factory).parameters)[1:]  # the first is the program
-    unknown = [unknown_name(f"option of backend `{backend}`", name, valid) for name in options if name not in valid]
-    if unknown:
-        raise ArgumentError([d for error in unknown for d in error.diagnostics])
+    check_names(f"option of backend `{backend}`", options, valid)
     return factory(program, **options)
 
 
@@ -128,6 +126,5 @@ def open_session(program: Program, backend: str, **options: Any) -> Session:
     Raises:
         ArgumentError: the backend or an option is not known; the message lists those that are.
     """
-    if not isinstance(backend, str) or backend not in _BACKENDS:
-        raise unknown_name("backend", backend, _BACKENDS)
+    check_name("backend", backend, _BACKENDS)
     return _BACKENDS[backend](program, **options)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import onnx
 
+from onward.arguments import check_name, unknown_name
 from onward.compiler.program import Program, StepGraph
-from onward.errors import ArgumentError, BackendError, DataError, Diagnostic, define, unknown_name
+from onward.errors import ArgumentError, BackendError, DataError, Diagnostic, define
 from onward.passes.randomness import KEY, STEP
 
 B100 = define(
@@ -48,8 +49,7 @@ def chosen_entries(program: Program, entry: str | None) -> list[tuple[str, StepG
         )
     if entry is None:
         return list(program.steps.items())
-    if entry not in program.steps:
-        raise unknown_name("training entry", entry, program.steps)
+    check_name("training entry", entry, program.steps)
     return [(entry, program.steps[entry])]
 
 

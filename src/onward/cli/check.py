@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import pkgutil
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from onward.arguments import nearest
 from onward.check import Report
 from onward.check import check as run_check
 from onward.cli.console import print_diagnostics, stderr_console, stdout_console
@@ -77,7 +77,7 @@ def _explain(code: str, console: Console) -> None:
 
 def _unknown_code(given: str) -> ArgumentError:
     """Return the error for a code that does not exist, with those that look like it or whose title has the word."""
-    near = difflib.get_close_matches(given.upper(), sorted(CODES), n=4, cutoff=0.5)
+    near = nearest(given.upper(), sorted(CODES), n=4)
     near = near or [c for c in sorted(CODES) if given and given.lower() in CODES[c].title.lower()][:8]
     listed = "; ".join(f"{c} ({CODES[c].title})" for c in near)
     return ArgumentError(

@@ -26,7 +26,7 @@ def ops(
     operators = [o for o in known if name is None or name.lower() in o.name.lower()]
     others = [o for o in decomposed() if name is None or name.lower() in o.name.lower()]
     if name is not None and not operators and not others:
-        from onward.errors import unknown_name
+        from onward.arguments import unknown_name
 
         raise unknown_name("operator", name, [o.name for o in known])
     if as_json:

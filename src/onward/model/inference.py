@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.arguments import check_name
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.walk import subgraphs
 from onward.model import serde
 from onward.model.training_model import TrainingEntry, TrainingModel
@@ -75,8 +76,7 @@ def _write_state(clean: TrainingModel, source: TrainingModel, state: Mapping[str
     for name, array in state.items():
         if name.startswith(PROGRAM_STATE) and name not in known:
             continue
-        if name not in known:
-            raise unknown_name("initializer", name, known, place="state=")
+        check_name("initializer", name, known, place="state=")
         value = clean.graph.initializers.get(name)
         if value is None:
             continue

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from onward.arguments import as_whole, is_number, shown, unknown_name
 from onward.compiler.program import Program
-from onward.errors import A101, ArgumentError, DataError, Diagnostic, unknown_name
+from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint
 from onward.train.data.matching import T115, Preparation, fixed_batch
@@ -23,37 +23,6 @@ from onward.train.progress import MODES as PROGRESS
 
 _MAY_CHANGE = ("epochs", "on_nan")  # of a resumed run
 _WHOLE = {"epochs": 1, "batch_size": 1, "steps_per_epoch": 1, "seed": 0}  # the least value of each
-
-
-def as_whole(name: str, value: Any, least: int, problems: list[Diagnostic]) -> Any:
-    """Return `value` as an int (numpy's integers are welcome); anything else, or less than `least`, is a problem.
-
-    Numbers of 63 bits at most: what is stored as int64.
-    """
-    try:
-        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or not least <= number < 1 << 63:
-        problems.append(Diagnostic(A101, f"{name} is {shown(value)}", needed=f"a whole number of at least {least}"))
-    return value if number is None else number
-
-
-def shown(value: Any) -> str:
-    """Return the value for a message: short, and with its kind where the value alone would not tell."""
-    text = repr(value)
-    if len(text) > 60 or "\n" in text:
-        return f"a {type(value).__name__}"
-    return text
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """Return `value` as an int of at least `least`, or raise."""
-    problems: list[Diagnostic] = []
-    number = as_whole(name, value, least, problems)
-    if problems:
-        raise ArgumentError(problems)
-    return int(number)
 
 
 def check_preparation(preparation: Any, default: Preparation) -> Preparation:
@@ -77,12 +46,6 @@ def check_entry(entry: Any, program: Program) -> None:
         raise unknown_name("training entry", entry, program.steps)
 
 
-def check_path(name: str, path: Any) -> None:
-    """Raise if `path` cannot be the name of a file or directory."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(Diagnostic(A101, f"{name} is {shown(path)}", needed="a path"))
-
-
 def check_fit(
     *,
     learning_rate: object,
@@ -101,7 +64,7 @@ def check_fit(
         problems.append(
             Diagnostic(A101, "learning_rate is a function of another kind", needed="a function of the step: one number")
         )
-    if not (learning_rate is None or callable(learning_rate) or _is_number(learning_rate)):
+    if not (learning_rate is None or callable(learning_rate) or is_number(learning_rate)):
         problems.append(
             Diagnostic(A101, f"learning_rate is {shown(learning_rate)}", needed="a number, or a function of the step")
         )
@@ -136,10 +99,6 @@ def _takes_one(function: Callable[..., Any]) -> bool:
     except ValueError:  # some built-in functions have no signature
         return True
     return True
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def _callback_problems(callbacks: object) -> list[Diagnostic]:
@@ -190,7 +149,7 @@ def fit_settings(
     except ArgumentError as error:
         found += error.diagnostics
     rate = given.get("learning_rate")
-    if _is_number(rate) and not 0.0 <= float(rate) < float("inf"):  # type: ignore[arg-type]  # a number, as just seen
+    if is_number(rate) and not 0.0 <= float(rate) < float("inf"):  # type: ignore[arg-type]  # a number, as just seen
         found.append(Diagnostic(A101, f"learning_rate is {rate}", needed="a finite number ≥ 0"))
     fixed = fixed_batch((*program.inputs, *program.targets))
     defaults: dict[str, Any] = {"batch_size": fixed, "drop_last": True} if fixed else {}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
-from onward.schedules.base import check_count, check_number
+from onward.arguments import check_count, check_name, check_number, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic
 
 if TYPE_CHECKING:
     from onward.train.loop import Run
@@ -61,8 +61,7 @@ class _Watcher(Callback):
     """Follows one column of the epoch's record and knows which way is better."""
 
     def __init__(self, monitor: str | None = None, *, mode: str = "auto", min_delta: float = 0.0) -> None:
-        if mode not in ("auto", "min", "max"):
-            raise unknown_name("mode", mode, ("auto", "min", "max"))
+        check_name("mode", mode, ("auto", "min", "max"))
         if not (monitor is None or isinstance(monitor, str)):
             raise ArgumentError(
                 Diagnostic(A101, f"monitor is {monitor!r}", needed="the name of a column, such as val_loss")

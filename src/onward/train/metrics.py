@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from onward.errors import A101, ArgumentError, DataError, Diagnostic, define, unknown_name
+from onward.arguments import check_name, unknown_name, whole
+from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
 from onward.train.data.source import to_array
 
 T120 = define(
@@ -183,9 +184,7 @@ class TopK(_Mean):
     """The share of samples whose class is among the k highest scores; of equal scores the lower class goes first."""
 
     def __init__(self, k: int = 5, *, from_logits: bool = False) -> None:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ArgumentError(Diagnostic(A101, f"top-{k} accuracy", needed="k as a whole number of at least 1"))
-        self.k = k
+        self.k = whole("k of top-k accuracy", k, 1)
         self.name = f"top{k}"
         super().__init__(from_logits=from_logits)
 
@@ -227,8 +226,7 @@ class _FromConfusion(ConfusionMatrix):
     """Precision, recall, F1: of class 1 for two classes, else averaged over the classes that occur."""
 
     def __init__(self, average: str = "macro", *, from_logits: bool = False) -> None:
-        if average not in ("macro", "micro", "weighted"):
-            raise unknown_name("average", average, ("macro", "micro", "weighted"))
+        check_name("average", average, ("macro", "micro", "weighted"))
         self.average = average
         super().__init__(from_logits=from_logits)
 

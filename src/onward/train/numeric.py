@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from onward.arguments import check_name
 from onward.backends.base import Outputs, Session
-from onward.errors import A101, ArgumentError, Diagnostic, NumericError, define, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic, NumericError, define
 from onward.train.first_bad import FirstBad, find_first_bad, is_finite
 
 N100 = define(
@@ -71,8 +72,7 @@ class NumericGuard:
 
     def set_mode(self, mode: str) -> None:
         """Choose what happens when something is not finite: "stop", "skip" or "off"."""
-        if mode not in MODES:
-            raise unknown_name("on_nan mode", mode, MODES)
+        check_name("on_nan mode", mode, MODES)
         if mode == "skip" and self._session.sharded:
             raise ArgumentError(
                 Diagnostic(

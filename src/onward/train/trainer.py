@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onward.arguments import check_path, shown, whole
 from onward.backends.base import Outputs, Session, open_session, wants_split
 from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
@@ -20,13 +21,10 @@ from onward.train import evaluation
 from onward.train.arguments import (
     check_entry,
     check_fit,
-    check_path,
     check_preparation,
     fit_settings,
     hold_back,
     remember_data,
-    shown,
-    whole,
 )
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning

@@ -11,9 +11,9 @@ import warnings
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from onward.arguments import check_path, whole
 from onward.errors import A101, ArgumentError, Diagnostic, require_extra
 from onward.storage import atomic as fsio
-from onward.train.arguments import check_path, whole
 from onward.train.callbacks import Callback, Logs
 from onward.train.evaluation import make_metrics
 from onward.train.metrics import ConfusionMatrix

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 
 from onward import versions
+from onward.arguments import check_name, whole
 from onward.backends import state as states
 from onward.backends.base import Session
 from onward.backends.onnxruntime import fused_update
@@ -19,7 +20,7 @@ from onward.backends.onnxruntime.batch_statistics import share_statistics
 from onward.backends.onnxruntime.recurrence import keep_gates
 from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.compiler.program import Program, StepGraph
-from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define, require_extra, unknown_name
+from onward.errors import BackendError, Diagnostic, define, require_extra
 
 B200 = define(
     "B200",
@@ -119,14 +120,11 @@ class OnnxRuntimeSession(Session):
         fused: bool | None = None,
     ) -> None:
         super().__init__(program)
-        self.threads = _default_threads() if threads is None else threads
-        if not isinstance(self.threads, int) or self.threads < 1:
-            raise ArgumentError(Diagnostic(A101, "`threads` must be a positive whole number", found=repr(threads)))
+        self.threads = _default_threads() if threads is None else whole("threads", threads, 1)
         self.providers = list(providers or ["CPUExecutionProvider"])
         available = onnxruntime.get_available_providers()
         for provider in self.providers:
-            if provider not in available:
-                raise unknown_name("execution provider", provider, available, place="this build of onnxruntime")
+            check_name("execution provider", provider, available, place="this build of onnxruntime")
         if fused and not fused_update.available():
             raise require_extra("numba", "fast", "the fused update")
         size = sum(program.state[p].size for p in program.parameters)

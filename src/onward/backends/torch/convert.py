@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from onward.arguments import check_name
 from onward.backends.torch.module import OnnxModule
 from onward.backends.torch.optimizers import build_optimizer
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.schema import WORKING_OPSET
 from onward.model import serde
 
@@ -20,10 +21,8 @@ def convert(
     model: Any, mode: str, *, prefer_graph: bool = False, gradients: str = "autograd"
 ) -> tuple[OnnxModule, torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | None]:
     """Return the module and the optimizer of `model`; see `onward.backends.torch.to_torch`."""
-    if mode not in MODES:
-        raise unknown_name("mode", mode, MODES)
-    if gradients not in GRADIENTS:
-        raise unknown_name("way to find gradients", gradients, GRADIENTS)
+    check_name("mode", mode, MODES)
+    check_name("way to find gradients", gradients, GRADIENTS)
     training = serde.load(model)
     if training.opset < WORKING_OPSET:
         from onward.upgrade import to_working_opset

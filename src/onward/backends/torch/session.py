@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from onward.arguments import check_name, whole
 from onward.backends import state as states
 from onward.backends.base import Session
 from onward.backends.processes import world_size
@@ -19,7 +20,7 @@ from onward.backends.torch.batch_split import Shared, spread
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.tensors import to_numpy, to_tensor
 from onward.compiler.program import Program
-from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define, unknown_name
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
 
 B301 = define(
     "B301",
@@ -60,12 +61,9 @@ class TorchSession(Session):
         shard: bool = False,
     ) -> None:
         super().__init__(program)
-        if gradients not in GRADIENTS:
-            raise unknown_name("way to find gradients", gradients, GRADIENTS)
+        check_name("way to find gradients", gradients, GRADIENTS)
         if threads is not None:
-            if not isinstance(threads, int) or threads < 1:
-                raise ArgumentError(Diagnostic(A101, "`threads` must be a positive whole number", found=repr(threads)))
-            torch.set_num_threads(threads)
+            torch.set_num_threads(whole("threads", threads, 1))
         if device == "cuda" and world_size() > 1:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         try:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onward.arguments import whole
 from onward.backends.processes import Rows, share
 from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
@@ -318,12 +319,8 @@ class IterableSource(DataSource):
             raise ArgumentError(
                 Diagnostic(A101, f"a {type(items).__name__} gives no batches", needed="an iterable, or a function")
             )
-        if steps_per_epoch is not None and (not isinstance(steps_per_epoch, int) or steps_per_epoch < 1):
-            raise ArgumentError(
-                Diagnostic(A101, f"steps_per_epoch is {steps_per_epoch!r}", needed="a whole number of at least 1")
-            )
         self._items = items
-        self._steps = steps_per_epoch
+        self._steps = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, 1)
         self._one_shot: Iterator[Any] | None = items if isinstance(items, Iterator) else None
         self._first: Batch | None = None
         self._peeked: list[Batch] = []
