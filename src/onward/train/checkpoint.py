@@ -33,7 +33,7 @@ import onward
 from onward.errors import CheckpointError, Diagnostic, define
 from onward.storage import atomic as fsio
 from onward.storage.tensor_file import Damaged, can_store, read_tensor_file, tensor_file_chunks
-from onward.train.source import Origin
+from onward.train.stored_model import StoredModel
 
 K100 = define(
     "K100",
@@ -172,7 +172,7 @@ class CheckpointDirectory:
             ]
         )
 
-    def load_origin(self, checkpoint: Checkpoint) -> Origin:
+    def load_model(self, checkpoint: Checkpoint) -> StoredModel:
         """Return the model the run was started with, verified."""
         described = checkpoint.data["model"]
         path = self.path / Path(described["file"]).name
@@ -182,7 +182,7 @@ class CheckpointDirectory:
             problem = f"cannot be read: {error.strerror or error}"
         else:
             if hashlib.sha256(content).hexdigest() == described["sha256"]:
-                return Origin.from_bytes(path.name, content)
+                return StoredModel.from_bytes(path.name, content)
             problem = "is damaged: the checksum does not match"
         raise CheckpointError(
             Diagnostic(
@@ -257,7 +257,7 @@ class CheckpointDirectory:
                 )
             )
 
-    def save(self, step: int, tensors: Mapping[str, np.ndarray], data: Mapping[str, Any], origin: Origin) -> Path:
+    def save(self, step: int, tensors: Mapping[str, np.ndarray], data: Mapping[str, Any], model: StoredModel) -> Path:
         """Write one checkpoint and return its path; when this returns it will survive a power loss.
 
         Raises:
@@ -271,7 +271,7 @@ class CheckpointDirectory:
         path = self.path / f"step-{step:08d}.safetensors"
         with self.writing(), self._reporting("the checkpoint could not be written"):
             self.check_owner(str(data["run"]))
-            stored = self._store_origin(origin)
+            stored = self._store_model(model)
             content = {**data, "format": FORMAT, "version": VERSION, "step": step, "model": stored}
             digest = _Digest(tensor_file_chunks(tensors, content))
             fsio.write_atomic(path, digest)
@@ -279,13 +279,13 @@ class CheckpointDirectory:
             self._prune(step)
         return path
 
-    def _store_origin(self, origin: Origin) -> dict[str, str]:
-        path = self.path / origin.file_name
-        stored = {"file": origin.file_name, "sha256": origin.sha256}
-        if self._stored != origin.sha256 or not path.exists():
-            if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != origin.sha256:
-                fsio.write_atomic(path, [origin.content])
-            self._stored = origin.sha256
+    def _store_model(self, model: StoredModel) -> dict[str, str]:
+        path = self.path / model.file_name
+        stored = {"file": model.file_name, "sha256": model.sha256}
+        if self._stored != model.sha256 or not path.exists():
+            if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != model.sha256:
+                fsio.write_atomic(path, [model.content])
+            self._stored = model.sha256
         return stored
 
     def _write_manifest(self, path: Path, digest: _Digest, content: Mapping[str, Any]) -> None:

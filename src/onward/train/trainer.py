@@ -38,7 +38,7 @@ from onward.train.metrics import Metric
 from onward.train.numeric import NumericGuard, bad_names
 from onward.train.progress import progress_callback
 from onward.train.resuming import EXTRA, check_backend, describe_rate, extras, json_options
-from onward.train.source import Origin, averages, inference_model, stored_preparation, with_state
+from onward.train.stored_model import StoredModel, averages, inference_model, stored_preparation, with_state
 
 
 class Trainer:
@@ -49,17 +49,17 @@ class Trainer:
     """
 
     def __init__(self, model: Any, backend: str = "onnxruntime", **backend_options: Any) -> None:
-        self._origin = model if isinstance(model, Origin) else Origin.of(model)
-        self._origin.split = wants_split(backend)
+        self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
+        self._stored.split = wants_split(backend)
         self._backend = backend
         self._options = backend_options
-        self.program: Program = self._origin.program
+        self.program: Program = self._stored.program
         self.session: Session = open_session(self.program, backend, **backend_options)
         """The running program. Replace its state through the trainer, which must know about it."""
         self.run_id = uuid.uuid4().hex
         self.steps = 0
         """The number of training steps done."""
-        self.preparation = stored_preparation(self._origin.model) or Preparation()
+        self.preparation = stored_preparation(self._stored.model) or Preparation()
         """What the last `fit` did to its data; `evaluate` and `predict` do the same. Models saved after it carry it."""
         self.history = History()
         self._guard = NumericGuard(self.session)
@@ -367,12 +367,12 @@ class Trainer:
             run.position.skipped, run.position.skipped_in_a_row = self._guard.skipped, self._guard.skipped_in_a_row
             data["run_state"], extra = run.get_state()
             tensors |= {EXTRA + name: array for name, array in extra.items()}
-        return directory.save(int(data["steps"]), tensors, data, self._origin)
+        return directory.save(int(data["steps"]), tensors, data, self._stored)
 
     def _describe(self) -> dict[str, Any]:
         """Return what the bits depend on: the backend, its versions and threads, and the compiled graphs."""
         described = {k: v if isinstance(v, (int, float, bool)) else str(v) for k, v in self.session.describe().items()}
-        return {**described, "compiled program": self._origin.graph_sha256[:16]}
+        return {**described, "compiled program": self._stored.graph_sha256[:16]}
 
     @classmethod
     def resume(
@@ -390,10 +390,10 @@ class Trainer:
         store = CheckpointDirectory(directory)
         checkpoint = store.load()
         stored = checkpoint.data["backend"]
-        origin = store.load_origin(checkpoint) if model is None else Origin.of(model)
+        kept = store.load_model(checkpoint) if model is None else StoredModel.of(model)
         backend = backend_options.pop("backend", stored["name"])
         options = {**(stored["options"] if backend == stored["name"] else {}), **backend_options}
-        trainer = cls(origin, backend, **options)
+        trainer = cls(kept, backend, **options)
         if not allow_changes:
             check_backend(stored, {"name": backend, "describe": trainer._describe()})
         trainer.set_state({n: a for n, a in checkpoint.tensors.items() if not n.startswith(EXTRA)})
@@ -450,7 +450,7 @@ class Trainer:
     @property
     def has_model(self) -> bool:
         """Whether `to_model` can give a training model: not when the trainer was made from a Program."""
-        return self._origin.model is not None
+        return self._stored.model is not None
 
     @property
     def has_average(self) -> bool:
@@ -459,7 +459,7 @@ class Trainer:
 
     def is_of(self, model: Any) -> bool:
         """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
-        return Origin.of(model).graph_sha256 == self._origin.graph_sha256
+        return StoredModel.of(model).graph_sha256 == self._stored.graph_sha256
 
     def to_inference(self, *, average: bool = False) -> onnx.ModelProto:
         """Return the inference model with the current weights, or with their moving average (`ema=` of the optimizer).
@@ -470,11 +470,11 @@ class Trainer:
         state = self.session.get_state()
         if average:
             state |= averages(self.program, state)
-        return inference_model(self._origin, state, self.preparation)
+        return inference_model(self._stored, state, self.preparation)
 
     def to_model(self) -> TrainingModel:
         """Return the training model with the current state, to be saved and trained on elsewhere."""
-        if self._origin.model is None:
+        if self._stored.model is None:
             raise ArgumentError(
                 Diagnostic(
                     A101,
@@ -482,7 +482,7 @@ class Trainer:
                     hint="make the Trainer from the model or its file",
                 )
             )
-        return with_state(self._origin.model, self.session.get_state(), self.preparation)
+        return with_state(self._stored.model, self.session.get_state(), self.preparation)
 
 
 def _evaluated_targets(program: Program) -> tuple[TensorSpec, ...]:

@@ -1,4 +1,4 @@
-"""What a run was started from: the model or program as bytes, so that a checkpoint directory can carry it.
+"""The model or program that a run trains, in the form that a checkpoint directory keeps.
 
 A training model is stored as a standard ONNX file. A `Program` is stored as one safetensors file: every graph as bytes,
 the state and the settings as tensors, the rest as JSON.
@@ -30,8 +30,8 @@ PROGRAM_FILE = "program.safetensors"
 
 
 @dataclasses.dataclass
-class Origin:
-    """A training model and its program, or a program alone. Made by `Origin.of`."""
+class StoredModel:
+    """A training model and its program, or a program alone. Made by `StoredModel.of`."""
 
     model: TrainingModel | None
     _program: Program | None = None
@@ -40,8 +40,8 @@ class Origin:
     """Whether a program that is compiled here has gradients and updates as graphs of their own."""
 
     @classmethod
-    def of(cls, source: Any) -> Origin:
-        """Return the origin for a model, a Program, a ModelProto, or the path of an ONNX file or of a saved Program."""
+    def of(cls, source: Any) -> StoredModel:
+        """Return the stored form of a model, a Program, a ModelProto, or the file of a model or of a saved Program."""
         if isinstance(source, Program):
             return cls(None, source)
         from onward.model.serde import from_proto, load, to_proto
@@ -80,8 +80,8 @@ class Origin:
         return cls(model)
 
     @classmethod
-    def from_bytes(cls, file_name: str, content: bytes) -> Origin:
-        """Return the origin stored under `file_name`."""
+    def from_bytes(cls, file_name: str, content: bytes) -> StoredModel:
+        """Return the model or program whose file is called `file_name`."""
         if file_name == PROGRAM_FILE:
             return cls(None, _unpack(content), content)
         from onward.model.serde import from_proto
@@ -196,14 +196,14 @@ def averages(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.
     return found
 
 
-def inference_model(origin: Origin, state: Mapping[str, np.ndarray], preparation: Preparation) -> onnx.ModelProto:
+def inference_model(stored: StoredModel, state: Mapping[str, np.ndarray], preparation: Preparation) -> onnx.ModelProto:
     """Return the inference model with the weights of `state`."""
-    if origin.model is None:
-        return bake(origin.program.infer, state)
+    if stored.model is None:
+        return bake(stored.program.infer, state)
     from onward.model.inference import to_inference
 
-    known = origin.model.initializers()
-    proto = to_inference(origin.model, {n: a for n, a in state.items() if n in known})
+    known = stored.model.initializers()
+    proto = to_inference(stored.model, {n: a for n, a in state.items() if n in known})
     store_preparation(proto, preparation)
     return proto
 
