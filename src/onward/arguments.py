@@ -108,7 +108,7 @@ def whole(name: str, value: object, least: int) -> int:
 
 def is_number(value: object) -> bool:
     """Return whether `value` is a number of Python or numpy; True and False are not."""
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def check_number(

@@ -180,8 +180,8 @@ def test_resuming_with_another_batch_size_is_refused(tmp_path):
         Trainer.resume(tmp_path).fit(*linear_data(), epochs=2, batch_size=8, seed=2)
 
     assert [d.message for d in caught.value.diagnostics] == [
-        "batch_size differs from the run that is taken up",
-        "seed differs from the run that is taken up",
+        "batch_size differs from the run that is resumed",
+        "seed differs from the run that is resumed",
     ]
 
 

@@ -143,6 +143,17 @@ def test_integers_of_numpy_are_integers():
     assert trainer.steps == 2
 
 
+def test_numbers_of_numpy_are_used_and_stored(tmp_path):
+    given, plain = Trainer(model(), backend="reference"), Trainer(model(), backend="reference")
+
+    given.fit(X, Y, learning_rate=np.float32(0.5), shuffle=np.bool_(False), checkpoint=tmp_path, progress="none")
+    plain.fit(X, Y, learning_rate=0.5, shuffle=False, progress="none")
+
+    for name, value in plain.state.items():
+        np.testing.assert_array_equal(given.state[name], value)
+    assert Trainer.resume(tmp_path).steps == given.steps
+
+
 def test_a_single_metric_needs_no_list():
     assert set(Trainer(model(), backend="reference").evaluate(X, Y, metrics="accuracy")) == {"loss", "accuracy"}
 

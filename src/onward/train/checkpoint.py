@@ -100,6 +100,11 @@ class Checkpoint:
         """The number of training steps behind it."""
         return int(self.data["step"])
 
+    @property
+    def run_state(self) -> dict[str, Any] | None:
+        """What the run stored about itself; None for a checkpoint that was saved outside of `fit`."""
+        return self.data.get("run_state")
+
 
 class CheckpointDirectory:
     """Reads and writes the checkpoints of one run."""

@@ -19,6 +19,7 @@ from onward.arguments import check_name
 from onward.backends.base import Outputs, Session
 from onward.errors import A101, ArgumentError, Diagnostic, NumericError, define
 from onward.train.first_bad import FirstBad, find_first_bad, is_finite
+from onward.train.position import Position
 
 N100 = define(
     "N100",
@@ -56,11 +57,9 @@ class NumericGuard:
     "off" looks at nothing and needs no copy of the state.
     """
 
-    def __init__(self, session: Session, mode: str = "stop", max_skips: int = 5) -> None:
+    def __init__(self, session: Session, max_skips: int = 5) -> None:
         self.mode = "stop"
         self.max_skips = max_skips
-        self.skipped = 0
-        self.skipped_in_a_row = 0
         self._session = session
         self._snapshot: dict[str, np.ndarray] | None = None
         self._held: list[tuple[int, dict[str, np.ndarray], str | None]] = []
@@ -68,7 +67,6 @@ class NumericGuard:
         self._every = _MIN_STEPS
         self._exempt: frozenset[str] = frozenset()
         self._step_seconds = 0.0
-        self.set_mode(mode)
 
     def set_mode(self, mode: str) -> None:
         """Choose what happens when something is not finite: "stop", "skip" or "off"."""
@@ -91,11 +89,12 @@ class NumericGuard:
         self._held.clear()
         self._held_bytes = 0
 
-    def step(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None = None) -> Outputs | None:
+    def step(self, feeds: Mapping[str, np.ndarray], position: Position, entry: str | None = None) -> Outputs | None:
         """Run one step and return its outputs, or None when the batch was skipped.
 
-        `number` is for messages. The arrays in `feeds` must not change for the next few steps.
+        Skipped batches are counted in `position`. The arrays in `feeds` must not change for the next few steps.
         """
+        number = position.step + 1
         if self.mode == "off":
             return self._session.step(feeds, entry=entry)
         if self._session.sharded:
@@ -112,17 +111,17 @@ class NumericGuard:
         self._step_seconds = time.perf_counter() - began
         if self._loss_is_finite(outputs):
             if len(self._held) >= self._every or self._held_bytes >= _MAX_BYTES:
-                skipped = self.skipped
-                self.verify()
-                if self.skipped > skipped and self.skipped_in_a_row:
+                skipped = position.skipped
+                self.verify(position)
+                if position.skipped > skipped and position.skipped_in_a_row:
                     return None
             else:
-                self.skipped_in_a_row = 0
+                position.skipped_in_a_row = 0
             return outputs
-        self._repeat()
+        self._repeat(position)
         return None
 
-    def verify(self) -> dict[str, np.ndarray]:
+    def verify(self, position: Position) -> dict[str, np.ndarray]:
         """Return a copy of the state, known to be finite (unless the mode is "off"); repairs or raises otherwise."""
         began = time.perf_counter()
         state = self._session.get_state()
@@ -134,10 +133,10 @@ class NumericGuard:
         if self._snapshot is None:
             self._exempt = self._check_start(state)
         elif self._bad_state(state):
-            self._repeat()
+            self._repeat(position)
             return dict(self._snapshot)
         if self._held:
-            self.skipped_in_a_row = 0
+            position.skipped_in_a_row = 0
         self._keep(state)
         seconds = time.perf_counter() - began
         # Several processes take their copies at the same steps, whatever their clocks say.
@@ -198,7 +197,7 @@ class NumericGuard:
             if name not in self._exempt or bool(np.isnan(state[name].astype(np.float64)).any())
         ]
 
-    def _repeat(self) -> None:
+    def _repeat(self, position: Position) -> None:
         """Repeat the steps since the last good copy; leave out (or stop at) every update that is bad."""
         assert self._snapshot is not None
         good = self._snapshot
@@ -208,17 +207,16 @@ class NumericGuard:
             state = self._session.get_state()
             if self._loss_is_finite(outputs) and not self._bad_state(state):
                 good = state
-                self.skipped_in_a_row = 0
+                position.skipped_in_a_row = 0
                 continue
             self._session.set_state(good)
-            self.skipped += 1
-            self.skipped_in_a_row += 1
-            give_up = self.mode == "skip" and self.skipped_in_a_row > self.max_skips
-            if self.mode == "stop" or give_up:
-                if self.mode == "stop":
-                    self.skipped = self.skipped_in_a_row = 0
-                self._keep(good)
-                raise NumericError(self._explain(number, feeds, entry, outputs, good, state, give_up))
+            if self.mode == "skip":
+                position.skipped += 1
+                position.skipped_in_a_row += 1
+                if position.skipped_in_a_row <= self.max_skips:
+                    continue
+            self._keep(good)
+            raise NumericError(self._explain(number, feeds, entry, outputs, good, state, position.skipped_in_a_row))
         self._keep(good)
 
     def _explain(
@@ -229,7 +227,7 @@ class NumericGuard:
         outputs: Mapping[str, np.ndarray],
         before: Mapping[str, np.ndarray],
         after: Mapping[str, np.ndarray],
-        give_up: bool,
+        skipped_in_a_row: int,
     ) -> list[Diagnostic]:
         whole = self._session.whole_batch(feeds)
         first = find_first_bad(self._session.program, whole, before, entry)
@@ -243,9 +241,9 @@ class NumericGuard:
         value = np.asarray(outputs[loss]).ravel()[0] if loss in outputs else "unknown"
         bad_state = self._bad_state(after)
         code, message = N100, f"{first.what} in `{first.name}` at step {number}; the update was not kept"
-        if give_up:
+        if self.mode == "skip":
             code = N101
-            message = f"{self.skipped_in_a_row} bad batches one after another, the last at step {number}: "
+            message = f"{skipped_in_a_row} bad batches one after another, the last at step {number}: "
             message += f"{first.what} in `{first.name}`"
         found = f"loss {value}"
         if bad_state:

@@ -23,7 +23,7 @@ _HIDDEN = {"epoch", "step", "seconds", "samples_per_second", "learning_rate"}
 def progress_callback(progress: str | bool) -> list[Callback]:
     """Return the callback for `fit(progress=…)`: "auto", "bar", "plain", "none", or True and False."""
     mode = {True: "auto", False: "none"}.get(progress, progress) if isinstance(progress, bool) else progress
-    assert mode in MODES, "arguments.check_fit lets no other through"
+    assert mode in MODES, "FitSettings.of refuses others"
     if mode == "auto":
         mode = "bar" if sys.stderr.isatty() else "plain"
     if mode == "none":

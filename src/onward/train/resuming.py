@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from onward.errors import CheckpointError, Diagnostic, define
-from onward.train.loop import Schedule
 
 K106 = define(
     "K106",
@@ -20,14 +19,6 @@ K106 = define(
 
 EXTRA = "onward/"
 """The prefix of tensors of a checkpoint that belong to the run and not to the state of the model."""
-
-
-def describe_rate(rate: float | Schedule | None) -> float | str | None:
-    """Return the rate itself, or for a function what a checkpoint can say about it."""
-    if not callable(rate):
-        return rate
-    describe = getattr(rate, "describe", None)  # onward.schedules say what they are
-    return json.dumps(describe(), sort_keys=True) if callable(describe) else "function"
 
 
 def extras(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -19,10 +19,10 @@ from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.training_model import TrainingModel
 from onward.train import evaluation
 from onward.train.arguments import (
+    FitSettings,
+    Schedule,
     check_entry,
-    check_fit,
     check_preparation,
-    fit_settings,
     hold_back,
     remember_data,
 )
@@ -30,14 +30,14 @@ from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning
 from onward.train.data import Data, as_source
 from onward.train.data.matching import Feed, Preparation, fixed_batch, match, numpy_dtype
-from onward.train.data.source import ColumnSource, DataSource, default_prefetch
+from onward.train.data.source import ColumnSource, DataSource
 from onward.train.feeds import step_feeds
 from onward.train.history import History
-from onward.train.loop import FitSettings, Position, Run, Schedule, Validation, rate_names
+from onward.train.loop import Run, Steps, Validation, rate_names
 from onward.train.metrics import Metric
-from onward.train.numeric import NumericGuard, bad_names
-from onward.train.progress import progress_callback
-from onward.train.resuming import EXTRA, check_backend, describe_rate, extras, json_options
+from onward.train.numeric import bad_names
+from onward.train.position import Position
+from onward.train.resuming import EXTRA, check_backend, json_options
 from onward.train.stored_model import StoredModel, averages, inference_model, stored_preparation, with_state
 
 
@@ -57,14 +57,10 @@ class Trainer:
         self.session: Session = open_session(self.program, backend, **backend_options)
         """The running program. Replace its state through the trainer, which must know about it."""
         self.run_id = uuid.uuid4().hex
-        self.steps = 0
-        """The number of training steps done."""
         self.preparation = stored_preparation(self._stored.model) or Preparation()
         """What the last `fit` did to its data; `evaluate` and `predict` do the same. Models saved after it carry it."""
-        self.history = History()
-        self._guard = NumericGuard(self.session)
+        self._run = Steps(self.session)
         self._resumed: Checkpoint | None = None
-        self._directory: CheckpointDirectory | None = None
         self._feeds = {
             spec.name: Feed(spec, spec.name, False, Preparation(), numpy_dtype(spec.dtype)) for spec in self._specs
         }
@@ -77,6 +73,16 @@ class Trainer:
     @property
     def _specs(self) -> tuple[TensorSpec, ...]:
         return (*self.program.inputs, *self.program.targets)
+
+    @property
+    def steps(self) -> int:
+        """The number of training steps done."""
+        return self._run.position.step
+
+    @property
+    def history(self) -> History:
+        """The history of the last `fit`, or of the resumed run."""
+        return self._run.history
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -115,12 +121,12 @@ class Trainer:
                 Diagnostic(A101, f"the state is {shown(state)}", needed="a dict of arrays by name, as trainer.state")
             )
         self.session.set_state({name: np.asarray(value) for name, value in state.items()})
-        self._guard.reset()
+        self._run.guard.reset()
 
     def initialize(self, seed: int = 0) -> None:
         """Set the state as the model's initialisation says; `seed` chooses the random numbers."""
         self.session.initialize(whole("seed", seed, 0))
-        self._guard.reset()
+        self._run.guard.reset()
 
     # ------------------------------------------------------------------ one step
 
@@ -136,18 +142,8 @@ class Trainer:
         check_entry(entry, self.program)
         chosen = self.program.for_entry(entry)
         made = step_feeds(feeds, self._feeds, (*chosen.inputs, *chosen.targets), self.program.settings)
-        outputs = self.guarded_step(made, self.steps + 1, entry)
+        outputs = self._run.step(made, entry)
         assert outputs is not None  # only "skip" leaves a batch out, and only `fit` uses it
-        self.steps += 1
-        return outputs
-
-    def guarded_step(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None) -> Outputs | None:
-        """Run one step whose feeds are known to fit; None when the batch was skipped. For the loop."""
-        with evaluation.explaining(self.program, feeds):
-            outputs = self._guard.step(feeds, number, entry)
-        if outputs is not None and "loss" not in outputs:
-            loss = self.program.loss if entry is None else self.program.steps[entry].outputs[0]
-            outputs = {"loss": outputs[loss], **outputs} if loss in outputs else outputs
         return outputs
 
     # ------------------------------------------------------------------ fit
@@ -195,82 +191,55 @@ class Trainer:
             NumericError: NaN or Inf appeared (`on_nan="stop"`, the default), or too often in a row (`"skip"`).
             CheckpointError: a checkpoint could not be written; the earlier ones are untouched.
         """
-        callbacks = list(callbacks) if isinstance(callbacks, Iterable) else callbacks
-        problems = check_fit(
-            learning_rate=learning_rate,
+        settings = FitSettings.of(
+            self.program,
+            self._resumed,
+            epochs=epochs,
+            batch_size=batch_size,
             validation_data=validation_data,
+            metrics=metrics,
             callbacks=callbacks,
+            shuffle=shuffle,
+            seed=seed,
+            learning_rate=learning_rate,
+            entry=entry,
+            drop_last=drop_last,
+            steps_per_epoch=steps_per_epoch,
             preparation=preparation,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             keep=keep,
+            on_nan=on_nan,
             prefetch=prefetch,
             progress=progress,
         )
-        given = {
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "seed": seed,
-            "drop_last": drop_last,
-            "entry": entry,
-            "steps_per_epoch": steps_per_epoch,
-            "on_nan": on_nan,
-            "learning_rate": describe_rate(learning_rate),
-        }
-        settings = fit_settings(self.program, given, self._resumed, callable(learning_rate), problems)
-        preparation = preparation or self.preparation
+        run = self._prepare(x, y, settings)
+        self._run, self._resumed = run, None
+        return run.fit()
+
+    def _prepare(self, x: Data, y: Any, settings: FitSettings) -> Run:
+        """Return the run for these settings, with its data matched to the model."""
         program = self.program.for_entry(settings.entry)
+        preparation = settings.preparation or self.preparation
         source = as_source(x, y, program.inputs, program.targets, preparation, settings.steps_per_epoch)
         self.preparation = remember_data(preparation, source, self.program)
-        validation = None
-        if isinstance(validation_data, (int, float)):
-            source, held = hold_back(source, float(validation_data), settings.seed)
-            validation = self._validation(held, settings, program)
-        elif validation_data is not None:
-            vx, vy = validation_data, None
-            if isinstance(validation_data, (tuple, list)) and len(validation_data) == 2:
-                vx, vy = validation_data
-            validation = self._validation(
-                as_source(vx, vy, program.inputs, program.targets, self.preparation, part="evaluate"),
-                settings,
-                program,
-            )
-        matching = match(
-            source,
-            program.inputs,
-            program.targets,
-            self.preparation,
-            batch_size=settings.batch_size if isinstance(source, ColumnSource) else None,
-        )
-        run = Run(
+        given, held = settings.validation_data, None
+        if isinstance(given, (int, float)):
+            source, held = hold_back(source, float(given), settings.seed)
+        elif given is not None:
+            vx, vy = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, None)
+            held = as_source(vx, vy, program.inputs, program.targets, self.preparation, part="evaluate")
+        size = settings.batch_size if isinstance(source, ColumnSource) else None
+        return Run(
             self,
             settings,
             source,
-            matching,
-            validation=validation,
-            metrics=evaluation.make_metrics(program, metrics),
-            callbacks=[*callbacks, *progress_callback(progress if self.is_writer else "none")],
-            schedule=learning_rate if callable(learning_rate) else None,
-            checkpoints=self._checkpoints_for(checkpoint, keep),
-            checkpoint_every=checkpoint_every,
-            prefetch=default_prefetch(source, settings.batch_size) if prefetch is None else prefetch,
-            takes_part=self._takes_part(checkpoint),
+            match(source, program.inputs, program.targets, self.preparation, batch_size=size),
+            before=self._run,
+            resumed=self._resumed,
+            validation=None if held is None else self._validation(held, settings, program),
+            metrics=evaluation.make_metrics(program, settings.metrics),
         )
-        if settings.learning_rate is not None:
-            run.require_learning_rate("learning_rate=")
-        run.position.step = self.steps
-        self._guard.set_mode(settings.on_nan)
-        if self._resumed is not None and "run_state" in self._resumed.data:
-            run.set_state(self._resumed.data["run_state"], extras(self._resumed.tensors))
-            self._guard.skipped, self._guard.skipped_in_a_row = run.position.skipped, run.position.skipped_in_a_row
-        self._resumed = None
-        self.history = run.history
-        try:
-            return run.fit()
-        finally:
-            self.steps = run.position.step
-            self._guard.set_mode("stop")
 
     def _validation(self, source: DataSource, settings: FitSettings, program: Program) -> Validation:
         matching = match(source, program.inputs, _evaluated_targets(program), self.preparation)
@@ -352,22 +321,21 @@ class Trainer:
             CheckpointError: it could not be written.
             NumericError: the state is not finite; nothing is written.
         """
-        tensors = dict(self._guard.verify())
+        tensors = self._run.guard.verify(self._run.position)
         bad = bad_names({n: tensors[n] for n in self.program.parameters if n in tensors})
         data: dict[str, Any] = {
             "run": self.run_id,
             "backend": {"name": self._backend, "options": json_options(self._options), "describe": self._describe()},
             "preparation": self.preparation.as_dict(),
-            "steps": self.steps if run is None else run.position.step,
+            "steps": self.steps,
             "not_finite": bad,
         }
         if bad:  # only with on_nan="off"
             warnings.warn(f"the checkpoint holds NaN or Inf, first in `{bad[0]}`", CheckpointWarning, stacklevel=3)
         if run is not None:
-            run.position.skipped, run.position.skipped_in_a_row = self._guard.skipped, self._guard.skipped_in_a_row
             data["run_state"], extra = run.get_state()
             tensors |= {EXTRA + name: array for name, array in extra.items()}
-        return directory.save(int(data["steps"]), tensors, data, self._stored)
+        return directory.save(self.steps, tensors, data, self._stored)
 
     def _describe(self) -> dict[str, Any]:
         """Return what the bits depend on: the backend, its versions and threads, and the compiled graphs."""
@@ -398,28 +366,24 @@ class Trainer:
             check_backend(stored, {"name": backend, "describe": trainer._describe()})
         trainer.set_state({n: a for n, a in checkpoint.tensors.items() if not n.startswith(EXTRA)})
         trainer.run_id = checkpoint.data["run"]
-        trainer.steps = int(checkpoint.data["steps"])
+        trainer._run = Steps(trainer.session, int(checkpoint.data["steps"]), trainer._run.guard)
         trainer.preparation = Preparation.from_dict(checkpoint.data["preparation"])
-        if "run_state" in checkpoint.data:
-            trainer.history = History.from_dict(checkpoint.data["run_state"]["history"])
+        if checkpoint.run_state is not None:
+            trainer._run.history = History.from_dict(checkpoint.run_state["history"])
         trainer._resumed = checkpoint
-        trainer._directory = store
         return trainer
 
     @property
     def resumed_position(self) -> Position | None:
-        """Where the run that was taken up stands; None when this is no resumed run, or `fit` has gone on."""
-        if self._resumed is None or "run_state" not in self._resumed.data:
-            return None
-        return Position(**self._resumed.data["run_state"]["position"])
+        """Where the resumed run stands; None when this is not a resumed run, or `fit` has gone on with it."""
+        state = None if self._resumed is None else self._resumed.run_state
+        return None if state is None else Position(**state["position"])
 
     @property
     def entry(self) -> str | None:
-        """The one training entry of the run that was taken up; None for all of them, and when this is no such run."""
-        if self._resumed is None or "run_state" not in self._resumed.data:
-            return None
-        entry: str | None = self._resumed.data["run_state"]["settings"]["entry"]
-        return entry
+        """The one training entry of the resumed run; None for all of them, and when this is not a resumed run."""
+        state = None if self._resumed is None else self._resumed.run_state
+        return None if state is None else state["settings"]["entry"]
 
     @property
     def first_entry(self) -> str | None:
@@ -430,20 +394,6 @@ class Trainer:
     def is_writer(self) -> bool:
         """Whether this process writes files: always, but for the other processes of a run across several."""
         return self.session.writer
-
-    def _takes_part(self, directory: str | Path | None) -> bool:
-        """Return whether another process writes checkpoints for which it needs this one's part of the state."""
-        asked = directory is not None or (self._resumed is not None and self._directory is not None)
-        return asked and not self.is_writer and self.session.sharded
-
-    def _checkpoints_for(self, directory: str | Path | None, keep: int) -> CheckpointDirectory | None:
-        if not self.is_writer:
-            return None
-        if directory is None:
-            if self._resumed is None or self._directory is None:
-                return None
-            directory = self._directory.path
-        return CheckpointDirectory(directory, keep)
 
     # ------------------------------------------------------------------ results
 
