@@ -18,7 +18,17 @@ _MOST_NAMES = 40  # that a message lists
 def shown(value: object) -> str:
     """Return the value as a message shows it: itself when it is short, else its class."""
     text = repr(value)
-    return f"a {type(value).__name__}" if len(text) > 60 or "\n" in text else text
+    return a_or_an(value) if len(text) > 60 or "\n" in text else text
+
+
+def a_or_an(value: object) -> str:
+    """Return the class of the value with its article.
+
+    >>> a_or_an(3), a_or_an([])
+    ('an int', 'a list')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 # ------------------------------------------------------------------ names

@@ -212,7 +212,7 @@ VARIANTS: dict[str, Callable[[], onward.TrainingModel]] = {
 
 
 def run_to_the_end(program: onward.Program, path: Path, started: int | None, every: int, seed: int) -> None:
-    """Begin or take up the run in `path`, train to its end and write the digest of the state."""
+    """Begin or resume the run in `path`, train to its end and write the digest of the state."""
     from onward.train import FunctionCallback, ReduceOnPlateau
 
     def tell(run: object, logs: object) -> None:

@@ -56,7 +56,7 @@ STEPS = {
     "text and a missing target": ({"x": "abc"}, "the step lacks `labels`"),
     "text": ({"x": "abc", "labels": Y}, "`x` of the step holds no numbers"),
     "None for an array": ({"x": None, "labels": Y}, "`x` of the step holds no numbers"),
-    "lists of unequal length": ({"x": [[1.0, 2.0], [3.0]], "labels": Y}, "`x` of the step is no array"),
+    "lists of unequal length": ({"x": [[1.0, 2.0], [3.0]], "labels": Y}, "`x` of the step is not an array"),
     "text for the learning rate": (
         {"x": X, "labels": Y, "learning_rate": "abc"},
         "setting `learning_rate` holds no numbers",

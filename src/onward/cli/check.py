@@ -31,7 +31,7 @@ def check(
 ) -> None:
     """Check a model, its training graphs included, against the ONNX standard.
 
-    Exit code 0: no errors (warnings alone are no errors, except with --pedantic). 1: errors. 2: not a model.
+    Exit code 0: no errors (warnings do not count, except with --pedantic). 1: errors. 2: not a model.
     """
     console = stdout_console(soft_wrap=True)
     if explain is not None:

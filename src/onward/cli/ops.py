@@ -1,4 +1,4 @@
-"""`onward ops`: every operator and what is known of its gradient."""
+"""`onward ops`: list every operator and its gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ops(
 ) -> None:
     """List every operator of the standard with the condition of each input and what its tests cover.
 
-    Those of com.microsoft that are decomposed follow.
+    The operators of com.microsoft that are decomposed follow.
     """
     from onward.cli.console import stdout_console
     from onward.compiler.coverage import coverage, decomposed

@@ -10,7 +10,9 @@ import typer
 
 def sample(
     name: Annotated[str, typer.Argument(help="linear, digits or mnist.", show_default=False)],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write it; NAME.onnx.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file to write (default: NAME.onnx).")
+    ] = None,
 ) -> None:
     """Write a ready-made training model: the same bytes on every machine."""
     from onward import samples

@@ -1,4 +1,4 @@
-"""`onward show`: what a model is, at a glance, as text, as data or as a page."""
+"""`onward show`: summarise a model as text, as JSON or as an HTML page."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import typer
 
 def strip(
     file: Annotated[Path, typer.Argument(help="A training model (.onnx).", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.", show_default=False)],
-    average: Annotated[bool, typer.Option("--average", help="Take the moving average of the weights.")] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", show_default=False)],
+    average: Annotated[bool, typer.Option("--average", help="Use the moving average of the weights.")] = False,
 ) -> None:
     """Write the inference model alone: the same names and outputs, the current weights, no training information."""
     from onward.cli.console import stdout_console

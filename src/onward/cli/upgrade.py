@@ -1,4 +1,4 @@
-"""`onward upgrade`: an old model in today's form."""
+"""`onward upgrade`: convert an old model to current operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def upgrade(
     file: Annotated[Path, typer.Argument(help="The ONNX model to convert.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the converted model.")],
     opset: Annotated[
-        int | None, typer.Option("--opset", help="The operator set to convert to; by default 18, if it is older.")
+        int | None, typer.Option("--opset", help="The operator set to convert to (default: 18, for older models).")
     ] = None,
 ) -> None:
     """Convert ONNX 1.7 training files (GraphCall) and old operator sets: all graphs together, nothing dropped."""

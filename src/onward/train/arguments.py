@@ -120,7 +120,7 @@ def _rate_problems(rate: Any) -> list[Diagnostic]:
     found, needed = f"learning_rate is {shown(rate)}", ""
     if callable(rate):
         if not _takes_one(rate):
-            found, needed = "learning_rate is a function of another kind", "a function of the step: one number"
+            found, needed = "learning_rate is a function that does not take one argument", "a function of the step"
     elif rate is not None and not is_number(rate):
         needed = "a number, or a function of the step"
     elif rate is not None and not 0.0 <= float(rate) < float("inf"):
@@ -158,7 +158,7 @@ def check_entry(entry: Any, program: Program) -> None:
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:
-    """Return whether the function can be called with one argument; True where Python cannot tell."""
+    """Return whether the function can be called with one argument; True where Python does not know."""
     try:
         inspect.signature(function).bind(0)
     except TypeError:
@@ -220,7 +220,7 @@ def _changes(given: Mapping[str, Any], stored: Mapping[str, Any]) -> list[Diagno
 
 
 def remember_data(preparation: Preparation, source: DataSource, program: Program) -> Preparation:
-    """Return the preparation with what is to be remembered of the training data: class names and table columns.
+    """Return the preparation with the class names and table columns of the training data.
 
     Raises:
         DataError: the data has more classes than the output of the model.

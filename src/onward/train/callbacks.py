@@ -1,4 +1,4 @@
-"""Callbacks: what may look at a run and steer it between steps and epochs.
+"""Callbacks: they watch and control a run between steps and epochs.
 
 A callback that remembers something returns it from `get_state` (JSON) and `get_arrays`, so that a resumed run goes on
 exactly as if it had never stopped.
@@ -22,7 +22,7 @@ Logs = Mapping[str, Any]
 
 
 class Callback:
-    """Override what you need; every method does nothing here."""
+    """The base class of callbacks. Override what you need: every method does nothing here."""
 
     def on_fit_begin(self, run: Run) -> None:
         """Called once, after the data was matched and before the first step."""
@@ -58,7 +58,7 @@ class Callback:
 
 
 class _Watcher(Callback):
-    """Follows one column of the epoch's record and knows which way is better."""
+    """Follows one column of the epoch's record and knows whether larger or smaller is better."""
 
     def __init__(self, monitor: str | None = None, *, mode: str = "auto", min_delta: float = 0.0) -> None:
         check_name("mode", mode, ("auto", "min", "max"))
@@ -73,7 +73,7 @@ class _Watcher(Callback):
         self.best = math.nan
 
     def _column(self, run: Run, logs: Logs) -> str:
-        """Return the column: the one asked for, else `val_loss` when there is validation data, else `loss`."""
+        """Return the monitored column: by default `val_loss` when there is validation data, else `loss`."""
         name = self.monitor or ("val_loss" if "val_loss" in logs else "loss")
         if name not in logs:
             numbers = [k for k, v in logs.items() if isinstance(v, (int, float))]

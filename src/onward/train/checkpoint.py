@@ -1,16 +1,17 @@
-"""Checkpoints on disk: a directory in which the newest whole one can always be found.
+"""Checkpoints on disk: after a crash at any moment, the newest complete one can be read.
 
 ::
 
     run/
-      step-00000400.safetensors   tensors of the state, and everything else a run needs, in a file that proves itself
+      step-00000400.safetensors   the state and everything else a run needs, with checksums
       step-00000500.safetensors
       model.onnx                  the model (or program.safetensors), so that resuming needs nothing else
       manifest.json               what is there, for people and tools; written last
       .lock                       held by the one writer
 
-Each file is written by temp file, fsync, rename, fsync of the directory, in the order model, step file, manifest; only
-then are older step files removed. A reader takes the newest step file that verifies. Nothing is ever unpickled.
+Each file is written to a temporary file, which is synced and renamed; then the directory is synced. The order is model,
+step file, manifest. Only then are older step files removed. A reader takes the newest step file whose checksums are
+right. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from onward.train.stored_model import StoredModel
 K100 = define(
     "K100",
     "there is no usable checkpoint",
-    why="The directory holds no step file, or none that is whole.",
+    why="The directory holds no step file, or only damaged ones.",
     fix="Check the path; start the run again without resuming.",
 )
 K101 = define(
@@ -56,7 +57,7 @@ K102 = define(
 K103 = define(
     "K103",
     "the model stored with the checkpoint is missing or damaged",
-    why="The run cannot be taken up without the very model it was trained with.",
+    why="The run cannot be resumed without the exact model it was trained with.",
     fix="Pass the model: Trainer.resume(directory, model='model.onnx').",
 )
 K104 = define(
@@ -125,7 +126,7 @@ class CheckpointDirectory:
         return [p for _, p in sorted(found, reverse=True)]
 
     def load(self) -> Checkpoint:
-        """Return the newest checkpoint that is whole; a damaged one gives a `CheckpointWarning` and is passed over.
+        """Return the newest complete checkpoint; damaged ones are skipped with a `CheckpointWarning`.
 
         Raises:
             CheckpointError: there is none; the message says what is wrong with each file.
@@ -171,7 +172,7 @@ class CheckpointDirectory:
                     found=f"{len(files)} step files, {len(problems)} damaged"
                     if self.path.is_dir()
                     else "no such directory",
-                    needed="at least one whole step-….safetensors",
+                    needed="at least one complete step-….safetensors",
                 ),
                 *problems,
             ]
@@ -199,7 +200,7 @@ class CheckpointDirectory:
         )
 
     def _read_manifest(self) -> dict[str, Any] | None:
-        """Return the manifest; None when there is none. A damaged one gives a warning: the step files do without it."""
+        """Return the manifest; None when it is missing or, with a warning, damaged. The step files do not need it."""
         try:
             text = (self.path / MANIFEST).read_text("utf-8")
         except FileNotFoundError:
@@ -220,7 +221,7 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the directory for one writer, and remove what killed writers left behind; may be nested."""
+        """Lock the directory for this writer, and remove what killed writers left behind; may be nested."""
         if self._lock.held:
             yield
             return
@@ -258,12 +259,12 @@ class CheckpointDirectory:
                 Diagnostic(
                     K105,
                     f"`{self.path}` already holds a run, at step {step}",
-                    hint="take it up with Trainer.resume (--resume), or choose another directory",
+                    hint="resume it with Trainer.resume (--resume), or choose another directory",
                 )
             )
 
     def save(self, step: int, tensors: Mapping[str, np.ndarray], data: Mapping[str, Any], model: StoredModel) -> Path:
-        """Write one checkpoint and return its path; when this returns it will survive a power loss.
+        """Write one checkpoint and return its path. After the return it survives a power loss.
 
         Raises:
             CheckpointError: it could not be written; the earlier ones are untouched and no temporary file is left.
@@ -316,7 +317,7 @@ class CheckpointDirectory:
         fsio.write_atomic(self.path / MANIFEST, [_manifest_text(manifest).encode("utf-8")])
 
     def _prune(self, step: int) -> None:
-        """Keep the newest `keep` up to `step`; later ones are damaged or of a future that was given up."""
+        """Keep the newest `keep` step files up to `step`. Later ones are damaged, or their steps are done again."""
         removed = False
         kept = 0
         for path in self.step_files():
@@ -359,14 +360,14 @@ _HINTS = {
     errno.EROFS: "the file system is mounted read-only",
     errno.EACCES: "this user may not write here",
     errno.EPERM: "this user may not write here",
-    errno.EIO: "the disk reports a fault: copy what is there to another one",
+    errno.EIO: "the disk reports a fault: copy its files to another disk",
     errno.EEXIST: "there is a file of that name where the directory should be",
     errno.ENOTDIR: "a part of the path is a file, not a directory",
 }
 
 
 class _Digest:
-    """Passes chunks on and keeps their sha256 and size."""
+    """Yields chunks and computes their sha256 and size."""
 
     def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
         self._chunks = chunks

@@ -1,4 +1,4 @@
-"""The feeds of one step, as a user gives them: checked and made into what the model takes."""
+"""Check the feeds of one step and convert them to what the model takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop, the only one: epochs, steps, validation, checkpoints, callbacks."""
+"""The training loop: epochs, steps, validation, checkpoints, callbacks."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Run(Steps):
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step, of the first training entry; NaN when the model has none that can be set."""
+        """The learning rate of the next step, for the first training entry; NaN when the model has none to set."""
         if self.schedule is not None:
             base = self._scheduled(self.schedule)
         elif isinstance(self.settings.learning_rate, (int, float)):
@@ -143,7 +143,7 @@ class Run(Steps):
         return base * self.position.rate_factor
 
     def _rates(self) -> dict[str, np.ndarray]:
-        """Return the learning rates to feed: one for all entries if it was given, else each its own, reduced."""
+        """Return the learning rates to feed: the given one for all entries, or the reduced own rate of each entry."""
         given = self.schedule is not None or self.settings.learning_rate is not None
         if not given and self.position.rate_factor == 1.0:
             return {}
@@ -232,8 +232,8 @@ class Run(Steps):
                     self._train_epoch()
                 except (NumericError, CheckpointError):
                     raise
-                except Exception:  # bad data in the middle, say: the steps before it must not be lost
-                    with contextlib.suppress(OnwardError):  # the error to be seen is the one that ended the run
+                except Exception:  # for example bad data: the steps before it must not be lost
+                    with contextlib.suppress(OnwardError):  # the user must see the error that ended the run
                         self._save()
                     raise
                 self._end_epoch()
@@ -275,7 +275,7 @@ class Run(Steps):
     def _part(self) -> tuple[int, int]:
         """Return (number of this process, number of processes) for reading a part of each batch; (0, 1) for whole ones.
 
-        Whole ones where a process must not fail alone, and where the model fixes the number of samples.
+        A process reads whole batches where it must not fail alone, and where the model fixes the number of samples.
         """
         whole = self.session.sharded or fixed_batch([f.spec for f in self._matching.feeds]) is not None
         return (0, 1) if whole or self.session.processes == 1 else (rank(), world_size())
@@ -364,7 +364,7 @@ class Run(Steps):
             callback.on_checkpoint(self, str(path))
 
     def get_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (JSON, arrays): all that `set_state` needs to go on as if nothing had happened."""
+        """Return (JSON, arrays): everything that `set_state` needs to continue the run exactly."""
         data = {
             "settings": self.settings.stored(),
             "position": dataclasses.asdict(self.position),

@@ -1,10 +1,10 @@
-"""No NaN or Inf is ever kept: the guard between the training loop and the session.
+"""The guard between the training loop and the session: it never keeps NaN or Inf.
 
-The loss of every step is looked at. The state is looked at every few steps, when a copy of it is taken, and before
-every checkpoint. When something is not finite, the guard goes back to the last good copy and repeats the steps since
-then, which is exact because a step is a pure function of (batch, state, settings); it finds the first update that is
-bad and the first tensor that is bad, and the state stays as it was before that update. So a backend needs no way to
-undo a step, and a bad gradient behind a finite loss is caught as well.
+It checks the loss of every step. It checks the state every few steps, when it copies the state, and before every
+checkpoint. When something is not finite, it goes back to the last good copy and repeats the steps since then. This is
+exact, because a step is a pure function of (batch, state, settings). It finds the first bad update and the first bad
+tensor, and the state stays as it was before that update. So a backend needs no way to undo a step, and a bad gradient
+behind a finite loss is found as well.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class NumericGuard:
     """Runs the steps of a session and keeps its state finite.
 
     `mode`: "stop" raises before the bad update is kept, "skip" leaves the batch out (at most `max_skips` in a row),
-    "off" looks at nothing and needs no copy of the state.
+    "off" checks nothing and needs no copy of the state.
     """
 
     def __init__(self, session: Session, max_skips: int = 5) -> None:
@@ -84,7 +84,7 @@ class NumericGuard:
         self.mode = mode
 
     def reset(self) -> None:
-        """Forget the copy of the state; to be called when the state was replaced from outside."""
+        """Forget the copy of the state. Call this when the state was replaced from outside."""
         self._snapshot = None
         self._held.clear()
         self._held_bytes = 0
@@ -146,7 +146,7 @@ class NumericGuard:
         return dict(state)
 
     def _step_without_copy(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None) -> Outputs:
-        """Run one step of a session whose state is too large for one process: a copy of it would be, too."""
+        """Run one step of a session whose state is too large for one process; so would be a copy of it."""
         outputs = self._session.step(feeds, entry=entry)
         if not self._loss_is_finite(outputs):
             raise NumericError(
@@ -198,7 +198,7 @@ class NumericGuard:
         ]
 
     def _repeat(self, position: Position) -> None:
-        """Repeat the steps since the last good copy; leave out (or stop at) every update that is bad."""
+        """Repeat the steps since the last good copy. Leave out every bad update, or stop at the first."""
         assert self._snapshot is not None
         good = self._snapshot
         self._session.set_state(good)

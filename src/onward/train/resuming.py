@@ -1,4 +1,4 @@
-"""Around a checkpoint: what of a trainer it can hold, and whether a resumed run may go on here."""
+"""Helpers for resuming: what a checkpoint holds of a trainer, and whether a run may be resumed here."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onward.errors import CheckpointError, Diagnostic, define
 
 K106 = define(
     "K106",
-    "the run would go on with another backend, other threads or other versions",
-    why="The bits of the results depend on them, so the run would not be the one that was interrupted.",
+    "the run would be resumed with another backend, number of threads or version",
+    why="The exact results depend on them, so the run would not continue exactly.",
     fix="Use the same ones, or accept the change: allow_changes=True, or --allow-changes.",
 )
 
@@ -38,7 +38,7 @@ def json_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_backend(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise if anything that the bits depend on differs from what the checkpoint says; lists all of it."""
+    """Raise if anything that the exact results depend on has changed since the checkpoint; list all of it."""
     problems = []
     if stored["name"] != now["name"]:
         problems.append(("backend", stored["name"], now["name"]))
@@ -56,7 +56,7 @@ def check_backend(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
                     f"{key} has changed since the checkpoint was written",
                     found=str(found),
                     needed=str(needed),
-                    hint="the bits may differ: use the same, or accept it with allow_changes=True (--allow-changes)",
+                    hint="the results may differ: use the same, or accept it with allow_changes=True (--allow-changes)",
                 )
                 for key, needed, found in problems
             ]

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C during training: finish the step, save, then leave."""
+"""SIGTERM and Ctrl-C during training: finish the step, save, then exit."""
 
 from __future__ import annotations
 

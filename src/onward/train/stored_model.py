@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from onward.arguments import a_or_an
 from onward.compiler.program import Program, StepGraph, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.storage.tensor_file import read_tensor_bytes, tensor_file_chunks
@@ -56,7 +57,7 @@ class StoredModel:
                             A101,
                             f"`{path}` is a directory of checkpoints",
                             needed="an ONNX file, a training model, or a Program or its directory",
-                            hint="to take up the run use Trainer.resume(directory)",
+                            hint="to resume the run, use Trainer.resume(directory)",
                         )
                     )
                 return cls(None, Program.load(path))
@@ -73,7 +74,7 @@ class StoredModel:
             raise ArgumentError(
                 Diagnostic(
                     A101,
-                    f"a {type(source).__name__} cannot be trained",
+                    f"{a_or_an(source)} cannot be trained",
                     needed="a training model, a Program, a ModelProto or the path of an ONNX file",
                 )
             )
@@ -104,7 +105,7 @@ class StoredModel:
 
     @property
     def file_name(self) -> str:
-        """The name it has in a checkpoint directory."""
+        """Its file name in a checkpoint directory."""
         return PROGRAM_FILE if self.model is None else MODEL_FILE
 
     @property
@@ -121,7 +122,7 @@ class StoredModel:
 
     @functools.cached_property
     def graph_sha256(self) -> str:
-        """The digest of the step graphs: what is computed, whatever the state."""
+        """The digest of the step graphs. It does not depend on the state."""
         return _graph_digest(self.program)
 
     @functools.cached_property
@@ -143,18 +144,18 @@ PREPARATION = "onward.preparation"
 
 
 def stored_preparation(model: TrainingModel | None) -> Preparation | None:
-    """Return what the model says about the data it was trained on; None when it says nothing usable."""
+    """Return how the training data of the model was prepared; None when the model does not say."""
     text = None if model is None else model.ir.metadata_props.get(PREPARATION)
     if text is None:
         return None
     try:
         return Preparation.from_dict(json.loads(text))
     except (ValueError, TypeError, KeyError):
-        return None  # written by hand or by another version: the same as nothing
+        return None  # written by hand or by another version
 
 
 def store_preparation(proto: onnx.ModelProto, preparation: Preparation) -> None:
-    """Write into the metadata of `proto` how its data must be prepared; nothing when it is used as it is."""
+    """Write into the metadata of `proto` how its data must be prepared; write nothing when it needs no preparation."""
     kept = [p for p in proto.metadata_props if p.key != PREPARATION]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
@@ -164,7 +165,7 @@ def store_preparation(proto: onnx.ModelProto, preparation: Preparation) -> None:
 
 
 def with_state(model: TrainingModel, state: Mapping[str, np.ndarray], preparation: Preparation) -> TrainingModel:
-    """Return a copy of the training model that holds `state`; what the model has no place for is left out."""
+    """Return a copy of the training model that holds `state`; names that the model does not have are ignored."""
     import onnx_ir as ir
 
     from onward.model.serde import from_proto, to_proto

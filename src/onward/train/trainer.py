@@ -1,4 +1,4 @@
-"""`Trainer`: train, evaluate, save and take up again any training model on any backend."""
+"""`Trainer`: train, evaluate, save and resume any training model on any backend."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Trainer:
         self._options = backend_options
         self.program: Program = self._stored.program
         self.session: Session = open_session(self.program, backend, **backend_options)
-        """The running program. Replace its state through the trainer, which must know about it."""
+        """The running program. Replace its state only through the trainer."""
         self.run_id = uuid.uuid4().hex
         self.preparation = stored_preparation(self._stored.model) or Preparation()
-        """What the last `fit` did to its data; `evaluate` and `predict` do the same. Models saved after it carry it."""
+        """How the last `fit` prepared its data. `evaluate` and `predict` do the same, and saved models carry it."""
         self._run = Steps(self.session)
         self._resumed: Checkpoint | None = None
         self._feeds = {
@@ -86,7 +86,7 @@ class Trainer:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """What a step takes: the inputs of the model, then its targets."""
+        """The names that a step takes: the inputs of the model, then its targets."""
         return self.program.input_names
 
     @property
@@ -178,13 +178,13 @@ class Trainer:
         path, a `DataSource`, or an iterable of batches. `validation_data` is the same, as (x, y), or a number: that
         share of the samples is held back.
 
-        After `Trainer.resume` the run goes on where it was, with its own settings: pass the same data, metrics and
-        callbacks; `epochs` is the total number then and may be raised, and `on_nan` may change.
+        After `Trainer.resume` the run goes on where it stopped, with its own settings. Pass the same data, metrics and
+        callbacks. `epochs` is then the total number and may be raised; `on_nan` may change.
 
-        `prefetch` batches are made ahead by a thread; by default none for small batches from memory, else two.
+        A thread prepares `prefetch` batches ahead. The default is none for small batches from memory, else two.
 
-        Checkpoints go to the directory `checkpoint`, after each epoch or every `checkpoint_every` steps; the last
-        `keep` of them stay; SIGTERM saves and exits with 0.
+        Checkpoints are written to the directory `checkpoint` after each epoch, or every `checkpoint_every` steps. The
+        last `keep` of them stay. SIGTERM saves one and exits with code 0.
 
         Raises:
             DataError: the data does not fit the model; every problem is listed, before the first step.
@@ -310,7 +310,7 @@ class Trainer:
     # ------------------------------------------------------------------ checkpoints
 
     def save_checkpoint(self, directory: str | Path, *, keep: int = 3) -> Path:
-        """Write a checkpoint into `directory` and return its file; `Trainer.resume` takes it up."""
+        """Write a checkpoint into `directory` and return its file. `Trainer.resume` reads it."""
         check_path("directory", directory)
         return self.write_checkpoint(CheckpointDirectory(directory, whole("keep", keep, 1)), None)
 
@@ -338,7 +338,7 @@ class Trainer:
         return directory.save(self.steps, tensors, data, self._stored)
 
     def _describe(self) -> dict[str, Any]:
-        """Return what the bits depend on: the backend, its versions and threads, and the compiled graphs."""
+        """Return what the exact results depend on: the backend, its versions and threads, and the compiled graphs."""
         described = {k: v if isinstance(v, (int, float, bool)) else str(v) for k, v in self.session.describe().items()}
         return {**described, "compiled program": self._stored.graph_sha256[:16]}
 
@@ -346,9 +346,9 @@ class Trainer:
     def resume(
         cls, directory: str | Path, *, model: Any = None, allow_changes: bool = False, **backend_options: Any
     ) -> Trainer:
-        """Return a trainer with the newest whole checkpoint of `directory`; `fit` then goes on exactly where it was.
+        """Return a trainer with the newest complete checkpoint of `directory`. `fit` then continues the run exactly.
 
-        The model, the backend and its options come from the checkpoint; `backend_options` replace single options, and
+        The model, the backend and its options come from the checkpoint. `backend_options` replace single options.
         `model` replaces a stored model that is lost.
 
         Raises:
@@ -392,7 +392,7 @@ class Trainer:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes files: always, but for the other processes of a run across several."""
+        """Whether this process writes files. With several processes, only the first does."""
         return self.session.writer
 
     # ------------------------------------------------------------------ results
@@ -415,7 +415,7 @@ class Trainer:
         """Return the inference model with the current weights, or with their moving average (`ema=` of the optimizer).
 
         Raises:
-            ArgumentError: an average is asked for that the model does not keep.
+            ArgumentError: the model does not keep an average of its weights.
         """
         state = self.session.get_state()
         if average:
@@ -423,7 +423,7 @@ class Trainer:
         return inference_model(self._stored, state, self.preparation)
 
     def to_model(self) -> TrainingModel:
-        """Return the training model with the current state, to be saved and trained on elsewhere."""
+        """Return the training model with the current state. It can be saved, and trained elsewhere."""
         if self._stored.model is None:
             raise ArgumentError(
                 Diagnostic(

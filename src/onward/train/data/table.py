@@ -27,7 +27,7 @@ from onward.train.data.source import T106, ArrayColumn, ColumnSource
 T140 = define(
     "T140",
     "the table cannot be read",
-    why="It is no table of the kind its name says.",
+    why="The content is not a table of the kind that the file name says.",
     fix="Check the separator and the file.",
 )
 T141 = define(
@@ -86,14 +86,14 @@ def open_table(
             columns[spec.name] = ArrayColumn(parts[0] if single else np.stack(parts, axis=1))
     if problems:
         raise DataError(problems)
-    # The columns already carry the model's names: say so to the matching by dropping the table's.
+    # The columns already have the model's names, so `columns=` must not be applied again.
     source = _Table(columns, classes=classes, place=str(path))
     source.table = chosen
     return source
 
 
 class _Table(ColumnSource):
-    """Columns that were already chosen by the names of the model."""
+    """Columns that already have the names of the model."""
 
     renamed = True
 
