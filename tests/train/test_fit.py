@@ -344,3 +344,18 @@ def test_fixed_batch_size_pads_predictions_and_drops_the_last_batch():
 def test_fixed_batch_size_refuses_another_one():
     with pytest.raises(DataError, match="takes batches of exactly 8"):
         Trainer(linear_program(batch=8), backend="fake").fit(*linear_data(20), batch_size=4)
+
+
+def test_a_trainer_does_not_keep_its_data_after_fit():
+    import gc
+    import weakref
+
+    trainer = make_trainer()
+    x, t = linear_data()
+    alive = weakref.ref(x)
+
+    trainer.fit(x, t, progress="none")
+    del x
+    gc.collect()
+
+    assert alive() is None

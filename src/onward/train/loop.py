@@ -46,13 +46,19 @@ class Validation:
 
 
 class Steps:
-    """The guarded training steps of a session, and where they stand. A trainer has one before it has a `Run`."""
+    """Runs guarded training steps of a session and counts them: a `Run` without data."""
 
-    def __init__(self, session: Session, done: int = 0, guard: NumericGuard | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        guard: NumericGuard | None = None,
+        position: Position | None = None,
+        history: History | None = None,
+    ) -> None:
         self.session = session
-        self.position = Position(step=done)
-        self.history = History()
         self.guard = guard or NumericGuard(session)
+        self.position = position or Position()
+        self.history = History() if history is None else history
 
     def step(self, feeds: Mapping[str, np.ndarray], entry: str | None) -> Outputs | None:
         """Run one step whose feeds are known to fit and count it; return None when the batch was skipped."""
@@ -67,9 +73,9 @@ class Steps:
 
 
 class Run(Steps):
-    """One call of `fit`; what callbacks see.
+    """One call of `fit`. This is what callbacks see.
 
-    It goes on after the steps `before`. `resumed` is the run that a checkpoint holds.
+    It continues the steps `before`, or the run in the checkpoint `resumed`.
 
     Raises:
         ArgumentError: the data, the metrics or the callbacks are not those of the resumed run, or the model has no
@@ -88,7 +94,7 @@ class Run(Steps):
         validation: Validation | None = None,
         metrics: Sequence[Metric] = (),
     ) -> None:
-        super().__init__(trainer.session, before.position.step, before.guard)
+        super().__init__(trainer.session, before.guard, Position(step=before.position.step))
         self.trainer = trainer
         self.settings = settings
         self.source = source

@@ -59,7 +59,7 @@ class Trainer:
         self.run_id = uuid.uuid4().hex
         self.preparation = stored_preparation(self._stored.model) or Preparation()
         """How the last `fit` prepared its data. `evaluate` and `predict` do the same, and saved models carry it."""
-        self._run = Steps(self.session)
+        self._run: Steps = Steps(self.session)
         self._resumed: Checkpoint | None = None
         self._feeds = {
             spec.name: Feed(spec, spec.name, False, Preparation(), numpy_dtype(spec.dtype)) for spec in self._specs
@@ -215,7 +215,10 @@ class Trainer:
         )
         run = self._prepare(x, y, settings)
         self._run, self._resumed = run, None
-        return run.fit()
+        try:
+            return run.fit()
+        finally:
+            self._run = Steps(run.session, run.guard, run.position, run.history)  # the run would keep the data alive
 
     def _prepare(self, x: Data, y: Any, settings: FitSettings) -> Run:
         """Return the run for these settings, with its data matched to the model."""
@@ -366,7 +369,7 @@ class Trainer:
             check_backend(stored, {"name": backend, "describe": trainer._describe()})
         trainer.set_state({n: a for n, a in checkpoint.tensors.items() if not n.startswith(EXTRA)})
         trainer.run_id = checkpoint.data["run"]
-        trainer._run = Steps(trainer.session, int(checkpoint.data["steps"]), trainer._run.guard)
+        trainer._run.position.step = int(checkpoint.data["steps"])
         trainer.preparation = Preparation.from_dict(checkpoint.data["preparation"])
         if checkpoint.run_state is not None:
             trainer._run.history = History.from_dict(checkpoint.run_state["history"])
