@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Argument, Option
 
 from onward.arguments import nearest
 from onward.check import Report
@@ -20,13 +21,13 @@ from onward.errors import A100, CODES, ArgumentError, Diagnostic, ModelError
 
 
 def check(
-    file: Annotated[Path | None, typer.Argument(help="The ONNX model to check.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    file: Annotated[Path | None, Argument(help="The ONNX model to check.", show_default=False)] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
     pedantic: Annotated[
-        bool, typer.Option("--pedantic", help="Read the standard at its strictest: warnings count as errors.")
+        bool, Option("--pedantic", help="Read the standard at its strictest: warnings count as errors.")
     ] = False,
     explain: Annotated[
-        str | None, typer.Option("--explain", metavar="CODE", help="Explain a diagnostic code, e.g. C105.")
+        str | None, Option("--explain", metavar="CODE", help="Explain a diagnostic code, e.g. C105.")
     ] = None,
 ) -> None:
     """Check a model, its training graphs included, against the ONNX standard.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from onward.cli.options import DataOptions, open_data, split_names, takes
 
@@ -21,20 +22,18 @@ class EvaluateOptions(DataOptions):
     """The options of `onward evaluate`."""
 
     file: Annotated[
-        Path, typer.Argument(metavar="FILE|DIR", help="A training model (.onnx), a program, or a checkpoint directory.")
+        Path, Argument(metavar="FILE|DIR", help="A training model (.onnx), a program, or a checkpoint directory.")
     ]
     metric: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--metric", "-m", help="accuracy, top5, precision, recall, f1, auc, mae, rmse, r2, perplexity, confusion."
         ),
     ] = None
-    batch_size: Annotated[int | None, typer.Option("--batch-size", "-b", help="Samples at a time (default: 256).")] = (
-        None
-    )
-    backend: Annotated[str | None, typer.Option(help="What runs the model (default: onnxruntime).")] = None
-    entry: Annotated[str | None, typer.Option(help="The training entry whose loss it is (default: the first).")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    batch_size: Annotated[int | None, Option("--batch-size", "-b", help="Samples at a time (default: 256).")] = None
+    backend: Annotated[str | None, Option(help="What runs the model (default: onnxruntime).")] = None
+    entry: Annotated[str | None, Option(help="The training entry whose loss it is (default: the first).")] = None
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
 
 
 @takes(EvaluateOptions)

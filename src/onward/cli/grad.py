@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 
 def grad(
-    file: Annotated[Path, typer.Argument(help="The ONNX model.", show_default=False)],
-    of: Annotated[str, typer.Option("--of", help="The value to differentiate; its sum if it is not a scalar.")],
-    wrt: Annotated[list[str], typer.Option("--wrt", help="A value to differentiate with respect to; repeat for more.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the model.")],
+    file: Annotated[Path, Argument(help="The ONNX model.", show_default=False)],
+    of: Annotated[str, Option("--of", help="The value to differentiate; its sum if it is not a scalar.")],
+    wrt: Annotated[list[str], Option("--wrt", help="A value to differentiate with respect to; repeat for more.")],
+    output: Annotated[Path, Option("-o", "--output", help="Where to write the model.")],
     functions: Annotated[
-        bool, typer.Option("--functions", help="Write the backward pass of each node as one function call.")
+        bool, Option("--functions", help="Write the backward pass of each node as one function call.")
     ] = False,
 ) -> None:
     """Write the model with outputs grad/NAME: the derivative of OF with respect to each WRT, in plain ONNX operators.

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from typer import Argument, Option
 
 
 def ops(
-    name: Annotated[str | None, typer.Argument(help="Show only operators whose name contains this.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    name: Annotated[str | None, Argument(help="Show only operators whose name contains this.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List every operator of the standard with the condition of each input and what its tests cover.
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
-import typer
+from typer import Option
 
 from onward.errors import A101, ArgumentError, Diagnostic
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from onward.train import Preparation, Trainer
     from onward.train.data import DataSource
 
-DATA = "Data"
-"""The help panel of the options about data."""
+data_option = functools.partial(Option, rich_help_panel="Data")
 _Options = TypeVar("_Options")
 
 
@@ -46,31 +45,20 @@ class DataOptions:
 
     data: Annotated[
         list[str],
-        typer.Option(
+        data_option(
             "--data",
             "-d",
             help="A file or folder (.npy, .npz, .safetensors, .csv, .parquet, IDX, images), or NAME=FILE per input.",
-            rich_help_panel=DATA,
             show_default=False,
         ),
     ]
-    scale: Annotated[
-        str | None, typer.Option(help="Multiply inputs by this number, e.g. 1/255.", rich_help_panel=DATA)
-    ] = None
-    mean: Annotated[
-        str | None, typer.Option(help="Subtract this: one number, or one per channel.", rich_help_panel=DATA)
-    ] = None
-    std: Annotated[
-        str | None, typer.Option(help="Divide by this: one number, or one per channel.", rich_help_panel=DATA)
-    ] = None
-    one_hot: Annotated[
-        bool, typer.Option("--one-hot", help="Encode integer targets as rows of 0 and 1.", rich_help_panel=DATA)
-    ] = False
+    scale: Annotated[str | None, data_option(help="Multiply inputs by this number, e.g. 1/255.")] = None
+    mean: Annotated[str | None, data_option(help="Subtract this: one number, or one per channel.")] = None
+    std: Annotated[str | None, data_option(help="Divide by this: one number, or one per channel.")] = None
+    one_hot: Annotated[bool, data_option("--one-hot", help="Encode integer targets as rows of 0 and 1.")] = False
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            help="INPUT=COLUMN: the column that an input or target reads (a,b,c for several).", rich_help_panel=DATA
-        ),
+        data_option(help="INPUT=COLUMN: the column that an input or target reads (a,b,c for several)."),
     ] = None
 
     def preparation(self, base: Preparation) -> Preparation:
@@ -126,7 +114,7 @@ def open_data(
 
 
 def as_fraction(text: str) -> float:
-    """Return the number that a person wrote.
+    """Return a number that is written as 0.5 or as 1/255.
 
     >>> as_fraction("1/4"), as_fraction(" 0.5")
     (0.25, 0.5)

@@ -3,117 +3,93 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from onward.cli.make_trainable import parse_settings
-from onward.cli.options import DATA, DataOptions, as_fraction, open_data, split_names, takes
+from onward.cli.options import DataOptions, as_fraction, data_option, open_data, split_names, takes
 from onward.errors import A101, ArgumentError, Diagnostic
 
 if TYPE_CHECKING:
     from onward.train import Callback, Preparation, Trainer
     from onward.train.data import DataSource
 
-_WATCH = "Watching"
-_SAFE = "Checkpoints and faults"
+_watch = functools.partial(Option, rich_help_panel="Watching")
+_safe = functools.partial(Option, rich_help_panel="Checkpoints and faults")
 
 
 @dataclasses.dataclass(kw_only=True)
 class TrainOptions(DataOptions):
     """The options of `onward train`."""
 
-    file: Annotated[Path, typer.Argument(help="A training model (.onnx) or a compiled program (directory).")]
-    epochs: Annotated[
-        int | None, typer.Option("--epochs", "-e", help="Number of passes over the data (default: 1).")
-    ] = None
-    batch_size: Annotated[int | None, typer.Option("--batch-size", "-b", help="Samples per step (default: 32).")] = None
-    backend: Annotated[str | None, typer.Option(help="What runs the model (default: onnxruntime).")] = None
+    file: Annotated[Path, Argument(help="A training model (.onnx) or a compiled program (directory).")]
+    epochs: Annotated[int | None, Option("--epochs", "-e", help="Number of passes over the data (default: 1).")] = None
+    batch_size: Annotated[int | None, Option("--batch-size", "-b", help="Samples per step (default: 32).")] = None
+    backend: Annotated[str | None, Option(help="What runs the model (default: onnxruntime).")] = None
     threads: Annotated[
-        int | None, typer.Option(help="Number of threads (results are bit-identical only for equal counts).")
+        int | None, Option(help="Number of threads (results are bit-identical only for equal counts).")
     ] = None
-    shard: Annotated[
-        bool, typer.Option("--shard", help="With several processes, keep a part of the state in each.")
-    ] = False
+    shard: Annotated[bool, Option("--shard", help="With several processes, keep a part of the state in each.")] = False
     backend_setting: Annotated[
         list[str] | None,
-        typer.Option("--set-backend", help="A setting of the backend, NAME=VALUE (compile=True); may be repeated."),
+        Option("--set-backend", help="A setting of the backend, NAME=VALUE (compile=True); may be repeated."),
     ] = None
     learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", "--lr", help="Learning rate (default: the one in the model).")
+        float | None, Option("--learning-rate", "--lr", help="Learning rate (default: the one in the model).")
     ] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of the order of the samples (default: 0).")] = None
-    entry: Annotated[str | None, typer.Option(help="Train one entry by name (default: all of them in turn).")] = None
-    initialize: Annotated[bool, typer.Option("--initialize", help="Start from the model's initialisation.")] = False
+    seed: Annotated[int | None, Option(help="Seed of the order of the samples (default: 0).")] = None
+    entry: Annotated[str | None, Option(help="Train one entry by name (default: all of them in turn).")] = None
+    initialize: Annotated[bool, Option("--initialize", help="Start from the model's initialisation.")] = False
     validation: Annotated[
-        str | None,
-        typer.Option(help="Data to validate on, or the share of the samples to hold back (0.1).", rich_help_panel=DATA),
+        str | None, data_option(help="Data to validate on, or the share of the samples to hold back (0.1).")
     ] = None
     metric: Annotated[
         list[str] | None,
-        typer.Option("--metric", "-m", help="accuracy, top5, precision, recall, f1, auc, mae, rmse, r2, perplexity."),
+        Option("--metric", "-m", help="accuracy, top5, precision, recall, f1, auc, mae, rmse, r2, perplexity."),
     ] = None
-    no_shuffle: Annotated[
-        bool, typer.Option("--no-shuffle", help="Keep the order of the data.", rich_help_panel=DATA)
-    ] = False
+    no_shuffle: Annotated[bool, data_option("--no-shuffle", help="Keep the order of the data.")] = False
     early_stopping: Annotated[
-        int | None, typer.Option(metavar="EPOCHS", help="Stop after this many epochs without a better loss.")
+        int | None, Option(metavar="EPOCHS", help="Stop after this many epochs without a better loss.")
     ] = None
     reduce_on_plateau: Annotated[
         int | None,
-        typer.Option(metavar="EPOCHS", help="Divide the learning rate by 10 after this many epochs without progress."),
+        Option(metavar="EPOCHS", help="Divide the learning rate by 10 after this many epochs without progress."),
     ] = None
-    best: Annotated[bool, typer.Option("--best", help="End with the state of the best epoch.")] = False
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Save checkpoints in this directory.", rich_help_panel=_SAFE)
-    ] = None
+    best: Annotated[bool, Option("--best", help="End with the state of the best epoch.")] = False
+    checkpoint: Annotated[Path | None, _safe(metavar="DIR", help="Save checkpoints in this directory.")] = None
     checkpoint_every: Annotated[
-        int | None,
-        typer.Option(metavar="STEPS", help="Steps between checkpoints (default: one epoch).", rich_help_panel=_SAFE),
+        int | None, _safe(metavar="STEPS", help="Steps between checkpoints (default: one epoch).")
     ] = None
-    keep: Annotated[int, typer.Option(help="How many checkpoints to keep.", rich_help_panel=_SAFE)] = 3
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Resume from the newest checkpoint, if there is one.", rich_help_panel=_SAFE),
-    ] = False
+    keep: Annotated[int, _safe(help="How many checkpoints to keep.")] = 3
+    resume: Annotated[bool, _safe("--resume", help="Resume from the newest checkpoint, if there is one.")] = False
     allow_changes: Annotated[
-        bool,
-        typer.Option(
-            "--allow-changes", help="Resume with another backend, threads or versions.", rich_help_panel=_SAFE
-        ),
+        bool, _safe("--allow-changes", help="Resume with another backend, threads or versions.")
     ] = False
-    on_nan: Annotated[
-        str | None,
-        typer.Option(help="What to do about NaN: stop (default), skip the batch, or off.", rich_help_panel=_SAFE),
-    ] = None
-    plot: Annotated[Path | None, typer.Option(help="Draw the loss (.svg).", rich_help_panel=_WATCH)] = None
-    report: Annotated[Path | None, typer.Option(help="Write a report (.html).", rich_help_panel=_WATCH)] = None
-    log: Annotated[Path | None, typer.Option(help="Write a log as JSON lines.", rich_help_panel=_WATCH)] = None
-    tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write TensorBoard events.", rich_help_panel=_WATCH)
-    ] = None
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the trained training model (.onnx).")] = (
-        None
-    )
-    inference: Annotated[Path | None, typer.Option(help="Save the inference model (.onnx).")] = None
+    on_nan: Annotated[str | None, _safe(help="What to do about NaN: stop (default), skip the batch, or off.")] = None
+    plot: Annotated[Path | None, _watch(help="Draw the loss (.svg).")] = None
+    report: Annotated[Path | None, _watch(help="Write a report (.html).")] = None
+    log: Annotated[Path | None, _watch(help="Write a log as JSON lines.")] = None
+    tensorboard: Annotated[Path | None, _watch(metavar="DIR", help="Write TensorBoard events.")] = None
+    output: Annotated[Path | None, Option("-o", "--output", help="Save the trained training model (.onnx).")] = None
+    inference: Annotated[Path | None, Option(help="Save the inference model (.onnx).")] = None
     average: Annotated[
-        bool, typer.Option("--average", help="Save the inference model with the moving average of the weights.")
+        bool, Option("--average", help="Save the inference model with the moving average of the weights.")
     ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=_WATCH)] = False
+    quiet: Annotated[bool, _watch("--quiet", "-q", help="Print errors only.")] = False
 
     def check(self) -> None:
-        """Raise for options that need another one; all at once."""
-        pairs = [
-            (self.resume and self.checkpoint is None, "--resume needs to know from where", "--checkpoint DIR"),
-            (
-                self.checkpoint_every is not None and self.checkpoint is None,
-                "--checkpoint-every needs to know where",
-                "--checkpoint DIR",
-            ),
+        """Raise for options that need another option; list all of them."""
+        no_directory, every = self.checkpoint is None, self.checkpoint_every is not None
+        rules = (
+            (self.resume and no_directory, "--resume needs a checkpoint directory", "--checkpoint DIR"),
+            (every and no_directory, "--checkpoint-every needs a checkpoint directory", "--checkpoint DIR"),
             (self.average and self.inference is None, "--average is for the inference model", "--inference FILE"),
-        ]
-        problems = [Diagnostic(A101, message, needed=needed) for is_wrong, message, needed in pairs if is_wrong]
+        )
+        problems = [Diagnostic(A101, message, needed=needed) for is_wrong, message, needed in rules if is_wrong]
         if problems:
             raise ArgumentError(problems)
 
@@ -238,7 +214,7 @@ def _open(options: TrainOptions) -> Trainer:
 
 
 def _farewell(trainer: Trainer, checkpoint: Path | None) -> str:
-    """Return what becomes of a run that was stopped by Ctrl-C or SIGTERM."""
+    """Return the last message about a run that Ctrl-C or SIGTERM stopped."""
     from onward.train.checkpoint import CheckpointDirectory
 
     if checkpoint is not None and CheckpointDirectory(checkpoint).step_files():
@@ -247,7 +223,7 @@ def _farewell(trainer: Trainer, checkpoint: Path | None) -> str:
 
 
 def _check_results(trainer: Trainer, options: TrainOptions) -> None:
-    """Raise before the training for what could not be saved after it; all at once."""
+    """Raise before the training if a result cannot be saved after it; list all problems."""
     from onward.model.files import why_not_writable
 
     paths = [path for path in (options.output, options.inference) if path is not None]

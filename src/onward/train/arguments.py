@@ -56,7 +56,7 @@ class FitSettings:
 
     @classmethod
     def of(cls, program: Program, resumed: Checkpoint | None, **given: Any) -> FitSettings:
-        """Return the settings that were given. None stands for that of the resumed run, or else for the default.
+        """Return the given settings. None stands for the setting of the resumed run, or else for the default.
 
         Raises:
             ArgumentError: wrong settings, or other settings than those of the resumed run; all at once.
@@ -194,7 +194,7 @@ def _callback_problems(callbacks: object) -> list[Diagnostic]:
 
 
 def _changes(given: Mapping[str, Any], stored: Mapping[str, Any]) -> list[Diagnostic]:
-    """Return what differs from the settings of the resumed run and must not."""
+    """Return the settings that differ from those of the resumed run but must not."""
     rate = given.get("learning_rate")
     now = {**given, "learning_rate": _described(rate)} if rate is not None else given
     problems = [

@@ -72,6 +72,12 @@ K105 = define(
     why="Continuing would mix the checkpoints of two runs.",
     fix="Resume that run (Trainer.resume, --resume) or use another directory.",
 )
+K106 = define(
+    "K106",
+    "the run would be resumed with another backend, number of threads or version",
+    why="The exact results depend on them, so the run would not continue exactly.",
+    fix="Use the same ones, or accept the change: allow_changes=True, or --allow-changes.",
+)
 K107 = define(
     "K107",
     "a checkpoint could not be read",
@@ -82,6 +88,8 @@ K107 = define(
 FORMAT = "onward-checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
+EXTRA = "onward/"
+"""The prefix of tensors of a checkpoint that belong to the run and not to the state of the model."""
 _REQUIRED = ("run", "step", "steps", "backend", "model")
 _STEP_FILE = re.compile(r"step-(\d{8,})\.safetensors")
 
@@ -105,6 +113,16 @@ class Checkpoint:
     def run_state(self) -> dict[str, Any] | None:
         """What the run stored about itself; None for a checkpoint that was saved outside of `fit`."""
         return self.data.get("run_state")
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """The state of the model."""
+        return {name: array for name, array in self.tensors.items() if not name.startswith(EXTRA)}
+
+    @property
+    def run_arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that belong to the run."""
+        return {name[len(EXTRA) :]: array for name, array in self.tensors.items() if name.startswith(EXTRA)}
 
 
 class CheckpointDirectory:
@@ -351,6 +369,43 @@ class CheckpointDirectory:
                     hint=_HINTS.get(error.errno or 0, ""),
                 )
             ) from error
+
+
+def json_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that JSON can hold; others must be given again when resuming."""
+    kept = {}
+    for name, value in options.items():
+        try:
+            kept[name] = json.loads(json.dumps(value))
+        except TypeError:
+            continue
+    return kept
+
+
+def check_backend(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise if anything that the exact results depend on has changed since the checkpoint; list all of it."""
+    problems = []
+    if stored["name"] != now["name"]:
+        problems.append(("backend", stored["name"], now["name"]))
+    keys = dict.fromkeys([*stored["describe"], *now["describe"]])
+    problems += [
+        (key, stored["describe"].get(key), now["describe"].get(key))
+        for key in keys
+        if stored["describe"].get(key) != now["describe"].get(key)
+    ]
+    if problems:
+        raise CheckpointError(
+            [
+                Diagnostic(
+                    K106,
+                    f"{key} has changed since the checkpoint was written",
+                    found=str(found),
+                    needed=str(needed),
+                    hint="the results may differ: use the same, or accept it with allow_changes=True (--allow-changes)",
+                )
+                for key, needed, found in problems
+            ]
+        )
 
 
 _HINTS = {

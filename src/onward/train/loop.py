@@ -29,7 +29,6 @@ from onward.train.metrics import ConfusionMatrix, Metric, label
 from onward.train.numeric import NumericGuard
 from onward.train.position import Position
 from onward.train.progress import progress_callback
-from onward.train.resuming import extras
 from onward.train.signals import StopRequested, StopSignals
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Run(Steps):
         if settings.learning_rate is not None:
             self.require_learning_rate("learning_rate=")
         if resumed is not None and resumed.run_state is not None:
-            self.set_state(resumed.run_state, extras(resumed.tensors))
+            self.set_state(resumed.run_state, resumed.run_arrays)
         self.guard.set_mode(settings.on_nan)
 
     # ------------------------------------------------------------------ for callbacks
@@ -347,7 +346,7 @@ class Run(Steps):
                 metrics,
                 self._signals.poll,
             )
-        except BaseException:  # a signal: the checkpoint to come holds the metrics of the training, not half of these
+        except BaseException:  # after a signal, the next checkpoint must hold the metrics of the training
             for metric, state in zip(metrics, held, strict=True):
                 metric.reset()
                 metric.set_state(state)

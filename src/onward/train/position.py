@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class Position:
-    """The place of a run in its data, and its counters. `batch` of `epoch` is the next one to be trained on."""
+    """The place of a run in its data, and its counters. `batch` of `epoch` is the next one to train on."""
 
     epoch: int = 0
     batch: int = 0

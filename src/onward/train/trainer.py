@@ -27,7 +27,14 @@ from onward.train.arguments import (
     remember_data,
 )
 from onward.train.callbacks import Callback
-from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning
+from onward.train.checkpoint import (
+    EXTRA,
+    Checkpoint,
+    CheckpointDirectory,
+    CheckpointWarning,
+    check_backend,
+    json_options,
+)
 from onward.train.data import Data, as_source
 from onward.train.data.matching import Feed, Preparation, fixed_batch, match, numpy_dtype
 from onward.train.data.source import ColumnSource, DataSource
@@ -37,7 +44,6 @@ from onward.train.loop import Run, Steps, Validation, rate_names
 from onward.train.metrics import Metric
 from onward.train.numeric import bad_names
 from onward.train.position import Position
-from onward.train.resuming import EXTRA, check_backend, json_options
 from onward.train.stored_model import StoredModel, averages, inference_model, stored_preparation, with_state
 
 
@@ -367,7 +373,7 @@ class Trainer:
         trainer = cls(kept, backend, **options)
         if not allow_changes:
             check_backend(stored, {"name": backend, "describe": trainer._describe()})
-        trainer.set_state({n: a for n, a in checkpoint.tensors.items() if not n.startswith(EXTRA)})
+        trainer.set_state(checkpoint.state)
         trainer.run_id = checkpoint.data["run"]
         trainer._run.position.step = int(checkpoint.data["steps"])
         trainer.preparation = Preparation.from_dict(checkpoint.data["preparation"])

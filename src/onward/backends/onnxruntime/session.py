@@ -105,7 +105,7 @@ class OnnxRuntimeSession(Session):
 
     Args:
         program: what to run.
-        threads: threads inside an operator; the numbers depend on it, so it is part of `describe()`.
+        threads: number of threads inside an operator (results are bit-identical only for equal counts).
         providers: execution providers by name, best first (default: the CPU).
         fused: run the optimizer's element-wise update as one compiled loop (needs the extra `fast`; the same bits).
             None: when numba is installed and the model has more than a few thousand parameters.

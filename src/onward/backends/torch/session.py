@@ -44,8 +44,8 @@ class TorchSession(Session):
         threads: threads inside an operator.
         gradients: `"autograd"` for PyTorch's own backward pass, `"graph"` for the one that is written out in the
             program, `"auto"` for PyTorch's wherever an entry differentiates one value with respect to its parameters.
-        shard: with several processes, keep only a part of parameters and optimizer state in each; reading the state
-            (checkpoints too) is then something that all processes do together.
+        shard: with several processes, keep only a part of parameters and optimizer state in each; all
+            processes must then read the state, and write checkpoints, together.
 
     Started by torchrun, all processes together make one run: see `onward.backends.torch.distributed`.
     """

@@ -95,7 +95,7 @@ class Feed:
     is_target: bool
     preparation: Preparation
     dtype: np.dtype[Any]
-    classes: int = 0  # width of the one-hot coding; 0: none
+    classes: int = 0  # width of the one-hot encoding; 0 for none
 
     def make(self, array: np.ndarray) -> np.ndarray:
         """Return the array the model takes."""

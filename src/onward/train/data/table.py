@@ -201,7 +201,7 @@ def _missing(
 
 
 def _example(spec: TensorSpec, columns: Sequence[str]) -> str:
-    """Return columns as one would name them: the last one for a single number, which is where labels often stand."""
+    """Return an example of column names: for a single number the last column, which is often the label."""
     single = len(spec.shape) == 1 or (len(spec.shape) == 2 and spec.shape[1] == 1)
     return columns[-1] if single and columns else "a,b,c"
 
@@ -218,7 +218,7 @@ def _numbered(columns: Sequence[str], name: str) -> list[str]:
 def _numbers(
     series: Any, name: str, spec: TensorSpec, is_target: bool, path: Path, known: Sequence[str]
 ) -> tuple[np.ndarray, list[str]]:
-    """Return (values, class names if text was coded).
+    """Return (values, class names if text was encoded).
 
     Raises:
         DataError: empty cells, fractions where the model takes whole numbers, or text in an input.
