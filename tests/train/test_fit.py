@@ -359,3 +359,11 @@ def test_a_trainer_does_not_keep_its_data_after_fit():
     gc.collect()
 
     assert alive() is None
+
+
+def test_a_session_of_one_process_needs_to_say_nothing_about_several():
+    session = make_trainer().session
+    x, _ = linear_data()
+
+    assert (session.processes, session.writer, session.sharded) == (1, True, False)
+    assert session.whole_batch({"x": x}) == {"x": x}

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Argument, Option
 
-from onward.cli.console import stdout_console
+from onward.cli.console import stderr_console, stdout_console
 from onward.model import serde
 from onward.model.files import write_atomically
 from onward.model.text import render_function, render_graph
@@ -34,7 +33,7 @@ def show(
     console = stdout_console(soft_wrap=graph)
     if html is not None:
         _write(html, render_page(model, title=file.stem))
-        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"wrote `{html}`")
+        stderr_console().print(f"wrote `{html}`")
         if not (graph or as_json):
             return
     if as_json:

@@ -42,10 +42,12 @@ N102 = define(
 )
 
 MODES = ("stop", "skip", "off")
+Arrays = Mapping[str, np.ndarray]
+_Held = tuple[int, dict[str, np.ndarray], str | None]  # a step that may be repeated: number, feeds, entry
 _MIN_STEPS, _MAX_STEPS, _MAX_BYTES, _MAX_SHARE = 16, 256, 64 << 20, 0.02
 
 
-def bad_names(values: Mapping[str, np.ndarray]) -> list[str]:
+def bad_names(values: Arrays) -> list[str]:
     """Return the names of the arrays that hold NaN or Inf, in order."""
     return [name for name, array in values.items() if not is_finite(array)]
 
@@ -62,7 +64,7 @@ class NumericGuard:
         self.max_skips = max_skips
         self._session = session
         self._snapshot: dict[str, np.ndarray] | None = None
-        self._held: list[tuple[int, dict[str, np.ndarray], str | None]] = []
+        self._held: list[_Held] = []
         self._held_bytes = 0
         self._every = _MIN_STEPS
         self._exempt: frozenset[str] = frozenset()
@@ -89,7 +91,7 @@ class NumericGuard:
         self._held.clear()
         self._held_bytes = 0
 
-    def step(self, feeds: Mapping[str, np.ndarray], position: Position, entry: str | None = None) -> Outputs | None:
+    def step(self, feeds: Arrays, position: Position, entry: str | None = None) -> Outputs | None:
         """Run one step and return its outputs, or None when the batch was skipped.
 
         Skipped batches are counted in `position`. The arrays in `feeds` must not change for the next few steps.
@@ -145,7 +147,7 @@ class NumericGuard:
             self._every = int(min(max(wanted, _MIN_STEPS), _MAX_STEPS))
         return dict(state)
 
-    def _step_without_copy(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None) -> Outputs:
+    def _step_without_copy(self, feeds: Arrays, number: int, entry: str | None) -> Outputs:
         """Run one step of a session whose state is too large for one process; so would be a copy of it."""
         outputs = self._session.step(feeds, entry=entry)
         if not self._loss_is_finite(outputs):
@@ -164,7 +166,7 @@ class NumericGuard:
         self._exempt = self._check_start(state)
         self._keep(state)
 
-    def _check_start(self, state: Mapping[str, np.ndarray]) -> frozenset[str]:
+    def _check_start(self, state: Arrays) -> frozenset[str]:
         """Return the names that hold Inf on purpose ("best so far" counters); NaN or a bad parameter is an error."""
         bad = bad_names(state)
         parameters = set(self._session.program.parameters)
@@ -175,7 +177,7 @@ class NumericGuard:
             )
         return frozenset(bad)
 
-    def _hold(self, number: int, feeds: Mapping[str, np.ndarray], entry: str | None) -> None:
+    def _hold(self, number: int, feeds: Arrays, entry: str | None) -> None:
         self._held.append((number, dict(feeds), entry))
         # Several processes hold parts of unequal size: what decides when a copy is taken is the whole batch.
         whole = [(a.nbytes, (getattr(a, "total", 0) or len(a), len(a)) if a.ndim else (1, 1)) for a in feeds.values()]
@@ -186,11 +188,11 @@ class NumericGuard:
         self._held.clear()
         self._held_bytes = 0
 
-    def _loss_is_finite(self, outputs: Mapping[str, np.ndarray]) -> bool:
+    def _loss_is_finite(self, outputs: Arrays) -> bool:
         loss = self._session.program.loss
         return all(is_finite(np.asarray(v)) for name, v in outputs.items() if name == loss or np.ndim(v) == 0)
 
-    def _bad_state(self, state: Mapping[str, np.ndarray]) -> list[str]:
+    def _bad_state(self, state: Arrays) -> list[str]:
         return [
             name
             for name in bad_names(state)
@@ -202,7 +204,8 @@ class NumericGuard:
         assert self._snapshot is not None
         good = self._snapshot
         self._session.set_state(good)
-        for number, feeds, entry in list(self._held):
+        for held in list(self._held):
+            _, feeds, entry = held
             outputs = self._session.step(feeds, entry=entry)
             state = self._session.get_state()
             if self._loss_is_finite(outputs) and not self._bad_state(state):
@@ -216,19 +219,13 @@ class NumericGuard:
                 if position.skipped_in_a_row <= self.max_skips:
                     continue
             self._keep(good)
-            raise NumericError(self._explain(number, feeds, entry, outputs, good, state, position.skipped_in_a_row))
+            raise NumericError(self._explain(held, outputs, good, state, position.skipped_in_a_row))
         self._keep(good)
 
     def _explain(
-        self,
-        number: int,
-        feeds: Mapping[str, np.ndarray],
-        entry: str | None,
-        outputs: Mapping[str, np.ndarray],
-        before: Mapping[str, np.ndarray],
-        after: Mapping[str, np.ndarray],
-        skipped_in_a_row: int,
-    ) -> list[Diagnostic]:
+        self, held: _Held, outputs: Arrays, before: Arrays, after: Arrays, skipped_in_a_row: int
+    ) -> Diagnostic:
+        number, feeds, entry = held
         whole = self._session.whole_batch(feeds)
         first = find_first_bad(self._session.program, whole, before, entry)
         if first is None:
@@ -248,19 +245,17 @@ class NumericGuard:
         found = f"loss {value}"
         if bad_state:
             found += f"; the update would have spoiled {len(bad_state)} tensors, first `{bad_state[0]}`"
-        return [
-            Diagnostic(
-                code,
-                message,
-                place=first.place,
-                found=found,
-                needed="finite numbers; the state is the one before this step",
-                hint=first.hint or "lower the learning rate or clip the gradients",
-            )
-        ]
+        return Diagnostic(
+            code,
+            message,
+            place=first.place,
+            found=found,
+            needed="finite numbers; the state is the one before this step",
+            hint=first.hint or "lower the learning rate or clip the gradients",
+        )
 
 
-def _bad_items(*groups: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Any]]:
+def _bad_items(*groups: Arrays) -> Iterator[tuple[str, Any]]:
     for group in groups:
         for name in bad_names({n: np.asarray(v) for n, v in group.items()}):
             yield name, group[name]
