@@ -146,8 +146,6 @@ class MissingExtra(OnwardError, ImportError):
     """An optional package is needed but not installed."""
 
 
-_MOST_NAMES = 40  # listed in a message
-
 A100 = define(
     "A100",
     "unknown name in an argument",
@@ -177,31 +175,6 @@ def counted(count: int, word: str) -> str:
     if count != 1:
         word = f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
     return f"{count:,} {word}" if count else f"no {word}"
-
-
-def unknown_name(kind: str, given: object, valid: Iterable[str], place: str = "") -> ArgumentError:
-    """Return the error for a name that is not in `valid`, with the nearest names as a hint.
-
-    >>> print(unknown_name("loss", "mze", ["mse", "l1"]))
-    error[A100]: no such loss `mze`
-      needed: one of: l1, mse
-    <BLANKLINE>
-    hint: did you mean `mse`?
-    """
-    import difflib
-
-    names = sorted(valid)
-    near = difflib.get_close_matches(str(given), names, n=3, cutoff=0.5)
-    listed = ", ".join(names[:_MOST_NAMES]) + f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES)
-    return ArgumentError(
-        Diagnostic(
-            A100,
-            f"no such {kind} `{given}`",
-            place=place,
-            needed=f"one of: {listed or '(there are none)'}",
-            hint=f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "",
-        )
-    )
 
 
 def require_extra(module: str, extra: str, purpose: str) -> MissingExtra:

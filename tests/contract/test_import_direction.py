@@ -16,6 +16,7 @@ import onward
 ROOT = Path(onward.__file__).parent
 ARROW = [
     {"errors"},
+    {"arguments"},
     {"versions"},
     {"storage"},
     {"graph"},

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import onward
 from onward.storage import atomic as fsio
 from onward.train.checkpoint import CheckpointDirectory
-from onward.train.source import Origin
+from onward.train.stored_model import StoredModel
 from train.fake import linear_program
 
 KEEP = 2
@@ -75,15 +75,15 @@ def content(step: int, size: int) -> dict[str, np.ndarray]:
     return {"w": rng.random(size, dtype=np.float32), "step": np.array(step, np.int64)}
 
 
-def save(directory: CheckpointDirectory, step: int, size: int, origin: Origin) -> None:
+def save(directory: CheckpointDirectory, step: int, size: int, model: StoredModel) -> None:
     data = {"run": "crash", "steps": step, "backend": {}}
-    directory.save(step, content(step, size), data, origin)
+    directory.save(step, content(step, size), data, model)
 
 
-def write_until_killed(path: Path, first: int, size: int, origin: Origin, acknowledge: int) -> None:
+def write_until_killed(path: Path, first: int, size: int, model: StoredModel, acknowledge: int) -> None:
     directory = CheckpointDirectory(path, keep=KEEP)
     for step in range(first, first + 1000):
-        save(directory, step, size, origin)
+        save(directory, step, size, model)
         os.write(acknowledge, step.to_bytes(4, "little"))
 
 
@@ -99,14 +99,14 @@ class KillAt:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def count_operations(size: int, origin: Origin) -> tuple[int, list[str]]:
+def count_operations(size: int, model: StoredModel) -> tuple[int, list[str]]:
     """Return how many operations two saves into a fresh directory and one that prunes take."""
     names: list[str] = []
     fsio.boundary = lambda operation, path: names.append(operation)
     with tempfile.TemporaryDirectory() as folder:
         directory = CheckpointDirectory(Path(folder) / "run", keep=KEEP)
         for step in range(1, KEEP + 2):
-            save(directory, step, size, origin)
+            save(directory, step, size, model)
     fsio.boundary = fsio._no_fault
     return len(names), names
 
@@ -114,8 +114,8 @@ def count_operations(size: int, origin: Origin) -> tuple[int, list[str]]:
 def kill_writers(kills: int, seed: int) -> dict[str, int]:
     """Kill `kills` writers and return the counts; raises at the first checkpoint that is lost."""
     rng = random.Random(seed)
-    origin = Origin(None, linear_program())
-    operations, names = count_operations(1 << 19, origin)
+    model = StoredModel(None, linear_program())
+    operations, names = count_operations(1 << 19, model)
     assert {"open", "write", "fsync", "rename", "fsync_dir", "remove"} <= set(names)
     result = {"kills": 0, "at_boundaries": 0, "stale_temps": 0, "not_yet_one": 0}
     with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ def kill_writers(kills: int, seed: int) -> dict[str, int]:
 
             def body(hook=hook, path=path, last=last, size=size, writer=writer) -> None:
                 fsio.boundary = hook
-                write_until_killed(path, last + 1, size, origin, writer)
+                write_until_killed(path, last + 1, size, model, writer)
 
             pid = fork(body)
             os.close(writer)
@@ -163,7 +163,7 @@ def verify(path: Path, acknowledged: int) -> int:
         warnings.simplefilter("error")  # a damaged file would be passed over with a warning: that counts as a loss
         directory = CheckpointDirectory(path)
         found = directory.load()
-        directory.load_origin(found)
+        directory.load_model(found)
     assert acknowledged <= found.step <= acknowledged + 1, f"step {found.step} after {acknowledged} was saved"
     expected = content(found.step, found.tensors["w"].size)
     for name, array in expected.items():
@@ -212,7 +212,7 @@ VARIANTS: dict[str, Callable[[], onward.TrainingModel]] = {
 
 
 def run_to_the_end(program: onward.Program, path: Path, started: int | None, every: int, seed: int) -> None:
-    """Begin or take up the run in `path`, train to its end and write the digest of the state."""
+    """Begin or resume the run in `path`, train to its end and write the digest of the state."""
     from onward.train import FunctionCallback, ReduceOnPlateau
 
     def tell(run: object, logs: object) -> None:

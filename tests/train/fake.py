@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
-from onward.backends.base import register_backend
+from onward.backends.base import Session, register_backend
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec
 from onward.model.serde import from_proto
 
@@ -55,11 +55,11 @@ def linear_program(batch: int | str | None = "N", rate: float = 0.05) -> Program
     )
 
 
-class FakeSession:
+class FakeSession(Session):
     """Runs `linear_program`; noise that depends on the counter makes every step different."""
 
     def __init__(self, program: Program, threads: int = 1, poison: int = -1, delay: float = 0.0) -> None:
-        self.program = program
+        super().__init__(program)
         self.calls = 0
         self._threads = threads
         self._poison = poison  # the counter value at which the new state becomes NaN behind a finite loss
@@ -97,12 +97,9 @@ class FakeSession:
         self._state = new
         return {"loss": loss, "y": y}
 
-    def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run_graph(self, name: str, model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         y = self._forward(feeds)
-        return {"loss": np.mean(np.square(y - feeds["t"]), dtype=np.float32), "y": y}
-
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {"y": self._forward(feeds)}
+        return {"y": y} if name == "infer" else {"loss": np.mean(np.square(y - feeds["t"]), dtype=np.float32), "y": y}
 
     def initialize(self, seed: int = 0) -> None:
         self._state = {k: np.array(v) for k, v in self.program.state.items()}

@@ -220,12 +220,12 @@ def test_a_torch_dataloader_gives_batches():
 
 
 def test_an_item_that_is_no_batch_is_named():
-    with pytest.raises(DataError, match="batch 0 of the iterable is a int"):
+    with pytest.raises(DataError, match="batch 0 of the iterable is an int"):
         IterableSource([1, 2]).specs()
 
 
 def test_an_object_that_is_no_data_is_refused():
-    with pytest.raises(ArgumentError, match="a int is no training data"):
+    with pytest.raises(ArgumentError, match="an int is not training data"):
         as_source(3, None, FEATURES, TARGET, Preparation())
 
 

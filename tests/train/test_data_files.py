@@ -105,7 +105,7 @@ def test_a_cut_idx_file_is_an_error(tmp_path, cut):
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:cut])
 
-    with pytest.raises(DataError, match="no whole IDX file"):
+    with pytest.raises(DataError, match="not a complete IDX file"):
         open_data(tmp_path)
 
 

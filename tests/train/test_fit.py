@@ -180,8 +180,8 @@ def test_resuming_with_another_batch_size_is_refused(tmp_path):
         Trainer.resume(tmp_path).fit(*linear_data(), epochs=2, batch_size=8, seed=2)
 
     assert [d.message for d in caught.value.diagnostics] == [
-        "batch_size differs from the run that is taken up",
-        "seed differs from the run that is taken up",
+        "batch_size differs from the run that is resumed",
+        "seed differs from the run that is resumed",
     ]
 
 
@@ -344,3 +344,26 @@ def test_fixed_batch_size_pads_predictions_and_drops_the_last_batch():
 def test_fixed_batch_size_refuses_another_one():
     with pytest.raises(DataError, match="takes batches of exactly 8"):
         Trainer(linear_program(batch=8), backend="fake").fit(*linear_data(20), batch_size=4)
+
+
+def test_a_trainer_does_not_keep_its_data_after_fit():
+    import gc
+    import weakref
+
+    trainer = make_trainer()
+    x, t = linear_data()
+    alive = weakref.ref(x)
+
+    trainer.fit(x, t, progress="none")
+    del x
+    gc.collect()
+
+    assert alive() is None
+
+
+def test_a_session_of_one_process_needs_to_say_nothing_about_several():
+    session = make_trainer().session
+    x, _ = linear_data()
+
+    assert (session.processes, session.writer, session.sharded) == (1, True, False)
+    assert session.whole_batch({"x": x}) == {"x": x}

@@ -56,7 +56,7 @@ STEPS = {
     "text and a missing target": ({"x": "abc"}, "the step lacks `labels`"),
     "text": ({"x": "abc", "labels": Y}, "`x` of the step holds no numbers"),
     "None for an array": ({"x": None, "labels": Y}, "`x` of the step holds no numbers"),
-    "lists of unequal length": ({"x": [[1.0, 2.0], [3.0]], "labels": Y}, "`x` of the step is no array"),
+    "lists of unequal length": ({"x": [[1.0, 2.0], [3.0]], "labels": Y}, "`x` of the step is not an array"),
     "text for the learning rate": (
         {"x": X, "labels": Y, "learning_rate": "abc"},
         "setting `learning_rate` holds no numbers",
@@ -141,6 +141,17 @@ def test_integers_of_numpy_are_integers():
     trainer.fit(X, Y, epochs=np.int64(1), batch_size=np.int32(20), learning_rate=np.float32(0.1), progress="none")
 
     assert trainer.steps == 2
+
+
+def test_numbers_of_numpy_are_used_and_stored(tmp_path):
+    given, plain = Trainer(model(), backend="reference"), Trainer(model(), backend="reference")
+
+    given.fit(X, Y, learning_rate=np.float32(0.5), shuffle=np.bool_(False), checkpoint=tmp_path, progress="none")
+    plain.fit(X, Y, learning_rate=0.5, shuffle=False, progress="none")
+
+    for name, value in plain.state.items():
+        np.testing.assert_array_equal(given.state[name], value)
+    assert Trainer.resume(tmp_path).steps == given.steps
 
 
 def test_a_single_metric_needs_no_list():

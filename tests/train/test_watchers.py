@@ -247,7 +247,7 @@ def test_a_table_with_one_metric_fits_eighty_columns():
     assert "samples/s" in heading
 
 
-def test_a_finished_run_that_is_taken_up_says_so(tmp_path, capsys):
+def test_a_finished_run_that_is_resumed_says_so(tmp_path, capsys):
     make_trainer().fit(*linear_data(64), checkpoint=tmp_path, **QUIET)
 
     Trainer.resume(tmp_path).fit(*linear_data(64), progress="plain")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onward.arguments import check_name, check_number
 from onward.author.random_numbers import normal, uniform
 from onward.author.training_mode import is_batch_norm
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
 from onward.model.trainable import final_uses, no_match
 from onward.model.training_model import TrainingEntry
 from onward.optimizers.emit import Update, const_array
-from onward.schedules.base import check_number
 
 Initialize = str | Mapping[str, Any]
 KINDS = ("keep", "he", "xavier", "normal")
@@ -102,11 +102,9 @@ def choose_draws(parameters: Sequence[Value], statistics: Sequence[Value], initi
 
 def _check_rule(rule: Any) -> None:
     if isinstance(rule, str):
-        if rule not in KINDS:
-            raise unknown_name("initialisation", rule, KINDS, place="initialize=")
+        check_name("initialisation", rule, KINDS, place="initialize=")
     elif isinstance(rule, tuple) and len(rule) == 2:
-        if rule[0] not in ("normal", "uniform"):
-            raise unknown_name("distribution", str(rule[0]), ("normal", "uniform"), place="initialize=")
+        check_name("distribution", rule[0], ("normal", "uniform"), place="initialize=")
         check_number("scale", rule[1], "initialize", low=0.0)
     elif isinstance(rule, int | float):
         check_number("value", rule, "initialize")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, counted, unknown_name
+from onward.arguments import did_you_mean, nearest
+from onward.errors import A100, A101, ArgumentError, Diagnostic, counted
 from onward.graph.builder import Names
 from onward.losses import LabelSpec
 
@@ -18,15 +19,14 @@ LabelArgument = str | Sequence[str] | Mapping[str, Any] | None
 def find_value(values: Mapping[str, ir.Value], name: str, graph: ir.Graph) -> ir.Value:
     """Return the value called `name`; any value of the inference graph will do, not only an output."""
     if name not in values:
-        error = unknown_name("value in the model", name, values)
         outputs = ", ".join(f"`{v.name}`" for v in graph.outputs)
         raise ArgumentError(
             Diagnostic(
-                error.code,
-                error.diagnostics[0].message,
+                A100,
+                f"no such value in the model `{name}`",
                 place="output=",
                 needed=f"an output ({outputs}) or another value of the inference graph",
-                hint=error.diagnostics[0].hint,
+                hint=did_you_mean(nearest(name, sorted(values))),
             )
         )
     return values[name]

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onward.arguments import check_name
 from onward.author.constants import lift_constants
 from onward.author.functions import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
@@ -18,7 +19,7 @@ from onward.author.objective import build_loss, resolve_loss
 from onward.author.training_mode import build_training_forward, to_inference_mode
 from onward.author.untie import tied_layers
 from onward.author.untie import untie as part
-from onward.errors import A101, ArgumentError, Diagnostic, define, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic, define
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.schema import TRAINING_DOMAIN
 from onward.graph.shapes import infer_shapes
@@ -118,8 +119,7 @@ def make_trainable(
     >>> list(model.parameters), model.targets
     (['W1', 'W2'], ['labels'])
     """
-    if batch_norm not in BATCH_NORM:
-        raise unknown_name("treatment of batch normalisation", str(batch_norm), BATCH_NORM, place="batch_norm=")
+    check_name("batch_norm=", batch_norm, BATCH_NORM)
     if isinstance(optimizer, str):
         optimizer = by_name(optimizer)
     if not isinstance(optimizer, Optimizer):

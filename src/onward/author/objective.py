@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onward.arguments import check_number
 from onward.author.labels import LabelArgument, find_value, label_specs, wrong_outputs
 from onward.author.training_mode import TrainingForward
 from onward.errors import A101, ArgumentError, Diagnostic, define
@@ -18,7 +19,6 @@ from onward.losses import LabelSpec, Loss, by_name, custom
 from onward.losses.custom import ANY_NUMBER
 from onward.model.roles import Role, mark
 from onward.model.training_model import FLOAT_TYPES, TrainingModel
-from onward.schedules.base import check_number
 
 A115 = define(
     "A115",

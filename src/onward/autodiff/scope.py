@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
+from onward.arguments import did_you_mean, nearest
 from onward.autodiff import function_bodies as expand
 from onward.autodiff.emit import Cache, Emitter
 from onward.errors import Diagnostic, define
@@ -101,14 +101,12 @@ class Scope:
         value = self.find(name)
         if value is None:
             reach = [v.name for v in self._values() if v.name]
-            near = difflib.get_close_matches(name, reach, n=3, cutoff=0.5)
-            guess = f"did you mean {' or '.join(f'`{n}`' for n in near)}?"
             return Diagnostic(
                 D100,
                 f"{what} names `{name}`, which is not a tensor of the graph",
                 place=place,
                 needed="an input, an initializer or a node's output",
-                hint=guess if near else f"there are: {', '.join(reach[:20])}",
+                hint=did_you_mean(nearest(name, reach)) or f"there are: {', '.join(reach[:20])}",
             )
         if value.producer() in self.pending:
             return Diagnostic(

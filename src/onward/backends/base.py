@@ -1,29 +1,52 @@
-"""What a backend is: something that turns a `Program` into a `Session` that holds the state and runs the graphs.
+"""The base class of every backend's session: it holds the state of a `Program` and runs its graphs.
 
-A backend supplies these few methods and nothing else; the training loop, data, metrics and checkpoints exist once,
+A backend supplies the abstract methods and nothing else. The training loop, data, metrics and checkpoints exist once,
 in `onward.train`.
 """
 
 from __future__ import annotations
 
+import abc
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from onward.compiler.program import Program
-from onward.errors import ArgumentError, unknown_name
+from onward.arguments import check_name, check_names
+from onward.backends.state import evaluation_graph, initial_state
+from onward.compiler.program import PlainGraph, Program
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
 
 
-class Session(Protocol):
-    """One running program: it owns the current state. Not thread safe."""
+class Session(abc.ABC):
+    """A running program. It owns the current state and is not thread safe."""
 
-    program: Program
+    def __init__(self, program: Program) -> None:
+        self.program = program
 
+    @property
+    def processes(self) -> int:
+        """The number of processes that train together. They must not let their clocks decide anything."""
+        return 1
+
+    @property
+    def writer(self) -> bool:
+        """Whether this process writes files and prints: with several processes, only the first does."""
+        return True
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this process holds only a part of the state. All processes must then call `get_state` together."""
+        return False
+
+    def whole_batch(self, feeds: Feeds) -> Outputs:
+        """Return the batch of all processes, which must call this together."""
+        return dict(feeds)
+
+    @abc.abstractmethod
     def step(self, feeds: Feeds, *, entry: str | None = None) -> Outputs:
         """Run one training step and replace the state.
 
@@ -31,23 +54,33 @@ class Session(Protocol):
         one training entry; None runs all of them in turn. Returns the outputs of the step, the loss among them.
         """
 
-    def evaluate(self, feeds: Feeds) -> Outputs:
-        """Return the loss and the outputs in inference mode; the state stays as it is."""
+    @abc.abstractmethod
+    def run_graph(self, graph: PlainGraph, feeds: Feeds) -> Outputs:
+        """Return the outputs of one graph of the program for `feeds`; other inputs are settings and current state."""
 
-    def infer(self, feeds: Feeds) -> Outputs:
-        """Return the outputs of the inference graph for `feeds`, with the current parameters."""
-
-    def initialize(self, seed: int = 0) -> None:
-        """Set the state as the program's initialize graph says; `seed` chooses the random numbers."""
-
+    @abc.abstractmethod
     def get_state(self) -> dict[str, np.ndarray]:
         """Return a copy of the whole state by name."""
 
+    @abc.abstractmethod
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the named parts of the state; unknown names or shapes are an error."""
 
+    @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return what influences the numbers (backend, versions, threads, providers); stored in checkpoints."""
+
+    def evaluate(self, feeds: Feeds, *, entry: str | None = None) -> Outputs:
+        """Return the loss of an entry (the first for None) and the outputs in inference mode; the state stays."""
+        return self.run_graph(evaluation_graph(self.program, entry), feeds)
+
+    def infer(self, feeds: Feeds) -> Outputs:
+        """Return the outputs of the inference graph for `feeds`, with the current parameters."""
+        return self.run_graph(self.program.infer_graph, feeds)
+
+    def initialize(self, seed: int = 0) -> None:
+        """Set the state as the program's initialize graph says; `seed` chooses the random numbers."""
+        self.set_state(initial_state(self.program, seed, self.run_graph))
 
 
 def make_session(
@@ -59,9 +92,7 @@ def make_session(
         ArgumentError: options that the factory does not have; the message lists those it has.
     """
     valid = list(inspect.signature(factory).parameters)[1:]  # the first is the program
-    unknown = [unknown_name(f"option of backend `{backend}`", name, valid) for name in options if name not in valid]
-    if unknown:
-        raise ArgumentError([d for error in unknown for d in error.diagnostics])
+    check_names(f"option of backend `{backend}`", options, valid)
     return factory(program, **options)
 
 
@@ -90,6 +121,5 @@ def open_session(program: Program, backend: str, **options: Any) -> Session:
     Raises:
         ArgumentError: the backend or an option is not known; the message lists those that are.
     """
-    if not isinstance(backend, str) or backend not in _BACKENDS:
-        raise unknown_name("backend", backend, _BACKENDS)
+    check_name("backend", backend, _BACKENDS)
     return _BACKENDS[backend](program, **options)

@@ -1,4 +1,4 @@
-"""How many processes train together, and which of them this is; torchrun says so in the environment."""
+"""The number of processes that train together, and the number of this one, as torchrun sets them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rank() -> int:
 
 
 def share(count: int, part: int, parts: int) -> slice:
-    """Return which of `count` things belong to one of several parts; their sizes differ by one at most.
+    """Return which of `count` items belong to one of several parts, whose sizes differ by one at most.
 
     >>> [share(7, part, 3) for part in range(3)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
@@ -28,7 +28,7 @@ def share(count: int, part: int, parts: int) -> slice:
 
 
 class Rows(np.ndarray):
-    """This process's rows of an array that has `total` of them; the others have the rest."""
+    """The rows of this process, of an array with `total` rows; the other processes have the rest."""
 
     total = 0  # what is computed from rows is an array like any other
 

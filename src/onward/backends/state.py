@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from onward.arguments import check_name, unknown_name
 from onward.compiler.program import Entry, PlainGraph, Program
-from onward.errors import ArgumentError, BackendError, DataError, Diagnostic, define, unknown_name
+from onward.errors import ArgumentError, BackendError, DataError, Diagnostic, define
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP
 
 B100 = define(
@@ -47,8 +48,7 @@ def chosen_entries(program: Program, entry: str | None) -> list[Entry]:
         )
     if entry is None:
         return list(program.entries.values())
-    if entry not in program.entries:
-        raise unknown_name("training entry", entry, program.entries)
+    check_name("training entry", entry, program.entries)
     return [program.entries[entry]]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterable
 from typing import Any
 
+from onward.arguments import nearest
 from onward.errors import CODES, CheckFailed, Diagnostic, Severity, counted
 
 _LONGEST_NAME = 120
@@ -71,7 +71,7 @@ class Findings:
         self._near_lookups += 1
         pool = [c for c, _ in zip((c for c in candidates if c and c != name), range(_NEAR_CANDIDATES), strict=False)]
         folded = [c for c in pool if c.casefold() == name.casefold()]
-        matches = folded or difflib.get_close_matches(name[:_LONGEST_NAME], pool, n=3, cutoff=0.6)
+        matches = folded or nearest(name[:_LONGEST_NAME], pool, cutoff=0.6)
         return f"did you mean {' or '.join(quote(m) for m in matches)}?" if matches else ""
 
 

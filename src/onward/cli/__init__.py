@@ -1,4 +1,4 @@
-"""The command line: one file per command, each thin. This one puts them together and renders errors for a human.
+"""The command line: one file per command. This module registers the commands and prints errors.
 
 Nothing heavy is imported here: Ctrl-C while Python loads its packages must find `main` already there.
 """
@@ -32,7 +32,7 @@ COMMANDS = {
     "ops": "onward.cli.ops:ops",
 }
 
-# An argument whose option is not called like it.
+# Arguments whose option has another name.
 _OPTIONS = {"output": "--on"}
 
 
@@ -96,7 +96,7 @@ def render(error: OnwardError) -> None:
 
 
 def _with_option(diagnostic: Diagnostic) -> Diagnostic:
-    """Return the diagnostic with the option in the place of the argument that it stands for."""
+    """Return the diagnostic with the name of the option instead of that of the argument."""
     argument = re.fullmatch(r"(\w+)=", diagnostic.place)
     if argument is None:
         return diagnostic
@@ -105,7 +105,7 @@ def _with_option(diagnostic: Diagnostic) -> Diagnostic:
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning to stderr as a person reads it: without the line of our code that gave it."""
+    """Print a warning to stderr without the line of code that issued it."""
     from rich.text import Text
 
     from onward.cli.console import print_diagnostics, stderr_console

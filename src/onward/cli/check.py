@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import pkgutil
@@ -12,7 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Argument, Option
 
+from onward.arguments import nearest
 from onward.check import Report
 from onward.check import check as run_check
 from onward.cli.console import print_diagnostics, stderr_console, stdout_console
@@ -20,18 +21,18 @@ from onward.errors import A100, CODES, ArgumentError, Diagnostic, ModelError
 
 
 def check(
-    file: Annotated[Path | None, typer.Argument(help="The ONNX model to check.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    file: Annotated[Path | None, Argument(help="The ONNX model to check.", show_default=False)] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
     pedantic: Annotated[
-        bool, typer.Option("--pedantic", help="Read the standard at its strictest: warnings count as errors.")
+        bool, Option("--pedantic", help="Read the standard at its strictest: warnings count as errors.")
     ] = False,
     explain: Annotated[
-        str | None, typer.Option("--explain", metavar="CODE", help="Explain a diagnostic code, e.g. C105.")
+        str | None, Option("--explain", metavar="CODE", help="Explain a diagnostic code, e.g. C105.")
     ] = None,
 ) -> None:
     """Check a model, its training graphs included, against the ONNX standard.
 
-    Exit code 0: no errors (warnings alone are no errors, except with --pedantic). 1: errors. 2: not a model.
+    Exit code 0: no errors (warnings do not count, except with --pedantic). 1: errors. 2: not a model.
     """
     console = stdout_console(soft_wrap=True)
     if explain is not None:
@@ -77,7 +78,7 @@ def _explain(code: str, console: Console) -> None:
 
 def _unknown_code(given: str) -> ArgumentError:
     """Return the error for a code that does not exist, with those that look like it or whose title has the word."""
-    near = difflib.get_close_matches(given.upper(), sorted(CODES), n=4, cutoff=0.5)
+    near = nearest(given.upper(), sorted(CODES), n=4)
     near = near or [c for c in sorted(CODES) if given and given.lower() in CODES[c].title.lower()][:8]
     listed = "; ".join(f"{c} ({CODES[c].title})" for c in near)
     return ArgumentError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,21 +14,16 @@ if TYPE_CHECKING:
 
 
 def compile_command(
-    file: Annotated[Path, typer.Argument(help="A training model (.onnx).", show_default=False)],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The directory to write.", show_default=False)
-    ] = None,
-    target_opset: Annotated[
-        int | None, typer.Option(help="The opset of the graphs (default: the lowest they need).")
-    ] = None,
-    target_ir: Annotated[int | None, typer.Option(help="The IR version of the graphs (default: the lowest).")] = None,
-    seed: Annotated[int, typer.Option(help="The initial random key.")] = 0,
+    file: Annotated[Path, Argument(help="A training model (.onnx).", show_default=False)],
+    output: Annotated[Path | None, Option("-o", "--output", help="The directory to write.", show_default=False)] = None,
+    target_opset: Annotated[int | None, Option(help="The opset of the graphs (default: the lowest they need).")] = None,
+    target_ir: Annotated[int | None, Option(help="The IR version of the graphs (default: the lowest).")] = None,
+    seed: Annotated[int, Option(help="The initial random key.")] = 0,
     split: Annotated[
-        bool,
-        typer.Option("--split", help="Also write gradient and update as two graphs (accumulation, federation)."),
+        bool, Option("--split", help="Also write gradient and update as two graphs (accumulation, federation).")
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Print each pass with the nodes before and after it, and its time.")
+        bool, Option("--explain", help="Print each pass with the nodes before and after it, and its time.")
     ] = False,
 ) -> None:
     """Compile a training model to plain ONNX graphs that any runtime can train with."""

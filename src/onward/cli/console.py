@@ -18,14 +18,14 @@ _NEVER_REACHED = 10_000
 
 
 class LostOutput(OSError):
-    """What was to be printed could not be: the disk behind stdout is full, say."""
+    """The output could not be printed, for example because the disk behind stdout is full."""
 
 
 class _Forgiving(io.FileIO):
-    """Standard output whose reader may leave: what comes after is dropped, and the command goes on to its end.
+    """Standard output whose reader may exit: later output is dropped, and the command runs to its end.
 
-    So `onward show m.onnx | head -1` ends well, `onward check` keeps its exit code, and a training does not die because
-    nobody watches it any more.
+    So `onward show m.onnx | head -1` succeeds, `onward check` keeps its exit code, and a training run does not stop
+    when nobody reads its output.
     """
 
     def write(self, data: object) -> int:
@@ -41,11 +41,11 @@ class _Forgiving(io.FileIO):
 
 
 def forgive_stdout() -> None:
-    """Let stdout take the leave of its reader, and characters that its encoding does not have."""
+    """Make stdout survive the exit of its reader, and characters that its encoding does not have."""
     try:
         descriptor = sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):
-        return  # closed, or replaced by something that is no file
+        return  # closed, or replaced by something that is not a file
     sys.stdout.flush()
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Forgiving(descriptor, "w", closefd=False)),
@@ -58,7 +58,7 @@ def forgive_stdout() -> None:
 def stdout_console(*, soft_wrap: bool = False, markup: bool = False) -> Console:
     """Return a console on stdout: as wide as the terminal, and in a pipe or a file as wide as the content.
 
-    A table that is cut or folded for a screen is of no use to `grep`. `COLUMNS` sets the width in both cases.
+    A table that is cut or folded for a screen is useless to `grep`. `COLUMNS` sets the width in both cases.
     """
     console = Console(file=sys.stdout, highlight=False, soft_wrap=soft_wrap, markup=markup)
     if not console.is_terminal and "COLUMNS" not in os.environ:

@@ -2,55 +2,58 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from onward.cli.train import make_preparation, open_source, split_names
+from onward.cli.options import DataOptions, open_data, split_names, takes
 
 if TYPE_CHECKING:
     from onward.train import Trainer
 
 
-def evaluate(
+@dataclasses.dataclass(kw_only=True)
+class EvaluateOptions(DataOptions):
+    """The options of `onward evaluate`."""
+
     file: Annotated[
-        Path, typer.Argument(metavar="FILE|DIR", help="A training model (.onnx), a program, or a checkpoint directory.")
-    ],
-    data: Annotated[
-        list[str], typer.Option("--data", "-d", help="A file or folder, or NAME=FILE per input.", show_default=False)
-    ],
+        Path, Argument(metavar="FILE|DIR", help="A training model (.onnx), a program, or a checkpoint directory.")
+    ]
     metric: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--metric", "-m", help="accuracy, top5, precision, recall, f1, auc, mae, rmse, r2, perplexity, confusion."
         ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "-b", help="Samples at a time (default: 256).")
-    ] = None,
-    backend: Annotated[str | None, typer.Option(help="What runs the model (default: onnxruntime).")] = None,
-    entry: Annotated[str | None, typer.Option(help="The training entry whose loss it is (default: the first).")] = None,
-    scale: Annotated[str | None, typer.Option(help="Multiply inputs by this, e.g. 1/255.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Subtract this: one number, or one per channel.")] = None,
-    std: Annotated[str | None, typer.Option(help="Divide by this: one number, or one per channel.")] = None,
-    one_hot: Annotated[bool, typer.Option("--one-hot", help="Code integer targets as rows of 0 and 1.")] = False,
-    column: Annotated[list[str] | None, typer.Option(help="INPUT=COLUMN: where an input or target comes from.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+    ] = None
+    batch_size: Annotated[int | None, Option("--batch-size", "-b", help="Samples at a time (default: 256).")] = None
+    backend: Annotated[str | None, Option(help="What runs the model (default: onnxruntime).")] = None
+    entry: Annotated[str | None, Option(help="The training entry whose loss it is (default: the first).")] = None
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
+
+
+@takes(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> None:
     """Print the loss and the metrics of a model over some data.
 
-    A checkpoint, and a model saved by `onward train`, remember how the training data was scaled and its classes
-    numbered; the options change that.
+    A checkpoint, and a model saved by `onward train`, remember how the training data was scaled and how its classes
+    were numbered. The options change that.
     """
-    trainer = _open(file, backend)
-    preparation = make_preparation(trainer.preparation, scale, mean, std, one_hot, column)
-    source = open_source(data, trainer, preparation, "evaluate", entry or trainer.first_entry)
-    metrics = split_names(metric)
-    result = trainer.evaluate(source, batch_size=batch_size, metrics=metrics, preparation=preparation, entry=entry)
-    if as_json:
+    trainer = _open(options.file, options.backend)
+    preparation = options.preparation(trainer.preparation)
+    source = open_data(options.data, trainer, preparation, "evaluate", options.entry or trainer.first_entry)
+    result = trainer.evaluate(
+        source,
+        batch_size=options.batch_size,
+        metrics=split_names(options.metric),
+        preparation=preparation,
+        entry=options.entry,
+    )
+    if options.as_json:
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()}
         typer.echo(json.dumps({"samples": source.size, **finite}))
     else:
@@ -62,7 +65,7 @@ def _open(file: Path, backend: str | None) -> Trainer:
     from onward.train.checkpoint import CheckpointDirectory
 
     if file.is_dir() and CheckpointDirectory(file).step_files():
-        # Nothing is trained on, so another thread count or version does no harm.
+        # Nothing is trained, so another thread count or version does no harm.
         options = {} if backend is None else {"backend": backend}
         return Trainer.resume(file, allow_changes=True, **options)
     return Trainer(file, backend or "onnxruntime")

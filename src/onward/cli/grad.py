@@ -1,4 +1,4 @@
-"""`onward grad`: a model with its gradient as further outputs."""
+"""`onward grad`: add gradients to a model as outputs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 
 def grad(
-    file: Annotated[Path, typer.Argument(help="The ONNX model.", show_default=False)],
-    of: Annotated[str, typer.Option("--of", help="The value to differentiate; not a scalar: its sum.")],
-    wrt: Annotated[
-        list[str], typer.Option("--wrt", help="An input, initializer or value to differentiate by; repeat for more.")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the model.")],
+    file: Annotated[Path, Argument(help="The ONNX model.", show_default=False)],
+    of: Annotated[str, Option("--of", help="The value to differentiate; its sum if it is not a scalar.")],
+    wrt: Annotated[list[str], Option("--wrt", help="A value to differentiate with respect to; repeat for more.")],
+    output: Annotated[Path, Option("-o", "--output", help="Where to write the model.")],
     functions: Annotated[
-        bool, typer.Option("--functions", help="Write the backward of each node as one call of a function.")
+        bool, Option("--functions", help="Write the backward pass of each node as one function call.")
     ] = False,
 ) -> None:
-    """Write the model with outputs grad/NAME: the derivative of OF by each WRT, in plain ONNX operators.
+    """Write the model with outputs grad/NAME: the derivative of OF with respect to each WRT, in plain ONNX operators.
 
     Example: onward grad net.onnx --of loss --wrt x --wrt fc.weight -o net.grad.onnx
     """

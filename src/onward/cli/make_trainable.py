@@ -6,40 +6,38 @@ import ast
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 
 def make_trainable(
-    file: Annotated[Path, typer.Argument(help="An ONNX model.", show_default=False)],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where to write the training model.", show_default=False)
-    ],
-    loss: Annotated[str, typer.Option(help="cross_entropy, mse, bce_with_logits, … or the path of an ONNX model.")],
-    optimizer: Annotated[str, typer.Option(help="adam, adamw, sgd, momentum, torch_adam, …")] = "adam",
-    learning_rate: Annotated[float | None, typer.Option(help="The rate, if not the optimizer's own.")] = None,
-    train: Annotated[list[str] | None, typer.Option(help="Glob of weights to train; may be repeated.")] = None,
-    freeze: Annotated[list[str] | None, typer.Option(help="Glob of weights to keep; may be repeated.")] = None,
-    label: Annotated[str, typer.Option(help="Name of the label input.")] = "labels",
+    file: Annotated[Path, Argument(help="An ONNX model.", show_default=False)],
+    output: Annotated[Path, Option("-o", "--output", help="Where to write the training model.", show_default=False)],
+    loss: Annotated[str, Option(help="cross_entropy, mse, bce_with_logits, … or the path of an ONNX model.")],
+    optimizer: Annotated[str, Option(help="adam, adamw, sgd, momentum, torch_adam, …")] = "adam",
+    learning_rate: Annotated[float | None, Option(help="Learning rate (default: the optimizer's own).")] = None,
+    train: Annotated[list[str] | None, Option(help="Glob of weights to train; may be repeated.")] = None,
+    freeze: Annotated[list[str] | None, Option(help="Glob of weights to freeze; may be repeated.")] = None,
+    label: Annotated[str, Option(help="Name of the label input.")] = "labels",
     on: Annotated[
         list[str] | None,
-        typer.Option(metavar="VALUE", help="What the loss reads, if not the only output; may be repeated."),
+        Option(metavar="VALUE", help="A value that the loss reads (default: the only output); may be repeated."),
     ] = None,
-    loss_name: Annotated[str, typer.Option(help="Name of the loss output.")] = "loss",
-    initialize: Annotated[str, typer.Option(help="keep, he, xavier or normal.")] = "keep",
-    batch_norm: Annotated[str, typer.Option(help="train, freeze or always.")] = "train",
+    loss_name: Annotated[str, Option(help="Name of the loss output.")] = "loss",
+    initialize: Annotated[str, Option(help="keep, he, xavier or normal.")] = "keep",
+    batch_norm: Annotated[str, Option(help="train, freeze or always.")] = "train",
     untie: Annotated[
-        list[str] | None, typer.Option(help="Glob of shared weights: each layer gets its own; may be repeated.")
+        list[str] | None, Option(help="Glob of shared weights: each layer gets its own; may be repeated.")
     ] = None,
     keep_shared: Annotated[
-        bool, typer.Option("--keep-shared", help="What is one weight in the file stays one.")
+        bool, Option("--keep-shared", help="Keep a weight that several layers share as one weight.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Start of all random numbers.")] = 0,
-    entry: Annotated[str, typer.Option(help="Name of the training entry; a file may have several.")] = "train",
+    seed: Annotated[int, Option(help="Seed of all random numbers.")] = 0,
+    entry: Annotated[str, Option(help="Name of the training entry; a file may have several.")] = "train",
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the optimizer, NAME=VALUE; may be repeated.")
+        list[str] | None, Option("--set", help="A setting of the optimizer, NAME=VALUE; may be repeated.")
     ] = None,
     loss_setting: Annotated[
-        list[str] | None, typer.Option("--set-loss", help="A setting of the loss, NAME=VALUE; may be repeated.")
+        list[str] | None, Option("--set-loss", help="A setting of the loss, NAME=VALUE; may be repeated.")
     ] = None,
 ) -> None:
     """Add a loss, its gradient and an optimizer to a model: the result is one standard ONNX training file."""
@@ -79,7 +77,7 @@ def make_trainable(
 
 
 def parse_settings(given: list[str], option: str) -> dict[str, Any]:
-    """Return NAME=VALUE pairs as a dictionary, the values read as Python literals where they are such.
+    """Return NAME=VALUE pairs as a dictionary; values are read as Python literals where possible.
 
     >>> parse_settings(["weight_decay=0.1", "nesterov=True", "reduction=sum"], "--set")
     {'weight_decay': 0.1, 'nesterov': True, 'reduction': 'sum'}

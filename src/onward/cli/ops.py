@@ -1,4 +1,4 @@
-"""`onward ops`: every operator and what is known of its gradient."""
+"""`onward ops`: list every operator and its gradient."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from typer import Argument, Option
 
 
 def ops(
-    name: Annotated[str | None, typer.Argument(help="Show only operators whose name contains this.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    name: Annotated[str | None, Argument(help="Show only operators whose name contains this.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List every operator of the standard with the condition of each input and what its tests cover.
 
-    Those of com.microsoft that are decomposed follow.
+    The operators of com.microsoft that are decomposed follow.
     """
     from onward.cli.console import stdout_console
     from onward.compiler.coverage import coverage, decomposed
@@ -26,7 +27,7 @@ def ops(
     operators = [o for o in known if name is None or name.lower() in o.name.lower()]
     others = [o for o in decomposed() if name is None or name.lower() in o.name.lower()]
     if name is not None and not operators and not others:
-        from onward.errors import unknown_name
+        from onward.arguments import unknown_name
 
         raise unknown_name("operator", name, [o.name for o in known])
     if as_json:

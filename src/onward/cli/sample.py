@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 
 def sample(
-    name: Annotated[str, typer.Argument(help="linear, digits or mnist.", show_default=False)],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write it; NAME.onnx.")] = None,
+    name: Annotated[str, Argument(help="linear, digits or mnist.", show_default=False)],
+    output: Annotated[Path | None, Option("-o", "--output", help="The file to write (default: NAME.onnx).")] = None,
 ) -> None:
     """Write a ready-made training model: the same bytes on every machine."""
     from onward import samples

@@ -1,4 +1,4 @@
-"""`onward show`: what a model is, at a glance, as text, as data or as a page."""
+"""`onward show`: summarise a model as text, as JSON or as an HTML page."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.console import Console
+from typer import Argument, Option
 
-from onward.cli.console import stdout_console
+from onward.cli.console import stderr_console, stdout_console
 from onward.model import serde
 from onward.model.text import render_function, render_graph
 from onward.model.training_model import TrainingModel
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="The ONNX model to show.", show_default=False)],
-    graph: Annotated[bool, typer.Option("--graph", help="Print the nodes of every graph as text.")] = False,
+    file: Annotated[Path, Argument(help="The ONNX model to show.", show_default=False)],
+    graph: Annotated[bool, Option("--graph", help="Print the nodes of every graph as text.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT.html", help="Write a page that draws the graphs.")
+        Path | None, Option("--html", metavar="OUT.html", help="Write a page that draws the graphs.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="List every weight and binding.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
+    everything: Annotated[bool, Option("--all", help="List every weight and binding.")] = False,
 ) -> None:
     """Show what a model is: inputs, weights, loss, optimizer, bindings, operators."""
     from onward.show.page import fill_in_shapes, render_page
@@ -33,7 +32,7 @@ def show(
     console = stdout_console(soft_wrap=graph)
     if html is not None:
         _write(html, render_page(model, title=file.stem))
-        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"wrote `{html}`")
+        stderr_console().print(f"wrote `{html}`")
         if not (graph or as_json):
             return
     if as_json:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 
 def strip(
-    file: Annotated[Path, typer.Argument(help="A training model (.onnx).", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.", show_default=False)],
-    average: Annotated[bool, typer.Option("--average", help="Take the moving average of the weights.")] = False,
+    file: Annotated[Path, Argument(help="A training model (.onnx).", show_default=False)],
+    output: Annotated[Path, Option("-o", "--output", help="The file to write.", show_default=False)],
+    average: Annotated[bool, Option("--average", help="Use the moving average of the weights.")] = False,
 ) -> None:
     """Write the inference model alone: the same names and outputs, the current weights, no training information."""
     from onward.cli.console import stdout_console

@@ -1,213 +1,182 @@
-"""`onward train FILE --data D`: train a model, watch it, and never lose what was done."""
+"""`onward train FILE --data D`: train a model, watch it, and save checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from fractions import Fraction
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from onward.cli.make_trainable import parse_settings
+from onward.cli.options import DataOptions, as_fraction, data_option, open_data, split_names, takes
 from onward.errors import A101, ArgumentError, Diagnostic
 
 if TYPE_CHECKING:
     from onward.train import Callback, Preparation, Trainer
     from onward.train.data import DataSource
 
-_DATA = "Data"
-_WATCH = "Watching"
-_SAFE = "Checkpoints and faults"
+_watch = functools.partial(Option, rich_help_panel="Watching")
+_safe = functools.partial(Option, rich_help_panel="Checkpoints and faults")
 
 
-def train(
-    file: Annotated[Path, typer.Argument(help="A training model (.onnx) or a compiled program (directory).")],
-    data: Annotated[
-        list[str],
-        typer.Option(
-            "--data",
-            "-d",
-            help="A file or folder (.npy, .npz, .safetensors, .csv, .parquet, IDX, images), or NAME=FILE per input.",
-            rich_help_panel=_DATA,
-            show_default=False,
-        ),
-    ],
-    epochs: Annotated[
-        int | None, typer.Option("--epochs", "-e", help="How often to go through the data (default: 1).")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "-b", help="Samples per step (default: 32).")
-    ] = None,
-    backend: Annotated[str | None, typer.Option(help="What runs the model (default: onnxruntime).")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of the backend; the bits depend on them.")] = None,
-    shard: Annotated[
-        bool, typer.Option("--shard", help="With several processes, keep a part of the state in each.")
-    ] = False,
+@dataclasses.dataclass(kw_only=True)
+class TrainOptions(DataOptions):
+    """The options of `onward train`."""
+
+    file: Annotated[Path, Argument(help="A training model (.onnx) or a compiled program (directory).")]
+    epochs: Annotated[int | None, Option("--epochs", "-e", help="Number of passes over the data (default: 1).")] = None
+    batch_size: Annotated[int | None, Option("--batch-size", "-b", help="Samples per step (default: 32).")] = None
+    backend: Annotated[str | None, Option(help="What runs the model (default: onnxruntime).")] = None
+    threads: Annotated[
+        int | None, Option(help="Number of threads (results are bit-identical only for equal counts).")
+    ] = None
+    shard: Annotated[bool, Option("--shard", help="With several processes, keep a part of the state in each.")] = False
     backend_setting: Annotated[
         list[str] | None,
-        typer.Option("--set-backend", help="A setting of the backend, NAME=VALUE (compile=True); may be repeated."),
-    ] = None,
+        Option("--set-backend", help="A setting of the backend, NAME=VALUE (compile=True); may be repeated."),
+    ] = None
     learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", "--lr", help="Instead of the one in the model.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Chooses the order of the samples (default: 0).")] = None,
-    entry: Annotated[str | None, typer.Option(help="One training entry by name; all in turn by default.")] = None,
-    initialize: Annotated[bool, typer.Option("--initialize", help="Start from the model's initialisation.")] = False,
+        float | None, Option("--learning-rate", "--lr", help="Learning rate (default: the one in the model).")
+    ] = None
+    seed: Annotated[int | None, Option(help="Seed of the order of the samples (default: 0).")] = None
+    entry: Annotated[str | None, Option(help="Train one entry by name (default: all of them in turn).")] = None
+    initialize: Annotated[bool, Option("--initialize", help="Start from the model's initialisation.")] = False
     validation: Annotated[
-        str | None,
-        typer.Option(
-            help="Data to validate on, or the share of the samples to hold back (0.1).", rich_help_panel=_DATA
-        ),
-    ] = None,
+        str | None, data_option(help="Data to validate on, or the share of the samples to hold back (0.1).")
+    ] = None
     metric: Annotated[
         list[str] | None,
-        typer.Option("--metric", "-m", help="accuracy, top5, precision, recall, f1, auc, mae, rmse, r2, perplexity."),
-    ] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="Multiply inputs by this, e.g. 1/255.", rich_help_panel=_DATA)
-    ] = None,
-    mean: Annotated[
-        str | None, typer.Option(help="Subtract this: one number, or one per channel.", rich_help_panel=_DATA)
-    ] = None,
-    std: Annotated[
-        str | None, typer.Option(help="Divide by this: one number, or one per channel.", rich_help_panel=_DATA)
-    ] = None,
-    one_hot: Annotated[
-        bool, typer.Option("--one-hot", help="Code integer targets as rows of 0 and 1.", rich_help_panel=_DATA)
-    ] = False,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="INPUT=COLUMN: where an input or target comes from (a,b,c for several).", rich_help_panel=_DATA
-        ),
-    ] = None,
-    no_shuffle: Annotated[
-        bool, typer.Option("--no-shuffle", help="Keep the order of the data.", rich_help_panel=_DATA)
-    ] = False,
+        Option("--metric", "-m", help="accuracy, top5, precision, recall, f1, auc, mae, rmse, r2, perplexity."),
+    ] = None
+    no_shuffle: Annotated[bool, data_option("--no-shuffle", help="Keep the order of the data.")] = False
     early_stopping: Annotated[
-        int | None, typer.Option(metavar="EPOCHS", help="Stop when the loss has not improved for so many epochs.")
-    ] = None,
+        int | None, Option(metavar="EPOCHS", help="Stop after this many epochs without a better loss.")
+    ] = None
     reduce_on_plateau: Annotated[
-        int | None, typer.Option(metavar="EPOCHS", help="Divide the rate by 10 after so many epochs without progress.")
-    ] = None,
-    best: Annotated[bool, typer.Option("--best", help="End with the state of the best epoch.")] = False,
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Save checkpoints here.", rich_help_panel=_SAFE)
-    ] = None,
+        int | None,
+        Option(metavar="EPOCHS", help="Divide the learning rate by 10 after this many epochs without progress."),
+    ] = None
+    best: Annotated[bool, Option("--best", help="End with the state of the best epoch.")] = False
+    checkpoint: Annotated[Path | None, _safe(metavar="DIR", help="Save checkpoints in this directory.")] = None
     checkpoint_every: Annotated[
-        int | None, typer.Option(metavar="STEPS", help="How often; after each epoch by default.", rich_help_panel=_SAFE)
-    ] = None,
-    keep: Annotated[int, typer.Option(help="How many checkpoints stay.", rich_help_panel=_SAFE)] = 3,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.", rich_help_panel=_SAFE)
-    ] = False,
+        int | None, _safe(metavar="STEPS", help="Steps between checkpoints (default: one epoch).")
+    ] = None
+    keep: Annotated[int, _safe(help="How many checkpoints to keep.")] = 3
+    resume: Annotated[bool, _safe("--resume", help="Resume from the newest checkpoint, if there is one.")] = False
     allow_changes: Annotated[
-        bool,
-        typer.Option(
-            "--allow-changes", help="Resume with another backend, threads or versions.", rich_help_panel=_SAFE
-        ),
-    ] = False,
-    on_nan: Annotated[
-        str | None, typer.Option(help="stop (default), skip the batch, or off.", rich_help_panel=_SAFE)
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the loss (.svg).", rich_help_panel=_WATCH)] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a report (.html).", rich_help_panel=_WATCH)] = None,
-    log: Annotated[Path | None, typer.Option(help="Write JSON lines.", rich_help_panel=_WATCH)] = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write TensorBoard events.", rich_help_panel=_WATCH)
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Save the trained training model (.onnx).")
-    ] = None,
-    inference: Annotated[Path | None, typer.Option(help="Save the inference model (.onnx).")] = None,
+        bool, _safe("--allow-changes", help="Resume with another backend, threads or versions.")
+    ] = False
+    on_nan: Annotated[str | None, _safe(help="What to do about NaN: stop (default), skip the batch, or off.")] = None
+    plot: Annotated[Path | None, _watch(help="Draw the loss (.svg).")] = None
+    report: Annotated[Path | None, _watch(help="Write a report (.html).")] = None
+    log: Annotated[Path | None, _watch(help="Write a log as JSON lines.")] = None
+    tensorboard: Annotated[Path | None, _watch(metavar="DIR", help="Write TensorBoard events.")] = None
+    output: Annotated[Path | None, Option("-o", "--output", help="Save the trained training model (.onnx).")] = None
+    inference: Annotated[Path | None, Option(help="Save the inference model (.onnx).")] = None
     average: Annotated[
-        bool, typer.Option("--average", help="Save the inference model with the moving average of the weights.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=_WATCH)] = False,
-) -> None:
+        bool, Option("--average", help="Save the inference model with the moving average of the weights.")
+    ] = False
+    quiet: Annotated[bool, _watch("--quiet", "-q", help="Print errors only.")] = False
+
+    def check(self) -> None:
+        """Raise for options that need another option; list all of them."""
+        no_directory, every = self.checkpoint is None, self.checkpoint_every is not None
+        rules = (
+            (self.resume and no_directory, "--resume needs a checkpoint directory", "--checkpoint DIR"),
+            (every and no_directory, "--checkpoint-every needs a checkpoint directory", "--checkpoint DIR"),
+            (self.average and self.inference is None, "--average is for the inference model", "--inference FILE"),
+        )
+        problems = [Diagnostic(A101, message, needed=needed) for is_wrong, message, needed in rules if is_wrong]
+        if problems:
+            raise ArgumentError(problems)
+
+    def backend_options(self) -> dict[str, Any]:
+        """Return the settings of the backend."""
+        settings = parse_settings(self.backend_setting or [], "--set-backend")
+        settings |= {} if self.threads is None else {"threads": self.threads}
+        return settings | ({"shard": True} if self.shard else {})
+
+    def callbacks(self) -> list[Callback]:
+        """Return the callbacks that the options ask for."""
+        from onward.train import BestSoFar, EarlyStopping, JsonLog, LossPlot, ReduceOnPlateau, Report, TensorBoard
+
+        found: list[Callback] = []
+        if self.early_stopping is not None:
+            found.append(EarlyStopping(patience=self.early_stopping))
+        if self.reduce_on_plateau is not None:
+            found.append(ReduceOnPlateau(patience=self.reduce_on_plateau))
+        if self.best:
+            found.append(BestSoFar())
+        files = ((JsonLog, self.log), (TensorBoard, self.tensorboard), (LossPlot, self.plot))
+        found += [make(path) for make, path in files if path is not None]
+        return found if self.report is None else [*found, Report(self.report, self.file.name)]
+
+    def without_files(self) -> TrainOptions:
+        """Return the options for a process that neither writes nor prints: with several, only the first does."""
+        files = dict.fromkeys(("plot", "report", "log", "tensorboard", "output", "inference"))
+        return dataclasses.replace(self, quiet=True, **files)  # type: ignore[arg-type]  # each may be None
+
+
+@takes(TrainOptions)
+def train(options: TrainOptions) -> None:
     """Train a model.
 
-    With --checkpoint a run can be killed at any moment; --resume takes it up again, bit for bit.
+    With --checkpoint a run can be killed at any moment. --resume continues it, bit for bit.
     """
-    from onward.train import BestSoFar, EarlyStopping, JsonLog, LossPlot, ReduceOnPlateau, Report, TensorBoard
-
-    if resume and checkpoint is None:
-        raise ArgumentError(Diagnostic(A101, "--resume needs to know from where", needed="--checkpoint DIR"))
-    if checkpoint_every is not None and checkpoint is None:
-        raise ArgumentError(Diagnostic(A101, "--checkpoint-every needs to know where", needed="--checkpoint DIR"))
-    if average and inference is None:
-        raise ArgumentError(Diagnostic(A101, "--average is for the inference model", needed="--inference FILE"))
-    options = parse_settings(backend_setting or [], "--set-backend")
-    options |= ({} if threads is None else {"threads": threads}) | ({"shard": True} if shard else {})
-    trainer = _open(file, checkpoint, resume, backend, options, allow_changes)
-    _check_results(trainer, output, inference, average)
+    options.check()
+    trainer = _open(options)
+    _check_results(trainer, options)
     resumed = trainer.steps > 0
-    if initialize and not resumed:
-        trainer.initialize(seed or 0)
-    preparation = make_preparation(trainer.preparation, scale, mean, std, one_hot, column)
-    callbacks: list[Callback] = []
-    if early_stopping is not None:
-        callbacks.append(EarlyStopping(patience=early_stopping))
-    if reduce_on_plateau is not None:
-        callbacks.append(ReduceOnPlateau(patience=reduce_on_plateau))
-    if best:
-        callbacks.append(BestSoFar())
-    written = [p for p in (output, inference) if p is not None]
-    if not trainer.is_writer:  # one of several processes: the first alone writes and prints
-        plot = report = log = tensorboard = output = inference = None
-        quiet = True
-    callbacks += [make(path) for make, path in ((JsonLog, log), (TensorBoard, tensorboard), (LossPlot, plot)) if path]
-    if report is not None:
-        callbacks.append(Report(report, file.name))
-    entry = entry or trainer.entry
-    source = open_source(data, trainer, preparation, "train", entry)
-    if not (quiet or resumed):
+    if options.initialize and not resumed:
+        trainer.initialize(options.seed or 0)
+    preparation = options.preparation(trainer.preparation)
+    results = [path for path in (options.output, options.inference) if path is not None]
+    if not trainer.is_writer:
+        options = options.without_files()
+    entry = options.entry or trainer.entry
+    source = open_data(options.data, trainer, preparation, "train", entry)
+    if not (options.quiet or resumed):
         note_scale(source, trainer, preparation)
     try:
         trainer.fit(
             source,
-            epochs=epochs,
-            batch_size=batch_size,
-            validation_data=_validation(validation, trainer, preparation, source, entry),
-            metrics=split_names(metric),
-            callbacks=callbacks,
-            shuffle=False if no_shuffle else None,
-            seed=seed,
-            learning_rate=learning_rate,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            validation_data=_validation(options.validation, trainer, preparation, source, entry),
+            metrics=split_names(options.metric),
+            callbacks=options.callbacks(),
+            shuffle=False if options.no_shuffle else None,
+            seed=options.seed,
+            learning_rate=options.learning_rate,
             entry=entry,
             preparation=preparation,
-            checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            on_nan=on_nan,
-            progress="none" if quiet else "auto",
+            checkpoint=options.checkpoint,
+            checkpoint_every=options.checkpoint_every,
+            keep=options.keep,
+            on_nan=options.on_nan,
+            progress="none" if options.quiet else "auto",
         )
     except (KeyboardInterrupt, SystemExit):
-        typer.echo(_farewell(trainer, checkpoint), err=True)
+        typer.echo(_farewell(trainer, options.checkpoint), err=True)
         raise
-    _save(trainer, output, inference, average, quiet)
-    if getattr(trainer.session, "sharded", False) and not trainer.is_writer:
-        for _ in written:  # the writer needs this process's part of the state
+    _save(trainer, options)
+    if trainer.session.sharded and not trainer.is_writer:
+        for _ in results:  # the writer needs this process's part of the state
             _ = trainer.state
 
 
-def _open(
-    file: Path,
-    checkpoint: Path | None,
-    resume: bool,
-    backend: str | None,
-    options: dict[str, Any],
-    allow_changes: bool,
-) -> Trainer:
-    """Return a trainer that goes on with the run in `checkpoint`, or a new one when there is none."""
+def _open(options: TrainOptions) -> Trainer:
+    """Return a trainer for the run in the checkpoint directory, or a new one when there is none."""
     from onward.backends.processes import world_size
     from onward.errors import CheckpointError
     from onward.train import Trainer
     from onward.train.checkpoint import K105, CheckpointDirectory
 
-    if options.get("shard") and world_size() == 1:
+    backend, checkpoint, settings = options.backend, options.checkpoint, options.backend_options()
+    if settings.get("shard") and world_size() == 1:
         raise ArgumentError(
             Diagnostic(A101, "--shard is for several processes", found="one", hint="start them with torchrun")
         )
@@ -220,32 +189,32 @@ def _open(
                 needed="--backend torch",
             )
         )
-    if checkpoint is not None and CheckpointDirectory(checkpoint).step_files():
-        if not resume:
-            raise CheckpointError(
-                Diagnostic(
-                    K105,
-                    f"`{checkpoint}` already holds a run",
-                    hint="go on with it by --resume, or choose another directory",
-                )
+    if checkpoint is None or not CheckpointDirectory(checkpoint).step_files():
+        return Trainer(options.file, backend or "onnxruntime", **settings)
+    if not options.resume:
+        raise CheckpointError(
+            Diagnostic(
+                K105,
+                f"`{checkpoint}` already holds a run",
+                hint="resume it with --resume, or choose another directory",
             )
-        if backend is not None:
-            options["backend"] = backend
-        trainer = Trainer.resume(checkpoint, allow_changes=allow_changes, **options)
-        if file.exists() and not trainer.is_of(file):
-            raise CheckpointError(
-                Diagnostic(
-                    K105,
-                    f"`{checkpoint}` holds the run of another model than `{file}`",
-                    hint="give the model that the run was started with, or choose another directory",
-                )
+        )
+    if backend is not None:
+        settings["backend"] = backend
+    trainer = Trainer.resume(checkpoint, allow_changes=options.allow_changes, **settings)
+    if options.file.exists() and not trainer.is_of(options.file):
+        raise CheckpointError(
+            Diagnostic(
+                K105,
+                f"`{checkpoint}` holds the run of another model than `{options.file}`",
+                hint="give the model that the run was started with, or choose another directory",
             )
-        return trainer
-    return Trainer(file, backend or "onnxruntime", **options)
+        )
+    return trainer
 
 
 def _farewell(trainer: Trainer, checkpoint: Path | None) -> str:
-    """Return what becomes of a run that was stopped by Ctrl-C or SIGTERM."""
+    """Return the last message about a run that Ctrl-C or SIGTERM stopped."""
     from onward.train.checkpoint import CheckpointDirectory
 
     if checkpoint is not None and CheckpointDirectory(checkpoint).step_files():
@@ -253,25 +222,22 @@ def _farewell(trainer: Trainer, checkpoint: Path | None) -> str:
     return f"stopped at step {trainer.steps}; nothing was saved" + ("" if checkpoint else " (--checkpoint DIR does)")
 
 
-def _check_results(trainer: Trainer, output: Path | None, inference: Path | None, average: bool) -> None:
-    """Raise before the training for what could not be saved after it; all at once."""
+def _check_results(trainer: Trainer, options: TrainOptions) -> None:
+    """Raise before the training if a result cannot be saved after it; list all problems."""
     from onward.model.files import why_not_writable
 
-    problems = []
-    for path in (output, inference):
-        problem = None if path is None else why_not_writable(path)
-        if problem is not None:
-            problems.append(problem)
-    if output is not None and not trainer.has_model:
+    paths = [path for path in (options.output, options.inference) if path is not None]
+    problems = [problem for path in paths if (problem := why_not_writable(path)) is not None]
+    if options.output is not None and not trainer.has_model:
         problems.append(
             Diagnostic(
                 A101,
                 "a compiled program cannot be turned back into a training model",
-                found=f"--output {output}",
+                found=f"--output {options.output}",
                 needed="--inference FILE or --checkpoint DIR, or the training model instead of the program",
             )
         )
-    if average and not trainer.has_average:
+    if options.average and not trainer.has_average:
         problems.append(
             Diagnostic(
                 A101,
@@ -284,85 +250,20 @@ def _check_results(trainer: Trainer, output: Path | None, inference: Path | None
         raise ArgumentError(problems)
 
 
-def _save(trainer: Trainer, output: Path | None, inference: Path | None, average: bool, quiet: bool) -> None:
+def _save(trainer: Trainer, options: TrainOptions) -> None:
     from onward.model.serde import save
 
-    if output is not None:
-        save(trainer.to_model(), output)
-    if inference is not None:
-        save(trainer.to_inference(average=average), inference)
-    for path in (output, inference):
-        if path is not None and not quiet:
+    if options.output is not None:
+        save(trainer.to_model(), options.output)
+    if options.inference is not None:
+        save(trainer.to_inference(average=options.average), options.inference)
+    for path in (options.output, options.inference):
+        if path is not None and not options.quiet:
             typer.echo(f"saved {path}", err=True)
 
 
-def make_preparation(
-    base: Preparation,
-    scale: str | None,
-    mean: str | None,
-    std: str | None,
-    one_hot: bool,
-    column: Sequence[str] | None,
-) -> Preparation:
-    """Return `base` with what the options change.
-
-    Raises:
-        ArgumentError: a number or a column cannot be understood; all at once.
-    """
-    problems: list[Diagnostic] = []
-
-    def numbers(option: str, text: str) -> Any:
-        try:
-            values = [float(Fraction(part.strip())) for part in text.split(",")]
-        except (ValueError, ZeroDivisionError):
-            problems.append(Diagnostic(A101, f"{option} is `{text}`", needed="a number such as 0.5 or 1/255"))
-            return 1.0
-        return values[0] if len(values) == 1 else values
-
-    changes: dict[str, Any] = {"one_hot": True} if one_hot else {}
-    for name, text in (("scale", scale), ("mean", mean), ("std", std)):
-        if text is not None:
-            changes[name] = numbers(f"--{name}", text)
-    if isinstance(changes.get("scale"), list):
-        problems.append(Diagnostic(A101, f"--scale is `{scale}`", needed="one number"))
-    columns = {}
-    for text in column or ():
-        name, _, source = text.partition("=")
-        if not name or not source:
-            problems.append(Diagnostic(A101, f"--column is `{text}`", needed="INPUT=COLUMN, such as x=a,b,c"))
-        columns[name] = source
-    if problems:
-        raise ArgumentError(problems)
-    if columns:
-        changes["columns"] = columns
-    return dataclasses.replace(base, **changes)
-
-
-def open_source(
-    data: Sequence[str], trainer: Trainer, preparation: Preparation, part: str, entry: str | None = None
-) -> DataSource:
-    """Return the data of one `--data PATH`, or of several `--data NAME=FILE`."""
-    from onward.train.arguments import check_entry
-    from onward.train.data.files import open_data, open_named
-
-    named = {}
-    for text in data:
-        name, equals, path = text.partition("=")
-        if equals and not Path(text).exists():
-            named[name] = Path(path)
-    if (named and len(named) < len(data)) or (len(data) > 1 and not named):
-        raise ArgumentError(
-            Diagnostic(A101, "several --data without names", found=", ".join(data), needed="NAME=FILE for each of them")
-        )
-    if named:
-        return open_named(named)
-    check_entry(entry, trainer.program)
-    program = trainer.program.for_entry(entry)
-    return open_data(data[0], program.inputs, program.targets, part=part, preparation=preparation)
-
-
 def note_scale(source: DataSource, trainer: Trainer, preparation: Preparation) -> None:
-    """Say so when bytes (the pixels of images, as a rule) go into a float input as they are."""
+    """Print a note when bytes (usually the pixels of images) go into a float input unscaled."""
     columns = source.specs()
     by_name = {c.name: c for c in columns}
     for i, spec in enumerate(trainer.program.inputs):
@@ -377,21 +278,13 @@ def note_scale(source: DataSource, trainer: Trainer, preparation: Preparation) -
 def _validation(
     text: str | None, trainer: Trainer, preparation: Preparation, source: DataSource, entry: str | None
 ) -> Any:
+    """Return the validation data, the share of the samples to hold back, or None."""
     if text is None:
         return None
     try:
-        return float(Fraction(text))
+        return as_fraction(text)
     except (ValueError, ZeroDivisionError):
         known = dataclasses.replace(
             preparation, classes=preparation.classes or tuple(source.classes), table=source.table
         )
-        return open_source([text], trainer, known, "evaluate", entry)
-
-
-def split_names(names: Sequence[str] | None) -> list[str]:
-    """Return the names of repeated and comma-separated options, in order.
-
-    >>> split_names(["accuracy,f1", "auc"])
-    ['accuracy', 'f1', 'auc']
-    """
-    return [part.strip() for text in names or () for part in text.split(",") if part.strip()]
+        return open_data([text], trainer, known, "evaluate", entry)

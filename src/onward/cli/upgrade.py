@@ -1,11 +1,11 @@
-"""`onward upgrade`: an old model in today's form."""
+"""`onward upgrade`: convert an old model to current operators."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from onward.cli.console import stdout_console
 from onward.errors import counted
@@ -14,10 +14,10 @@ from onward.upgrade import upgrade as run_upgrade
 
 
 def upgrade(
-    file: Annotated[Path, typer.Argument(help="The ONNX model to convert.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the converted model.")],
+    file: Annotated[Path, Argument(help="The ONNX model to convert.", show_default=False)],
+    output: Annotated[Path, Option("-o", "--output", help="Where to write the converted model.")],
     opset: Annotated[
-        int | None, typer.Option("--opset", help="The operator set to convert to; by default 18, if it is older.")
+        int | None, Option("--opset", help="The operator set to convert to (default: 18, for older models).")
     ] = None,
 ) -> None:
     """Convert ONNX 1.7 training files (GraphCall) and old operator sets: all graphs together, nothing dropped."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from onward.errors import unknown_name
+from onward.arguments import check_name, check_names
 from onward.losses.base import LabelSpec, Loss
 from onward.losses.bce import BCE
 from onward.losses.bce_with_logits import BCEWithLogits
@@ -49,13 +49,10 @@ def by_name(name: str, **settings: Any) -> Loss:
     >>> by_name("huber", delta=0.5)
     Huber(reduction='mean', delta=0.5)
     """
-    if name not in NAMES:
-        raise unknown_name("loss", name, NAMES)
+    check_name("loss", name, NAMES)
     loss = NAMES[name]
     known = [f.name for f in dataclasses.fields(loss) if f.init]  # type: ignore[arg-type]  # each is a dataclass
-    for setting in settings:
-        if setting not in known:
-            raise unknown_name("setting", setting, known, place=f"loss `{name}`")
+    check_names("setting", settings, known, place=f"loss `{name}`")
     return loss(**settings)
 
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.arguments import check_name
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
 
 Dim = int | str | None
@@ -67,8 +68,7 @@ class ReducedLoss(Loss):
     reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        if self.reduction not in REDUCTIONS:
-            raise unknown_name("reduction", str(self.reduction), REDUCTIONS, place=f"loss `{type(self).__name__}`")
+        check_name("reduction", self.reduction, REDUCTIONS, place=f"loss `{type(self).__name__}`")
 
     def reduce(self, op: Builder, elements: Value) -> Value:
         """Return `elements`, reduced according to `reduction`."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.arguments import check_name, check_number
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
 from onward.losses.base import LabelSpec, ReducedLoss, element_type, shape_of
-from onward.schedules.base import check_number
 
 TARGETS = ("index", "probability")
 
@@ -39,8 +39,7 @@ class CrossEntropy(ReducedLoss):
         super().__post_init__()
         check_ignore_index(self.ignore_index, "CrossEntropy")
         check_number("label_smoothing", self.label_smoothing, "CrossEntropy", low=0.0, high=1.0)
-        if self.targets not in TARGETS:
-            raise unknown_name("kind of targets", str(self.targets), TARGETS, place="loss `CrossEntropy`")
+        check_name("kind of targets", self.targets, TARGETS, place="loss `CrossEntropy`")
         if self.targets == "probability" and self.ignore_index is not None:
             raise ArgumentError(
                 Diagnostic(A101, "`ignore_index` needs index targets", place="loss `CrossEntropy`", found=repr(self))
@@ -117,7 +116,9 @@ def check_ignore_index(value: object, owner: str) -> None:
     """Check that `value` is a class number or None."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise ArgumentError(
-            Diagnostic(A101, f"`ignore_index` of `{owner}` is not a class", found=repr(value), needed="a whole number")
+            Diagnostic(
+                A101, f"`ignore_index` of `{owner}` is not a class number", found=repr(value), needed="a whole number"
+            )
         )
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onward.arguments import check_count
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
 from onward.losses.base import LabelSpec, ReducedLoss, element_type, shape_of
-from onward.schedules.base import check_count
 
 # Represents the logarithm of 0: differences of a true -∞ would be NaN. Sums of it stay finite in float32.
 _NEVER = -1e30

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from onward.arguments import check_number
 from onward.graph.builder import Builder, Value
 from onward.losses.base import ElementwiseLoss
-from onward.schedules.base import check_number
 
 
 @dataclasses.dataclass(frozen=True)

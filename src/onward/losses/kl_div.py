@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from onward.errors import unknown_name
+from onward.arguments import check_name
 from onward.graph.builder import Builder, Value
 from onward.losses.base import REDUCTIONS, ElementwiseLoss
 
@@ -22,8 +22,7 @@ class KLDiv(ElementwiseLoss):
     log_target: bool = False
 
     def __post_init__(self) -> None:
-        if self.reduction not in (*REDUCTIONS, "batchmean"):
-            raise unknown_name("reduction", str(self.reduction), (*REDUCTIONS, "batchmean"), place="loss `KLDiv`")
+        check_name("reduction", self.reduction, (*REDUCTIONS, "batchmean"), place="loss `KLDiv`")
 
     def elements(self, op: Builder, output: Value, label: Value) -> Value:
         if self.log_target:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+from onward.arguments import check_number
 from onward.graph.builder import Builder, Value
 from onward.losses.base import LabelSpec, ReducedLoss
-from onward.schedules.base import check_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onward.arguments import check_number
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
 from onward.losses.base import LabelSpec, Loss
-from onward.schedules.base import check_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.arguments import check_name
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.walk import subgraphs
 from onward.model import serde
 from onward.model.roles import PROGRAM_STATE, averages, unmark_graph
@@ -75,8 +76,7 @@ def _write_state(clean: TrainingModel, source: TrainingModel, state: Mapping[str
     for name, array in state.items():
         if name in PROGRAM_STATE and name not in known:
             continue
-        if name not in known:
-            raise unknown_name("initializer", name, known, place="state=")
+        check_name("initializer", name, known, place="state=")
         value = clean.graph.initializers.get(name)
         if value is None:
             continue

@@ -7,7 +7,6 @@ attribute's missing type. It drops fields that the installed onnx package does n
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]  # has no stubs
 
+from onward.arguments import did_you_mean, nearest
 from onward.errors import Diagnostic, ModelError, define
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.storage import writer
@@ -209,9 +209,8 @@ def _near_names(path: str, error: Exception) -> str:
         names = os.listdir(folder or ".")
     except OSError:
         return f"there is no folder `{folder}`"
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    near = near or sorted(n for n in names if n.endswith(".onnx"))[:3]
-    return "did you mean " + " or ".join(f"`{os.path.join(folder, n)}`" for n in near) + "?" if near else ""
+    near = nearest(name, names) or sorted(n for n in names if n.endswith(".onnx"))[:3]
+    return did_you_mean(os.path.join(folder, n) for n in near)
 
 
 def _looks_like(data: bytes) -> str:

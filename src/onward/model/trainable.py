@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from onward.arguments import did_you_mean, nearest
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.graph.walk import all_nodes, ancestors, subgraphs
 from onward.model.training_model import FLOAT_TYPES
@@ -182,7 +182,7 @@ def as_patterns(patterns: str | Iterable[str]) -> list[str]:
 
 def no_match(pattern: str, names: Sequence[str], what: str, place: str) -> Diagnostic:
     """Return the diagnostic for a glob that matches none of `names`, with the most similar names."""
-    near = difflib.get_close_matches(pattern.replace("*", ""), names, n=5, cutoff=0.4)
+    near = nearest(pattern.replace("*", ""), names, n=5, cutoff=0.4)
     rest = [n for n in names if n not in near][: max(0, 8 - len(near))]
     listed = ", ".join(f"`{n}`" for n in [*near, *rest])
     more = len(names) - len(near) - len(rest)
@@ -191,7 +191,7 @@ def no_match(pattern: str, names: Sequence[str], what: str, place: str) -> Diagn
         f"`{pattern}` matches no {what}",
         place=place,
         needed=f"a glob that matches one of: {listed}{f' and {more} more' if more > 0 else ''}" if names else "",
-        hint=f"did you mean `{near[0]}`?" if near else "",
+        hint=did_you_mean(near[:1]),
     )
 
 

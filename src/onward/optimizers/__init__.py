@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onward import schedules
-from onward.errors import ArgumentError, unknown_name
+from onward.arguments import check_name, check_names
 from onward.optimizers.adadelta import Adadelta
 from onward.optimizers.adagrad import Adagrad
 from onward.optimizers.adam import Adam, AdamW
@@ -60,12 +60,9 @@ def by_name(name: str, **settings: Any) -> Optimizer:
     >>> by_name("sgd", learning_rate=0.1).rate
     0.1
     """
-    if name not in NAMES:
-        raise unknown_name("optimizer", name, NAMES)
+    check_name("optimizer", name, NAMES)
     known = {f.name for f in dataclasses.fields(NAMES[name]) if f.init}
-    unknown = [unknown_name("setting", s, known, place=f"optimizer `{name}`") for s in sorted(set(settings) - known)]
-    if unknown:
-        raise ArgumentError([error.diagnostics[0] for error in unknown])
+    check_names("setting", sorted(settings), known, place=f"optimizer `{name}`")
     return NAMES[name](**settings)
 
 
@@ -80,8 +77,7 @@ def from_description(description: Mapping[str, Any]) -> Optimizer:
     settings = dict(description)
     name = str(settings.pop("name", ""))
     classes = {cls.__name__: cls for cls in NAMES.values()}
-    if name not in classes:
-        raise unknown_name("optimizer", name, classes)
+    check_name("optimizer", name, classes)
     if isinstance(settings.get("learning_rate"), Mapping):
         settings["learning_rate"] = schedules.from_description(settings["learning_rate"])
     return classes[name](**settings)

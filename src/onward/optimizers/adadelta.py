@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from onward.arguments import check_number
 from onward.graph.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Slot
 from onward.optimizers.formulas import blend
-from onward.schedules.base import Schedule, check_number
+from onward.schedules.base import Schedule
 
 
 @dataclasses.dataclass(frozen=True)

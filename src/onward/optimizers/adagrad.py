@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+from onward.arguments import check_number
 from onward.graph.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated
 from onward.optimizers.formulas import as_float
 from onward.optimizers.operators import emit_decayed, is_exact
-from onward.schedules.base import Schedule, check_number
+from onward.schedules.base import Schedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, counted, unknown_name
+from onward.arguments import check_count, check_name, check_number
+from onward.errors import A101, ArgumentError, Diagnostic, counted
 from onward.graph.builder import Builder, Names, Value
-from onward.schedules.base import Schedule, check_count, check_number
+from onward.schedules.base import Schedule
 
 DOMAIN = "onward.optimizers"
 
@@ -107,8 +108,7 @@ class Optimizer(abc.ABC):
         """Return this optimizer with some settings changed, and without groups; an unknown setting is an error."""
         known = {f.name for f in dataclasses.fields(self) if f.init} - self.COMMON
         for name in settings:
-            if name not in known:
-                raise unknown_name("setting", name, known, place=place or f"optimizer `{type(self).__name__}`")
+            check_name("setting", name, known, place=place or f"optimizer `{type(self).__name__}`")
         if isinstance(settings.get("learning_rate"), Schedule):
             raise ArgumentError(
                 Diagnostic(

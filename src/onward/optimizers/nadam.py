@@ -6,11 +6,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from onward.arguments import check_number
 from onward.graph.builder import Builder, Value
 from onward.optimizers.adam import Betas
 from onward.optimizers.base import FormulaOptimizer, Slot
 from onward.optimizers.formulas import as_float, blend, one_minus_power
-from onward.schedules.base import Schedule, check_number
+from onward.schedules.base import Schedule
 
 _DECAY = 0.96
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onward.arguments import check_number
 from onward.graph.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Slot
-from onward.schedules.base import Schedule, check_number
+from onward.schedules.base import Schedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+from onward.arguments import check_number
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
 from onward.optimizers.base import FormulaOptimizer, Group, Slot, Updated
 from onward.optimizers.operators import emit_decayed, is_exact
-from onward.schedules.base import check_number
 
 
 @dataclasses.dataclass(frozen=True)

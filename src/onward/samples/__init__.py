@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onward.errors import unknown_name
+from onward.arguments import check_name
 from onward.model.training_model import TrainingModel
 from onward.samples.images import digits, digits_network, mnist, mnist_network
 from onward.samples.linear import linear
@@ -19,8 +19,7 @@ SAMPLES: dict[str, Callable[[], TrainingModel]] = {"digits": digits, "linear": l
 
 def build(name: str) -> TrainingModel:
     """Return the sample of that name; an unknown name is an error that lists the samples."""
-    if name not in SAMPLES:
-        raise unknown_name("sample", name, SAMPLES)
+    check_name("sample", name, SAMPLES)
     return SAMPLES[name]()
 
 

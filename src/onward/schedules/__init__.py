@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onward.errors import unknown_name
+from onward.arguments import check_name
 from onward.schedules.base import Schedule
 from onward.schedules.combined import Product, Sequential
 from onward.schedules.constant import Constant
@@ -47,8 +47,7 @@ def from_description(description: Mapping[str, Any]) -> Schedule:
     """
     settings = dict(description)
     name = str(settings.pop("name", ""))
-    if name not in NAMES:
-        raise unknown_name("schedule", name, NAMES)
+    check_name("schedule", name, NAMES)
     if "parts" in settings:
         settings["parts"] = [from_description(part) for part in settings["parts"]]
     after = settings.pop("after", None)  # what follows a warm-up

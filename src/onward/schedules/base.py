@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.arguments import check_number
 from onward.graph.builder import Builder, Value
 
 
@@ -65,43 +65,6 @@ def ramp(op: Builder, step: Value, start: int, length: int, like: Value) -> Valu
 def progress(step: int, start: int, length: int) -> float:
     """Return how far `step` is between `start` and `start + length`, from 0 to 1."""
     return min(max(step - start, 0), length) / length
-
-
-def check_number(
-    name: str,
-    value: object,
-    owner: str,
-    *,
-    low: float = -math.inf,
-    above: float = -math.inf,
-    high: float = math.inf,
-    below: float = math.inf,
-) -> None:
-    """Raise `ArgumentError` if `value` is not a finite number with low ≤ value ≤ high and above < value < below."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if number and low <= value <= high and above < value < below:  # type: ignore[operator]  # it is a number
-        return
-    bounds = "a finite number"
-    if above > -math.inf:
-        bounds += f" above {above:g}"
-    elif low > -math.inf:
-        bounds += f" from {low:g}"
-    if high < math.inf:
-        bounds += f" to {high:g}"
-    if below < math.inf:
-        bounds += f", below {below:g}"
-    raise ArgumentError(Diagnostic(A101, f"`{name}` of `{owner}` is out of range", found=repr(value), needed=bounds))
-
-
-def check_count(name: str, value: object, owner: str, low: int = 1) -> None:
-    """Raise `ArgumentError` if `value` is not a whole number of at least `low`."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= low:
-        return
-    raise ArgumentError(
-        Diagnostic(
-            A101, f"`{name}` of `{owner}` is out of range", found=repr(value), needed=f"a whole number, at least {low}"
-        )
-    )
 
 
 def kind(like: Value) -> ir.DataType:

@@ -6,9 +6,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from onward.arguments import check_count
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
-from onward.schedules.base import Schedule, check_count
+from onward.schedules.base import Schedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from onward.arguments import check_count, check_number
 from onward.graph.builder import Builder, Value
-from onward.schedules.base import Schedule, between, check_count, check_number, cosine, kind, progress, ramp
+from onward.schedules.base import Schedule, between, cosine, kind, progress, ramp
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from onward.arguments import check_count, check_number
 from onward.graph.builder import Builder, Value
-from onward.schedules.base import Schedule, between, check_count, check_number, cosine, kind
+from onward.schedules.base import Schedule, between, cosine, kind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from onward.arguments import check_count, check_number
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
-from onward.schedules.base import Schedule, check_count, check_number
+from onward.schedules.base import Schedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from onward.arguments import check_count, check_number
 from onward.graph.builder import Builder, Value
-from onward.schedules.base import Schedule, between, check_count, check_number, progress, ramp
+from onward.schedules.base import Schedule, between, progress, ramp
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,75 +1,155 @@
-"""What the methods of a trainer are given: each wrong argument named, with what is needed, all at once."""
+"""The arguments of the methods of a trainer: their defaults and their checks, which report all problems at once."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import operator
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onward.arguments import as_whole, is_number, shown, unknown_name
 from onward.compiler.program import Program
-from onward.errors import A101, ArgumentError, DataError, Diagnostic, unknown_name
+from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.graph import shapes
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import Checkpoint
+from onward.train.data import Data
 from onward.train.data.matching import T115, Preparation, fixed_batch
 from onward.train.data.source import ColumnSource, DataSource
-from onward.train.loop import FitSettings
+from onward.train.metrics import Metric
 from onward.train.numeric import MODES
 from onward.train.progress import MODES as PROGRESS
 
+Schedule = Callable[[int], float]
+
 _MAY_CHANGE = ("epochs", "on_nan")  # of a resumed run
-_WHOLE = {"epochs": 1, "batch_size": 1, "steps_per_epoch": 1, "seed": 0}  # the least value of each
+_FROM_ONE = ("checkpoint_every", "keep", "epochs", "batch_size", "steps_per_epoch")
+_LEAST = {**dict.fromkeys(_FROM_ONE, 1), "prefetch": 0, "seed": 0}
 
 
-def as_whole(name: str, value: Any, least: int, problems: list[Diagnostic]) -> Any:
-    """Return `value` as an int (numpy's integers are welcome); anything else, or less than `least`, is a problem.
+@dataclasses.dataclass(frozen=True)
+class FitSettings:
+    """The arguments of `Trainer.fit`. Those up to `learning_rate` decide the course of a run; checkpoints keep them."""
 
-    Numbers of 63 bits at most: what is stored as int64.
-    """
-    try:
-        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or not least <= number < 1 << 63:
-        problems.append(Diagnostic(A101, f"{name} is {shown(value)}", needed=f"a whole number of at least {least}"))
-    return value if number is None else number
+    epochs: int = 1
+    batch_size: int = 32
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+    entry: str | None = None
+    steps_per_epoch: int | None = None
+    on_nan: str = "stop"
+    learning_rate: float | Schedule | None = None
+    validation_data: Data | float | None = None
+    metrics: Sequence[str | Metric] = ()
+    callbacks: Sequence[Callback] = ()
+    preparation: Preparation | None = None
+    checkpoint: str | Path | None = None
+    checkpoint_every: int | None = None
+    keep: int = 3
+    prefetch: int | None = None
+    progress: str | bool = "auto"
+
+    @classmethod
+    def of(cls, program: Program, resumed: Checkpoint | None, **given: Any) -> FitSettings:
+        """Return the given settings. None stands for the setting of the resumed run, or else for the default.
+
+        Raises:
+            ArgumentError: wrong settings, or other settings than those of the resumed run; all at once.
+        """
+        given = {n: v for n, v in given.items() if v is not None or n in ("metrics", "callbacks", "progress")}
+        if isinstance(given.get("callbacks"), Iterable):
+            given["callbacks"] = list(given["callbacks"])
+        problems = _problems(given, program)
+        for name, least in _LEAST.items():
+            if name in given:
+                given[name] = as_whole(name, given[name], least, problems)
+        fixed = fixed_batch((*program.inputs, *program.targets))
+        defaults: dict[str, Any] = {"batch_size": fixed, "drop_last": True} if fixed else {}
+        if resumed is not None and resumed.run_state is not None:
+            defaults = resumed.run_state["settings"]
+            problems += _changes(given, defaults)
+        if problems:
+            raise ArgumentError(problems)
+        if resumed is not None:
+            defaults = {**defaults, "checkpoint": resumed.path.parent}
+        plain = {n: v.item() for n, v in given.items() if isinstance(v, np.generic)}  # JSON cannot hold numpy's numbers
+        return cls(**{**defaults, **given, **plain})
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The learning rate as a function of the step; None when it is a number, or the model's own."""
+        return self.learning_rate if callable(self.learning_rate) else None
+
+    def stored(self) -> dict[str, Any]:
+        """Return the settings that checkpoints keep, as JSON."""
+        names = [f.name for f in dataclasses.fields(self)]
+        kept = {name: getattr(self, name) for name in names[: names.index("learning_rate")]}
+        return {**kept, "learning_rate": _described(self.learning_rate)}
 
 
-def shown(value: Any) -> str:
-    """Return the value for a message: short, and with its kind where the value alone would not tell."""
-    text = repr(value)
-    if len(text) > 60 or "\n" in text:
-        return f"a {type(value).__name__}"
-    return text
+def _problems(given: Mapping[str, Any], program: Program) -> list[Diagnostic]:
+    """Return what is wrong with the arguments of `fit`, except for whole numbers."""
+    problems = [
+        *_rate_problems(given.get("learning_rate")),
+        *_callback_problems(given.get("callbacks", ())),
+        *_preparation_problems(given.get("preparation")),
+    ]
+
+    def need(name: str, is_right: bool, needed: str) -> None:
+        if not is_right:
+            problems.append(Diagnostic(A101, f"{name} is {shown(given[name])}", needed=needed))
+
+    validation = given.get("validation_data")
+    need("validation_data", not isinstance(validation, bool), "data, or the share to hold back, as 0.1")
+    need("checkpoint", isinstance(given.get("checkpoint", ""), (str, os.PathLike)), "the path of a directory, or None")
+    need("shuffle", isinstance(given.get("shuffle", True), (bool, np.bool_)), "True or False")
+    need("drop_last", isinstance(given.get("drop_last", True), (bool, np.bool_)), "True or False")
+    names = {"progress": ("kind of progress", PROGRESS), "on_nan": ("on_nan mode", MODES)}
+    for name, (kind, valid) in {**names, "entry": ("training entry", tuple(program.entries))}.items():
+        if name in given and given[name] not in valid and not (name == "progress" and isinstance(given[name], bool)):
+            problems += unknown_name(kind, given[name], valid).diagnostics
+    return problems
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """Return `value` as an int of at least `least`, or raise."""
-    problems: list[Diagnostic] = []
-    number = as_whole(name, value, least, problems)
-    if problems:
-        raise ArgumentError(problems)
-    return int(number)
+def _rate_problems(rate: Any) -> list[Diagnostic]:
+    found, needed = f"learning_rate is {shown(rate)}", ""
+    if callable(rate):
+        if not _takes_one(rate):
+            found, needed = "learning_rate is a function that does not take one argument", "a function of the step"
+    elif rate is not None and not is_number(rate):
+        needed = "a number, or a function of the step"
+    elif rate is not None and not 0.0 <= float(rate) < float("inf"):
+        needed = "a finite number ≥ 0"
+    return [Diagnostic(A101, found, needed=needed)] if needed else []
+
+
+def _described(rate: float | Schedule | None) -> float | str | None:
+    """Return the rate itself, or for a function what a checkpoint can say about it."""
+    if not callable(rate):
+        return rate
+    describe = getattr(rate, "describe", None)  # onward.schedules say what they are
+    return json.dumps(describe(), sort_keys=True) if callable(describe) else "function"
 
 
 def check_preparation(preparation: Any, default: Preparation) -> Preparation:
     """Return the preparation that was given, or `default` for None."""
-    problem = _preparation_problem(preparation)
-    if problem is not None:
-        raise ArgumentError(problem)
+    problems = _preparation_problems(preparation)
+    if problems:
+        raise ArgumentError(problems)
     return default if preparation is None else preparation
 
 
-def _preparation_problem(preparation: Any) -> Diagnostic | None:
+def _preparation_problems(preparation: Any) -> list[Diagnostic]:
     if preparation is None or isinstance(preparation, Preparation):
-        return None
+        return []
     hint = "from onward.train import Preparation; preparation=Preparation(scale=1 / 255)"
-    return Diagnostic(A101, f"preparation is {shown(preparation)}", needed="a Preparation", hint=hint)
+    return [Diagnostic(A101, f"preparation is {shown(preparation)}", needed="a Preparation", hint=hint)]
 
 
 def check_entry(entry: Any, program: Program) -> None:
@@ -78,58 +158,8 @@ def check_entry(entry: Any, program: Program) -> None:
         raise unknown_name("training entry", entry, program.entries)
 
 
-def check_path(name: str, path: Any) -> None:
-    """Raise if `path` cannot be the name of a file or directory."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(Diagnostic(A101, f"{name} is {shown(path)}", needed="a path"))
-
-
-def check_fit(
-    *,
-    learning_rate: object,
-    validation_data: object,
-    callbacks: object,
-    preparation: object,
-    checkpoint: object,
-    checkpoint_every: object,
-    keep: object,
-    prefetch: object,
-    progress: object,
-) -> list[Diagnostic]:
-    """Return what is wrong with the arguments of `fit` that are no settings of the run."""
-    problems: list[Diagnostic] = []
-    if callable(learning_rate) and not _takes_one(learning_rate):
-        problems.append(
-            Diagnostic(A101, "learning_rate is a function of another kind", needed="a function of the step: one number")
-        )
-    if not (learning_rate is None or callable(learning_rate) or _is_number(learning_rate)):
-        problems.append(
-            Diagnostic(A101, f"learning_rate is {shown(learning_rate)}", needed="a number, or a function of the step")
-        )
-    if isinstance(validation_data, bool):
-        problems.append(
-            Diagnostic(A101, f"validation_data is {validation_data}", needed="data, or the share to hold back, as 0.1")
-        )
-    problems += _callback_problems(callbacks)
-    wrong = _preparation_problem(preparation)
-    if wrong is not None:
-        problems.append(wrong)
-    if checkpoint is not None and not isinstance(checkpoint, (str, os.PathLike)):
-        problems.append(
-            Diagnostic(A101, f"checkpoint is {shown(checkpoint)}", needed="the path of a directory, or None")
-        )
-    if checkpoint_every is not None:
-        as_whole("checkpoint_every", checkpoint_every, 1, problems)
-    as_whole("keep", keep, 1, problems)
-    if prefetch is not None:
-        as_whole("prefetch", prefetch, 0, problems)
-    if not (isinstance(progress, bool) or progress in PROGRESS):
-        problems += unknown_name("kind of progress", progress, PROGRESS).diagnostics
-    return problems
-
-
 def _takes_one(function: Callable[..., Any]) -> bool:
-    """Return whether the function can be called with one argument; True where Python cannot tell."""
+    """Return whether the function can be called with one argument; True where Python does not know."""
     try:
         inspect.signature(function).bind(0)
     except TypeError:
@@ -137,10 +167,6 @@ def _takes_one(function: Callable[..., Any]) -> bool:
     except ValueError:  # some built-in functions have no signature
         return True
     return True
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def _callback_problems(callbacks: object) -> list[Diagnostic]:
@@ -168,54 +194,22 @@ def _callback_problems(callbacks: object) -> list[Diagnostic]:
     return problems
 
 
-def fit_settings(
-    program: Program,
-    given: Mapping[str, Any],
-    resumed: Checkpoint | None,
-    has_function: bool,
-    problems: Sequence[Diagnostic] = (),
-) -> FitSettings:
-    """Return the settings of the run; those of a resumed run may not change, except for the number of epochs.
-
-    `problems` are those already found, to be reported together with the ones found here.
-    """
-    found = list(problems)
-    given = {k: as_whole(k, v, _WHOLE[k], found) if k in _WHOLE else v for k, v in given.items() if v is not None}
-    for name in ("shuffle", "drop_last"):
-        if not isinstance(given.get(name, False), (bool, np.bool_)):
-            found.append(Diagnostic(A101, f"{name} is {shown(given[name])}", needed="True or False"))
-    if given.get("on_nan", "stop") not in MODES:
-        found += unknown_name("on_nan mode", given["on_nan"], MODES).diagnostics
-    try:
-        check_entry(given.get("entry"), program)
-    except ArgumentError as error:
-        found += error.diagnostics
+def _changes(given: Mapping[str, Any], stored: Mapping[str, Any]) -> list[Diagnostic]:
+    """Return the settings that differ from those of the resumed run but must not."""
     rate = given.get("learning_rate")
-    if _is_number(rate) and not 0.0 <= float(rate) < float("inf"):  # type: ignore[arg-type]  # a number, as just seen
-        found.append(Diagnostic(A101, f"learning_rate is {rate}", needed="a finite number ≥ 0"))
-    fixed = fixed_batch((*program.inputs, *program.targets))
-    defaults: dict[str, Any] = {"batch_size": fixed, "drop_last": True} if fixed else {}
-    if resumed is not None and "run_state" in resumed.data:
-        defaults = resumed.data["run_state"]["settings"]
-        found += _changes(given, defaults, has_function)
-    if found:
-        raise ArgumentError(found)
-    return FitSettings(**{**defaults, **given})
-
-
-def _changes(given: Mapping[str, Any], stored: Mapping[str, Any], has_function: bool) -> list[Diagnostic]:
+    now = {**given, "learning_rate": _described(rate)} if rate is not None else given
     problems = [
         Diagnostic(
             A101,
-            f"{key} differs from the run that is taken up",
+            f"{key} differs from the run that is resumed",
             found=f"{key}={value}",
             needed=f"{key}={stored[key]}",
             hint="leave it out, or start a new run from this state with a new Trainer and set_state",
         )
-        for key, value in given.items()
-        if key not in _MAY_CHANGE and stored[key] != value
+        for key, value in now.items()
+        if key in stored and key not in _MAY_CHANGE and stored[key] != value
     ]
-    if isinstance(stored["learning_rate"], str) and not has_function:
+    if isinstance(stored["learning_rate"], str) and not callable(rate):
         problems.append(
             Diagnostic(
                 A101,
@@ -227,7 +221,7 @@ def _changes(given: Mapping[str, Any], stored: Mapping[str, Any], has_function: 
 
 
 def remember_data(preparation: Preparation, source: DataSource, program: Program) -> Preparation:
-    """Return the preparation with what is to be remembered of the training data: class names and table columns.
+    """Return the preparation with the class names and table columns of the training data.
 
     Raises:
         DataError: the data has more classes than the output of the model.

@@ -1,4 +1,4 @@
-"""Callbacks: what may look at a run and steer it between steps and epochs.
+"""Callbacks: they watch and control a run between steps and epochs.
 
 A callback that remembers something returns it from `get_state` (JSON) and `get_arrays`, so that a resumed run goes on
 exactly as if it had never stopped.
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
-from onward.schedules.base import check_count, check_number
+from onward.arguments import check_count, check_name, check_number, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic
 
 if TYPE_CHECKING:
     from onward.train.loop import Run
@@ -22,7 +22,7 @@ Logs = Mapping[str, Any]
 
 
 class Callback:
-    """Override what you need; every method does nothing here."""
+    """The base class of callbacks. Override what you need: every method does nothing here."""
 
     def on_fit_begin(self, run: Run) -> None:
         """Called once, after the data was matched and before the first step."""
@@ -58,11 +58,10 @@ class Callback:
 
 
 class _Watcher(Callback):
-    """Follows one column of the epoch's record and knows which way is better."""
+    """Follows one column of the epoch's record and knows whether larger or smaller is better."""
 
     def __init__(self, monitor: str | None = None, *, mode: str = "auto", min_delta: float = 0.0) -> None:
-        if mode not in ("auto", "min", "max"):
-            raise unknown_name("mode", mode, ("auto", "min", "max"))
+        check_name("mode", mode, ("auto", "min", "max"))
         if not (monitor is None or isinstance(monitor, str)):
             raise ArgumentError(
                 Diagnostic(A101, f"monitor is {monitor!r}", needed="the name of a column, such as val_loss")
@@ -72,9 +71,11 @@ class _Watcher(Callback):
         self.mode = mode
         self.min_delta = abs(min_delta)
         self.best = math.nan
+        self.best_state: dict[str, np.ndarray] = {}
+        """The whole state after the best epoch, if it is kept; empty before the first epoch has ended."""
 
     def _column(self, run: Run, logs: Logs) -> str:
-        """Return the column: the one asked for, else `val_loss` when there is validation data, else `loss`."""
+        """Return the monitored column: by default `val_loss` when there is validation data, else `loss`."""
         name = self.monitor or ("val_loss" if "val_loss" in logs else "loss")
         if name not in logs:
             numbers = [k for k, v in logs.items() if isinstance(v, (int, float))]
@@ -93,6 +94,16 @@ class _Watcher(Callback):
             return True
         return False
 
+    def _restore(self, run: Run) -> None:
+        if self.best_state and run.finished:
+            run.trainer.set_state(self.best_state)
+
+    def get_arrays(self) -> dict[str, np.ndarray]:
+        return self.best_state
+
+    def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.best_state = dict(arrays)
+
 
 class EarlyStopping(_Watcher):
     """Stops when the monitored column has not improved for `patience` epochs; puts the best state back if asked."""
@@ -110,34 +121,27 @@ class EarlyStopping(_Watcher):
         super().__init__(monitor, mode=mode, min_delta=min_delta)
         self.patience = patience
         self.waited = 0
-        self._keeper = _BestState() if restore_best else None
+        self.restore_best = restore_best
 
     def on_epoch_end(self, run: Run, logs: Logs) -> None:
         if self._improved(run, logs):
             self.waited = 0
-            if self._keeper:
-                self._keeper.take(run)
+            if self.restore_best:
+                self.best_state = run.trainer.state
             return
         self.waited += 1
         if self.waited >= self.patience:
             run.stop(f"{self._column(run, logs)} has not improved for {self.waited} epochs (best {self.best:.6g})")
 
     def on_fit_end(self, run: Run) -> None:
-        if self._keeper and run.finished:
-            self._keeper.restore(run)
+        if self.restore_best:
+            self._restore(run)
 
     def get_state(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.best, self.waited = float(state["best"]), int(state["waited"])
-
-    def get_arrays(self) -> dict[str, np.ndarray]:
-        return self._keeper.state if self._keeper else {}
-
-    def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        if self._keeper:
-            self._keeper.state = dict(arrays)
 
 
 class BestSoFar(_Watcher):
@@ -150,45 +154,21 @@ class BestSoFar(_Watcher):
         super().__init__(monitor, mode=mode)
         self.restore = restore
         self.epoch = 0
-        self._keeper = _BestState()
-
-    @property
-    def best_state(self) -> dict[str, np.ndarray]:
-        """The whole state after the best epoch; empty before the first one has ended."""
-        return self._keeper.state
 
     def on_epoch_end(self, run: Run, logs: Logs) -> None:
         if self._improved(run, logs):
             self.epoch = int(logs["epoch"])
-            self._keeper.take(run)
+            self.best_state = run.trainer.state
 
     def on_fit_end(self, run: Run) -> None:
-        if self.restore and run.finished:
-            self._keeper.restore(run)
+        if self.restore:
+            self._restore(run)
 
     def get_state(self) -> dict[str, Any]:
         return {"best": self.best, "epoch": self.epoch}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.best, self.epoch = float(state["best"]), int(state["epoch"])
-
-    def get_arrays(self) -> dict[str, np.ndarray]:
-        return self._keeper.state
-
-    def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._keeper.state = dict(arrays)
-
-
-class _BestState:
-    def __init__(self) -> None:
-        self.state: dict[str, np.ndarray] = {}
-
-    def take(self, run: Run) -> None:
-        self.state = run.trainer.state
-
-    def restore(self, run: Run) -> None:
-        if self.state:
-            run.trainer.set_state(self.state)
 
 
 class ReduceOnPlateau(_Watcher):

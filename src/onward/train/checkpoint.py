@@ -1,16 +1,17 @@
-"""Checkpoints on disk: a directory in which the newest whole one can always be found.
+"""Checkpoints on disk: after a crash at any moment, the newest complete one can be read.
 
 ::
 
     run/
-      step-00000400.safetensors   tensors of the state, and everything else a run needs, in a file that proves itself
+      step-00000400.safetensors   the state and everything else a run needs, with checksums
       step-00000500.safetensors
       model.onnx                  the model (or program.safetensors), so that resuming needs nothing else
       manifest.json               what is there, for people and tools; written last
       .lock                       held by the one writer
 
-Each file is written by temp file, fsync, rename, fsync of the directory, in the order model, step file, manifest; only
-then are older step files removed. A reader takes the newest step file that verifies. Nothing is ever unpickled.
+Each file is written to a temporary file, which is synced and renamed; then the directory is synced. The order is model,
+step file, manifest. Only then are older step files removed. A reader takes the newest step file whose checksums are
+right. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ import onward
 from onward.errors import CheckpointError, Diagnostic, define
 from onward.storage import atomic as fsio
 from onward.storage.tensor_file import Damaged, can_store, read_tensor_file, tensor_file_chunks
-from onward.train.source import Origin
+from onward.train.stored_model import StoredModel
 
 K100 = define(
     "K100",
     "there is no usable checkpoint",
-    why="The directory holds no step file, or none that is whole.",
+    why="The directory holds no step file, or only damaged ones.",
     fix="Check the path; start the run again without resuming.",
 )
 K101 = define(
@@ -56,7 +57,7 @@ K102 = define(
 K103 = define(
     "K103",
     "the model stored with the checkpoint is missing or damaged",
-    why="The run cannot be taken up without the very model it was trained with.",
+    why="The run cannot be resumed without the exact model it was trained with.",
     fix="Pass the model: Trainer.resume(directory, model='model.onnx').",
 )
 K104 = define(
@@ -71,6 +72,12 @@ K105 = define(
     why="Continuing would mix the checkpoints of two runs.",
     fix="Resume that run (Trainer.resume, --resume) or use another directory.",
 )
+K106 = define(
+    "K106",
+    "the run would be resumed with another backend, number of threads or version",
+    why="The exact results depend on them, so the run would not continue exactly.",
+    fix="Use the same ones, or accept the change: allow_changes=True, or --allow-changes.",
+)
 K107 = define(
     "K107",
     "a checkpoint could not be read",
@@ -81,6 +88,8 @@ K107 = define(
 FORMAT = "onward-checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
+EXTRA = "onward/"
+"""The prefix of tensors of a checkpoint that belong to the run and not to the state of the model."""
 _REQUIRED = ("run", "step", "steps", "backend", "model")
 _STEP_FILE = re.compile(r"step-(\d{8,})\.safetensors")
 
@@ -99,6 +108,21 @@ class Checkpoint:
     def step(self) -> int:
         """The number of training steps behind it."""
         return int(self.data["step"])
+
+    @property
+    def run_state(self) -> dict[str, Any] | None:
+        """What the run stored about itself; None for a checkpoint that was saved outside of `fit`."""
+        return self.data.get("run_state")
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """The state of the model."""
+        return {name: array for name, array in self.tensors.items() if not name.startswith(EXTRA)}
+
+    @property
+    def run_arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that belong to the run."""
+        return {name[len(EXTRA) :]: array for name, array in self.tensors.items() if name.startswith(EXTRA)}
 
 
 class CheckpointDirectory:
@@ -120,7 +144,7 @@ class CheckpointDirectory:
         return [p for _, p in sorted(found, reverse=True)]
 
     def load(self) -> Checkpoint:
-        """Return the newest checkpoint that is whole; a damaged one gives a `CheckpointWarning` and is passed over.
+        """Return the newest complete checkpoint; damaged ones are skipped with a `CheckpointWarning`.
 
         Raises:
             CheckpointError: there is none; the message says what is wrong with each file.
@@ -166,13 +190,13 @@ class CheckpointDirectory:
                     found=f"{len(files)} step files, {len(problems)} damaged"
                     if self.path.is_dir()
                     else "no such directory",
-                    needed="at least one whole step-….safetensors",
+                    needed="at least one complete step-….safetensors",
                 ),
                 *problems,
             ]
         )
 
-    def load_origin(self, checkpoint: Checkpoint) -> Origin:
+    def load_model(self, checkpoint: Checkpoint) -> StoredModel:
         """Return the model the run was started with, verified."""
         described = checkpoint.data["model"]
         path = self.path / Path(described["file"]).name
@@ -182,7 +206,7 @@ class CheckpointDirectory:
             problem = f"cannot be read: {error.strerror or error}"
         else:
             if hashlib.sha256(content).hexdigest() == described["sha256"]:
-                return Origin.from_bytes(path.name, content)
+                return StoredModel.from_bytes(path.name, content)
             problem = "is damaged: the checksum does not match"
         raise CheckpointError(
             Diagnostic(
@@ -194,7 +218,7 @@ class CheckpointDirectory:
         )
 
     def _read_manifest(self) -> dict[str, Any] | None:
-        """Return the manifest; None when there is none. A damaged one gives a warning: the step files do without it."""
+        """Return the manifest; None when it is missing or, with a warning, damaged. The step files do not need it."""
         try:
             text = (self.path / MANIFEST).read_text("utf-8")
         except FileNotFoundError:
@@ -215,7 +239,7 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the directory for one writer, and remove what killed writers left behind; may be nested."""
+        """Lock the directory for this writer, and remove what killed writers left behind; may be nested."""
         if self._lock.held:
             yield
             return
@@ -253,12 +277,12 @@ class CheckpointDirectory:
                 Diagnostic(
                     K105,
                     f"`{self.path}` already holds a run, at step {step}",
-                    hint="take it up with Trainer.resume (--resume), or choose another directory",
+                    hint="resume it with Trainer.resume (--resume), or choose another directory",
                 )
             )
 
-    def save(self, step: int, tensors: Mapping[str, np.ndarray], data: Mapping[str, Any], origin: Origin) -> Path:
-        """Write one checkpoint and return its path; when this returns it will survive a power loss.
+    def save(self, step: int, tensors: Mapping[str, np.ndarray], data: Mapping[str, Any], model: StoredModel) -> Path:
+        """Write one checkpoint and return its path. After the return it survives a power loss.
 
         Raises:
             CheckpointError: it could not be written; the earlier ones are untouched and no temporary file is left.
@@ -271,7 +295,7 @@ class CheckpointDirectory:
         path = self.path / f"step-{step:08d}.safetensors"
         with self.writing(), self._reporting("the checkpoint could not be written"):
             self.check_owner(str(data["run"]))
-            stored = self._store_origin(origin)
+            stored = self._store_model(model)
             content = {**data, "format": FORMAT, "version": VERSION, "step": step, "model": stored}
             digest = _Digest(tensor_file_chunks(tensors, content))
             fsio.write_atomic(path, digest)
@@ -279,13 +303,13 @@ class CheckpointDirectory:
             self._prune(step)
         return path
 
-    def _store_origin(self, origin: Origin) -> dict[str, str]:
-        path = self.path / origin.file_name
-        stored = {"file": origin.file_name, "sha256": origin.sha256}
-        if self._stored != origin.sha256 or not path.exists():
-            if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != origin.sha256:
-                fsio.write_atomic(path, [origin.content])
-            self._stored = origin.sha256
+    def _store_model(self, model: StoredModel) -> dict[str, str]:
+        path = self.path / model.file_name
+        stored = {"file": model.file_name, "sha256": model.sha256}
+        if self._stored != model.sha256 or not path.exists():
+            if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != model.sha256:
+                fsio.write_atomic(path, [model.content])
+            self._stored = model.sha256
         return stored
 
     def _write_manifest(self, path: Path, digest: _Digest, content: Mapping[str, Any]) -> None:
@@ -311,7 +335,7 @@ class CheckpointDirectory:
         fsio.write_atomic(self.path / MANIFEST, [_manifest_text(manifest).encode("utf-8")])
 
     def _prune(self, step: int) -> None:
-        """Keep the newest `keep` up to `step`; later ones are damaged or of a future that was given up."""
+        """Keep the newest `keep` step files up to `step`. Later ones are damaged, or their steps are done again."""
         removed = False
         kept = 0
         for path in self.step_files():
@@ -347,6 +371,43 @@ class CheckpointDirectory:
             ) from error
 
 
+def json_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that JSON can hold; others must be given again when resuming."""
+    kept = {}
+    for name, value in options.items():
+        try:
+            kept[name] = json.loads(json.dumps(value))
+        except TypeError:
+            continue
+    return kept
+
+
+def check_backend(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise if anything that the exact results depend on has changed since the checkpoint; list all of it."""
+    problems = []
+    if stored["name"] != now["name"]:
+        problems.append(("backend", stored["name"], now["name"]))
+    keys = dict.fromkeys([*stored["describe"], *now["describe"]])
+    problems += [
+        (key, stored["describe"].get(key), now["describe"].get(key))
+        for key in keys
+        if stored["describe"].get(key) != now["describe"].get(key)
+    ]
+    if problems:
+        raise CheckpointError(
+            [
+                Diagnostic(
+                    K106,
+                    f"{key} has changed since the checkpoint was written",
+                    found=str(found),
+                    needed=str(needed),
+                    hint="the results may differ: use the same, or accept it with allow_changes=True (--allow-changes)",
+                )
+                for key, needed, found in problems
+            ]
+        )
+
+
 _HINTS = {
     errno.ENOSPC: "free space on the disk, then resume",
     errno.EDQUOT: "the quota of this user is used up",
@@ -354,14 +415,14 @@ _HINTS = {
     errno.EROFS: "the file system is mounted read-only",
     errno.EACCES: "this user may not write here",
     errno.EPERM: "this user may not write here",
-    errno.EIO: "the disk reports a fault: copy what is there to another one",
+    errno.EIO: "the disk reports a fault: copy its files to another disk",
     errno.EEXIST: "there is a file of that name where the directory should be",
     errno.ENOTDIR: "a part of the path is a file, not a directory",
 }
 
 
 class _Digest:
-    """Passes chunks on and keeps their sha256 and size."""
+    """Yields chunks and computes their sha256 and size."""
 
     def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
         self._chunks = chunks

@@ -1,4 +1,4 @@
-"""Evaluation and prediction over any number of batches, exact also for a last batch that is smaller."""
+"""Evaluation and prediction over any number of batches, exact also for a smaller last batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRANSPARENT = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast"
 
 
 def loose_targets(program: Program, source: DataSource) -> tuple[TensorSpec, ...]:
-    """Return the targets of the program, or for an inference model the first column that is no input of it."""
+    """Return the targets of the program, or for an inference model the first column that is not an input."""
     if program.targets:
         return program.targets
     columns = source.specs()
@@ -78,11 +78,11 @@ def has_output(program: Program, metric: Metric) -> bool:
 
 
 def update_metrics(program: Program, metrics: Sequence[Metric], outputs: Outputs, feeds: Mapping[str, Any]) -> None:
-    """Give outputs and targets of one batch to the metrics; one whose output or target is not there is left out."""
+    """Update the metrics with one batch; skip those whose output or target is missing."""
     if not metrics:
         return
     names = output_names(program)
-    targets = [t.name for t in program.targets if t.name in feeds]  # one training entry may read others than the first
+    targets = [t.name for t in program.targets if t.name in feeds]  # those that this training entry reads
     for metric in metrics:
         output = metric.output or (names[0] if names else "")
         target = metric.target or next(iter(targets), "")
@@ -92,9 +92,9 @@ def update_metrics(program: Program, metrics: Sequence[Metric], outputs: Outputs
 
 @contextlib.contextmanager
 def explaining(program: Program, feeds: Mapping[str, Any]) -> Iterator[None]:
-    """Refuse class numbers below 0, and explain a failure of the backend where a class number is its cause.
+    """Refuse class numbers below 0, and explain a failure of the backend that a class number causes.
 
-    A runtime may take -1 for the last class, as an index of numpy is taken, and train on it without a word.
+    A runtime may read -1 as the last class, as numpy does with an index, and train on it silently.
     """
     problems = list(_negative_labels(program, feeds))
     if problems:
@@ -143,7 +143,7 @@ def _bad_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Diagnost
 
 
 class _Sums:
-    """Puts the loss and other single numbers together from batches of any size."""
+    """Computes the loss and other scalars over batches of any size."""
 
     def __init__(self, program: Program) -> None:
         self._loss = program.loss
@@ -154,7 +154,7 @@ class _Sums:
         self._last: dict[str, float] = {}
 
     def add(self, outputs: Outputs, samples: int) -> None:
-        """Take the outputs of one batch into account."""
+        """Add the outputs of one batch."""
         self._samples += samples
         for name, value in outputs.items():
             if np.ndim(value) == 0 or (name in (self._loss, *self._parts) and np.size(value) == 1):
@@ -181,13 +181,14 @@ def run_evaluation(
     batch_size: int,
     metrics: Sequence[Metric],
     poll: Callable[[], None] = lambda: None,
+    entry: str | None = None,
 ) -> dict[str, Any]:
     """Return the loss, other scalar outputs (means over the samples) and the metrics over the whole source.
 
-    A model without a loss gives the metrics alone. For a model with a fixed batch size a last, smaller batch is filled
+    The loss is that of the training entry `entry`, by default of the first. A model without a loss gives the metrics alone. For a model with a fixed batch size a last, smaller batch is filled
     up for the metrics and left out of the means.
     """
-    program = session.program
+    program = session.program.for_entry(entry)
     for metric in metrics:
         metric.reset()
     fixed = fixed_batch([f.spec for f in matching.feeds])
@@ -200,8 +201,8 @@ def run_evaluation(
         samples = batch_length(feeds)
         padded = fixed is not None and samples < fixed
         with explaining(program, feeds):
-            run = session.infer if program.first is None else session.evaluate
-            outputs = run(_fill(feeds, fixed or 0))
+            filled = _fill(feeds, fixed or 0)
+            outputs = session.infer(filled) if program.first is None else session.evaluate(filled, entry=entry)
         if padded:
             outputs = {k: v[:samples] if np.ndim(v) and len(v) == fixed else v for k, v in outputs.items()}
         else:
@@ -241,7 +242,7 @@ def _predict_batches(
 
 
 def _fill(feeds: Batch, size: int) -> Batch:
-    """Return the batch with its last sample repeated up to `size`; as it is when that is not larger."""
+    """Return the batch with its last sample repeated up to `size`; unchanged when it is not smaller."""
     if size <= batch_length(feeds):
         return feeds
     return {

@@ -1,4 +1,4 @@
-"""The feeds of one step, as a user gives them: checked and made into what the model takes."""
+"""Check the feeds of one step and convert them to what the model takes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from onward.arguments import shown
 from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
-from onward.train.arguments import shown
 from onward.train.data.matching import T110, T112, Feed, batch_problem
 from onward.train.data.source import T106, to_array
 

@@ -25,9 +25,9 @@ class FirstBad:
 def find_first_bad(
     program: Program, feeds: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray], entry: str | None
 ) -> FirstBad | None:
-    """Return the first NaN (or else the first Inf) in the order batch, state, nodes; None when none shows up.
+    """Return the first NaN (or else the first Inf) in the order batch, state, nodes; None when there is none.
 
-    An Inf alone may be meant (an attention mask), so a NaN goes before it; the Inf it came from is named with it.
+    An Inf alone may be intended (an attention mask), so a NaN is reported first, with the Inf that it came from.
     """
     for name, array in feeds.items():
         if not is_finite(array):

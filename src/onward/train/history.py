@@ -1,4 +1,4 @@
-"""What a training run left behind: one record per epoch, and the loss of (at most a few thousand) single steps."""
+"""The history of a training run: one record per epoch, and the loss of at most a few thousand single steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop, the only one: epochs, steps, validation, checkpoints, callbacks."""
+"""The training loop: epochs, steps, validation, checkpoints, callbacks."""
 
 from __future__ import annotations
 
@@ -7,69 +7,30 @@ import dataclasses
 import itertools
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onward.backends.base import Outputs, Session
 from onward.backends.processes import rank, world_size
 from onward.errors import A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
 from onward.train import evaluation
+from onward.train.arguments import FitSettings, Schedule
 from onward.train.callbacks import Callback
-from onward.train.checkpoint import CheckpointDirectory
+from onward.train.checkpoint import Checkpoint, CheckpointDirectory
 from onward.train.data.matching import Matching, fixed_batch
 from onward.train.data.prefetch import Prefetcher
-from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
+from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, default_prefetch, no_batches
 from onward.train.history import History
 from onward.train.metrics import ConfusionMatrix, Metric, label
+from onward.train.numeric import NumericGuard
+from onward.train.position import Position
+from onward.train.progress import progress_callback
 from onward.train.signals import StopRequested, StopSignals
 
 if TYPE_CHECKING:
     from onward.train.trainer import Trainer
-
-Schedule = Callable[[int], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class FitSettings:
-    """What decides the course of a run; kept in checkpoints."""
-
-    epochs: int = 1
-    batch_size: int = 32
-    shuffle: bool = True
-    seed: int = 0
-    drop_last: bool = False
-    entry: str | None = None
-    steps_per_epoch: int | None = None
-    on_nan: str = "stop"
-    learning_rate: float | str | None = None  # text when it was given as a function
-
-
-@dataclasses.dataclass
-class Position:
-    """How far a run has come: `batch` of `epoch` is the next one to be trained on."""
-
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
-    seconds: float = 0.0
-    samples: int = 0
-    sums: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # name -> [weighted sum, weight]
-    rate_factor: float = 1.0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    finished: bool = False
-
-    def add(self, name: str, value: float, weight: int) -> None:
-        """Take the mean of one batch of `weight` samples into the mean of the epoch."""
-        entry = self.sums.setdefault(name, [0.0, 0.0])
-        entry[0] += value * weight
-        entry[1] += weight
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Move to the beginning of `epoch`."""
-        self.epoch, self.batch, self.seconds, self.samples = epoch, 0, 0.0, 0
-        self.sums = {}
 
 
 @dataclasses.dataclass
@@ -81,8 +42,42 @@ class Validation:
     batch_size: int
 
 
-class Run:
-    """One call of `fit`; what callbacks see."""
+class Steps:
+    """Runs guarded training steps of a session and counts them: a `Run` without data."""
+
+    def __init__(
+        self,
+        session: Session,
+        guard: NumericGuard | None = None,
+        position: Position | None = None,
+        history: History | None = None,
+    ) -> None:
+        self.session = session
+        self.guard = guard or NumericGuard(session)
+        self.position = position or Position()
+        self.history = History() if history is None else history
+
+    def step(self, feeds: Mapping[str, np.ndarray], entry: str | None) -> Outputs | None:
+        """Run one step whose feeds are known to fit and count it; return None when the batch was skipped."""
+        program = self.session.program
+        with evaluation.explaining(program, feeds):
+            outputs = self.guard.step(feeds, self.position, entry)
+        self.position.step += 1
+        if outputs is not None and "loss" not in outputs:
+            loss = program.loss if entry is None else program.entries[entry].loss
+            outputs = {"loss": outputs[loss], **outputs} if loss in outputs else outputs
+        return outputs
+
+
+class Run(Steps):
+    """One call of `fit`. This is what callbacks see.
+
+    It continues the steps `before`, or the run in the checkpoint `resumed`.
+
+    Raises:
+        ArgumentError: the data, the metrics or the callbacks are not those of the resumed run, or the model has no
+            learning rate to be set.
+    """
 
     def __init__(
         self,
@@ -91,36 +86,38 @@ class Run:
         source: DataSource,
         matching: Matching,
         *,
+        before: Steps,
+        resumed: Checkpoint | None = None,
         validation: Validation | None = None,
         metrics: Sequence[Metric] = (),
-        callbacks: Sequence[Callback] = (),
-        schedule: Schedule | None = None,
-        checkpoints: CheckpointDirectory | None = None,
-        checkpoint_every: int | None = None,
-        prefetch: int = 2,
-        takes_part: bool = False,
     ) -> None:
+        super().__init__(trainer.session, before.guard, Position(step=before.position.step))
         self.trainer = trainer
         self.settings = settings
         self.source = source
         self.metrics = list(metrics)
         self.confusion: ConfusionMatrix | None = next((m for m in metrics if type(m) is ConfusionMatrix), None)
-        self.position = Position()
-        self.history = History()
         self.validation = validation
-        self.schedule = schedule
+        self.schedule = settings.schedule
         self.started = 0.0
         """When `fit` began, in seconds of `time.perf_counter`."""
         self.steps_before = 0
         """How many steps had been done when `fit` began."""
         self._matching = matching
-        self._callbacks = list(callbacks)
-        self._checkpoints = checkpoints
-        self._checkpoint_every = checkpoint_every
-        self._takes_part = takes_part  # another process writes, and needs this one's part of the state
-        self._prefetch = prefetch
+        writer, directory = self.session.writer, settings.checkpoint
+        self._callbacks = [*settings.callbacks, *progress_callback(settings.progress if writer else "none")]
+        self._checkpoints = CheckpointDirectory(directory, settings.keep) if writer and directory is not None else None
+        # Another process writes checkpoints, and needs this one's part of the state.
+        self._takes_part = directory is not None and self.session.sharded and not writer
+        given = settings.prefetch
+        self._prefetch = default_prefetch(source, settings.batch_size) if given is None else given
         self._saved_at: tuple[int, int] | None = None
-        self._signals = StopSignals(enabled=checkpoints is not None)
+        self._signals = StopSignals(enabled=self._checkpoints is not None)
+        if settings.learning_rate is not None:
+            self.require_learning_rate("learning_rate=")
+        if resumed is not None and resumed.run_state is not None:
+            self.set_state(resumed.run_state, resumed.run_arrays)
+        self.guard.set_mode(settings.on_nan)
 
     # ------------------------------------------------------------------ for callbacks
 
@@ -138,7 +135,7 @@ class Run:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step, of the first training entry; NaN when the model has none that can be set."""
+        """The learning rate of the next step, for the first training entry; NaN when the model has none to set."""
         if self.schedule is not None:
             base = self._scheduled(self.schedule)
         elif isinstance(self.settings.learning_rate, (int, float)):
@@ -149,7 +146,7 @@ class Run:
         return base * self.position.rate_factor
 
     def _rates(self) -> dict[str, np.ndarray]:
-        """Return the learning rates to feed: one for all entries if it was given, else each its own, reduced."""
+        """Return the learning rates to feed: the given one for all entries, or the reduced own rate of each entry."""
         given = self.schedule is not None or self.settings.learning_rate is not None
         if not given and self.position.rate_factor == 1.0:
             return {}
@@ -225,6 +222,7 @@ class Run:
                 raise SystemExit(0) from None
             raise KeyboardInterrupt from None
         finally:
+            self.guard.set_mode("stop")  # for single steps after the run
             for callback in self._callbacks:
                 callback.on_fit_end(self)
         return self.history
@@ -237,12 +235,12 @@ class Run:
                     self._train_epoch()
                 except (NumericError, CheckpointError):
                     raise
-                except Exception:  # bad data in the middle, say: the steps before it must not be lost
-                    with contextlib.suppress(OnwardError):  # the error to be seen is the one that ended the run
+                except Exception:  # for example bad data: the steps before it must not be lost
+                    with contextlib.suppress(OnwardError):  # the user must see the error that ended the run
                         self._save()
                     raise
                 self._end_epoch()
-                if self._checkpoint_every is None:
+                if self.settings.checkpoint_every is None:
                     self._save()
             if not self.position.finished:
                 self.position.finished = True
@@ -267,9 +265,9 @@ class Run:
         began, before = time.perf_counter(), position.seconds
         with Prefetcher(feeds, self._prefetch, self._signals.poll) as ready:
             for batch in ready:
-                self._step(batch)
+                self._train_batch(batch)
                 position.seconds = before + time.perf_counter() - began
-                if self._checkpoint_every and position.step % self._checkpoint_every == 0:
+                if self.settings.checkpoint_every and position.step % self.settings.checkpoint_every == 0:
                     self._save()
                 self._signals.poll()
                 if self.history.stopped:
@@ -280,19 +278,17 @@ class Run:
     def _part(self) -> tuple[int, int]:
         """Return (number of this process, number of processes) for reading a part of each batch; (0, 1) for whole ones.
 
-        Whole ones where a process must not fail alone, and where the model fixes the number of samples.
+        A process reads whole batches where it must not fail alone, and where the model fixes the number of samples.
         """
-        session = self.trainer.session
-        whole = getattr(session, "sharded", False) or fixed_batch([f.spec for f in self._matching.feeds]) is not None
-        return (0, 1) if whole or getattr(session, "processes", 1) == 1 else (rank(), world_size())
+        whole = self.session.sharded or fixed_batch([f.spec for f in self._matching.feeds]) is not None
+        return (0, 1) if whole or self.session.processes == 1 else (rank(), world_size())
 
-    def _step(self, batch: Batch) -> None:
+    def _train_batch(self, batch: Batch) -> None:
         position = self.position
         feeds: dict[str, np.ndarray] = dict(batch)
         feeds |= self._rates()
-        outputs = self.trainer.guarded_step(feeds, position.step + 1, self.settings.entry)
+        outputs = self.step(feeds, self.settings.entry)
         samples = batch_length(batch)
-        position.step += 1
         position.batch += 1
         position.samples += samples
         if outputs is None:
@@ -303,7 +299,7 @@ class Run:
                 logs[name] = float(np.asarray(value).ravel()[0])
                 position.add(name, logs[name], samples)
         if self.metrics:
-            whole = getattr(self.trainer.session, "whole_batch", dict)(batch)  # several processes read a part each
+            whole = self.session.whole_batch(batch)  # several processes read a part each
             evaluation.update_metrics(self.trainer.program, self.metrics, outputs, whole)
         if "loss" in logs:
             self.history.add_step(position.step, logs["loss"])
@@ -341,14 +337,15 @@ class Run:
         held = [metric.get_state() for metric in metrics]
         try:
             return evaluation.run_evaluation(
-                self.trainer.evaluating(self.settings.entry),
+                self.session,
                 validation.source,
                 validation.matching,
                 validation.batch_size,
                 metrics,
                 self._signals.poll,
+                entry=self.settings.entry,
             )
-        except BaseException:  # a signal: the checkpoint to come holds the metrics of the training, not half of these
+        except BaseException:  # after a signal, the next checkpoint must hold the metrics of the training
             for metric, state in zip(metrics, held, strict=True):
                 metric.reset()
                 metric.set_state(state)
@@ -362,7 +359,7 @@ class Run:
             return
         if self._takes_part:
             self._saved_at = here
-            self.trainer.session.get_state()
+            self.session.get_state()
         if self._checkpoints is None:
             return
         path = self.trainer.write_checkpoint(self._checkpoints, self)
@@ -371,9 +368,9 @@ class Run:
             callback.on_checkpoint(self, str(path))
 
     def get_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (JSON, arrays): all that `set_state` needs to go on as if nothing had happened."""
+        """Return (JSON, arrays): everything that `set_state` needs to continue the run exactly."""
         data = {
-            "settings": dataclasses.asdict(self.settings),
+            "settings": self.settings.stored(),
             "position": dataclasses.asdict(self.position),
             "history": self.history.as_dict(),
             "data": self.source.fingerprint(),
@@ -388,7 +385,7 @@ class Run:
         return data, arrays
 
     def set_state(self, data: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Take up the run described by `get_state`.
+        """Go on with the run that `get_state` described.
 
         Raises:
             ArgumentError: the data, the metrics or the callbacks are not those of the run.

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from onward.errors import A101, ArgumentError, DataError, Diagnostic, define, unknown_name
+from onward.arguments import check_name, unknown_name, whole
+from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
 from onward.train.data.source import to_array
 
 T120 = define(
@@ -39,9 +40,9 @@ class Metric(abc.ABC):
     def __init__(self, *, from_logits: bool = False) -> None:
         self.from_logits = from_logits
         self.output: str | None = None
-        """The output of the model it looks at; None: the first."""
+        """The output of the model that it reads; None means the first."""
         self.target: str | None = None
-        """The target it compares with; None: the first."""
+        """The target that it compares with; None means the first."""
         self.reset()
 
     @abc.abstractmethod
@@ -50,14 +51,14 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        """Take one batch into account."""
+        """Add one batch."""
 
     @abc.abstractmethod
     def compute(self) -> float:
         """Return the value over all samples so far; NaN when there is none or it is not defined."""
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Return what `update` has gathered, for a checkpoint."""
+        """Return what `update` has collected, for a checkpoint."""
         return {k: np.asarray(v) for k, v in vars(self).items() if k.startswith("_") and not callable(v)}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -183,10 +184,8 @@ class TopK(_Mean):
     """The share of samples whose class is among the k highest scores; of equal scores the lower class goes first."""
 
     def __init__(self, k: int = 5, *, from_logits: bool = False) -> None:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ArgumentError(Diagnostic(A101, f"top-{k} accuracy", needed="k as a whole number of at least 1"))
-        self.k = k
-        self.name = f"top{k}"
+        self.k = whole("k of top-k accuracy", k, 1)
+        self.name = f"top{self.k}"
         super().__init__(from_logits=from_logits)
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
@@ -227,8 +226,7 @@ class _FromConfusion(ConfusionMatrix):
     """Precision, recall, F1: of class 1 for two classes, else averaged over the classes that occur."""
 
     def __init__(self, average: str = "macro", *, from_logits: bool = False) -> None:
-        if average not in ("macro", "micro", "weighted"):
-            raise unknown_name("average", average, ("macro", "micro", "weighted"))
+        check_name("average", average, ("macro", "micro", "weighted"))
         self.average = average
         super().__init__(from_logits=from_logits)
 
@@ -256,7 +254,7 @@ def _ratio(over: np.ndarray, under: np.ndarray) -> np.ndarray:
 
 
 class Precision(_FromConfusion):
-    """Of the samples said to be of a class, the share that is."""
+    """The share of the samples predicted as a class that belong to it."""
 
     name = "precision"
 
@@ -265,7 +263,7 @@ class Precision(_FromConfusion):
 
 
 class Recall(_FromConfusion):
-    """Of the samples of a class, the share that was found."""
+    """The share of the samples of a class that were predicted as it."""
 
     name = "recall"
 
@@ -283,8 +281,8 @@ class F1(_FromConfusion):
 
 
 class AUC(Metric):
-    """The area under the receiver operating curve, exact (ties count half); over several classes the mean of each
-    class against the rest. It has to keep one number per sample and class.
+    """The area under the receiver operating curve, exact (ties count half). Over several classes it is the mean of
+    each class against the rest. It keeps one number per sample and class.
     """
 
     name = "auc"
@@ -451,7 +449,7 @@ def get_metric(name: Any) -> Metric:
         raise ArgumentError(
             Diagnostic(
                 A101,
-                f"{name!r} is no metric",
+                f"{name!r} is not a metric",
                 needed="a name, one of: " + ", ".join([*METRICS, "topK"]) + "; or an object of a subclass of Metric",
                 hint=f"this is the class; make one: {made}" if made else "",
             )

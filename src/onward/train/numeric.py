@@ -1,10 +1,10 @@
-"""No NaN or Inf is ever kept: the guard between the training loop and the session.
+"""The guard between the training loop and the session: it never keeps NaN or Inf.
 
-The loss of every step is looked at. The state is looked at every few steps, when a copy of it is taken, and before
-every checkpoint. When something is not finite, the guard goes back to the last good copy and repeats the steps since
-then, which is exact because a step is a pure function of (batch, state, settings); it finds the first update that is
-bad and the first tensor that is bad, and the state stays as it was before that update. So a backend needs no way to
-undo a step, and a bad gradient behind a finite loss is caught as well.
+It checks the loss of every step. It checks the state every few steps, when it copies the state, and before every
+checkpoint. When something is not finite, it goes back to the last good copy and repeats the steps since then. This is
+exact, because a step is a pure function of (batch, state, settings). It finds the first bad update and the first bad
+tensor, and the state stays as it was before that update. So a backend needs no way to undo a step, and a bad gradient
+behind a finite loss is found as well.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from onward.arguments import check_name
 from onward.backends.base import Outputs, Session
-from onward.errors import A101, ArgumentError, Diagnostic, NumericError, define, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic, NumericError, define
 from onward.train.first_bad import FirstBad, find_first_bad, is_finite
+from onward.train.position import Position
 
 N100 = define(
     "N100",
@@ -40,10 +42,12 @@ N102 = define(
 )
 
 MODES = ("stop", "skip", "off")
+Arrays = Mapping[str, np.ndarray]
+_Held = tuple[int, dict[str, np.ndarray], str | None]  # a step that may be repeated: number, feeds, entry
 _MIN_STEPS, _MAX_STEPS, _MAX_BYTES, _MAX_SHARE = 16, 256, 64 << 20, 0.02
 
 
-def bad_names(values: Mapping[str, np.ndarray]) -> list[str]:
+def bad_names(values: Arrays) -> list[str]:
     """Return the names of the arrays that hold NaN or Inf, in order."""
     return [name for name, array in values.items() if not is_finite(array)]
 
@@ -52,28 +56,24 @@ class NumericGuard:
     """Runs the steps of a session and keeps its state finite.
 
     `mode`: "stop" raises before the bad update is kept, "skip" leaves the batch out (at most `max_skips` in a row),
-    "off" looks at nothing and needs no copy of the state.
+    "off" checks nothing and needs no copy of the state.
     """
 
-    def __init__(self, session: Session, mode: str = "stop", max_skips: int = 5) -> None:
+    def __init__(self, session: Session, max_skips: int = 5) -> None:
         self.mode = "stop"
         self.max_skips = max_skips
-        self.skipped = 0
-        self.skipped_in_a_row = 0
         self._session = session
         self._snapshot: dict[str, np.ndarray] | None = None
-        self._held: list[tuple[int, dict[str, np.ndarray], str | None]] = []
+        self._held: list[_Held] = []
         self._held_bytes = 0
         self._every = _MIN_STEPS
         self._exempt: frozenset[str] = frozenset()
         self._step_seconds = 0.0
-        self.set_mode(mode)
 
     def set_mode(self, mode: str) -> None:
         """Choose what happens when something is not finite: "stop", "skip" or "off"."""
-        if mode not in MODES:
-            raise unknown_name("on_nan mode", mode, MODES)
-        if mode == "skip" and getattr(self._session, "sharded", False):
+        check_name("on_nan mode", mode, MODES)
+        if mode == "skip" and self._session.sharded:
             raise ArgumentError(
                 Diagnostic(
                     A101,
@@ -86,19 +86,20 @@ class NumericGuard:
         self.mode = mode
 
     def reset(self) -> None:
-        """Forget the copy of the state; to be called when the state was replaced from outside."""
+        """Forget the copy of the state. Call this when the state was replaced from outside."""
         self._snapshot = None
         self._held.clear()
         self._held_bytes = 0
 
-    def step(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None = None) -> Outputs | None:
+    def step(self, feeds: Arrays, position: Position, entry: str | None = None) -> Outputs | None:
         """Run one step and return its outputs, or None when the batch was skipped.
 
-        `number` is for messages. The arrays in `feeds` must not change for the next few steps.
+        Skipped batches are counted in `position`. The arrays in `feeds` must not change for the next few steps.
         """
+        number = position.step + 1
         if self.mode == "off":
             return self._session.step(feeds, entry=entry)
-        if getattr(self._session, "sharded", False):
+        if self._session.sharded:
             return self._step_without_copy(feeds, number, entry)
         if self._snapshot is None:
             self._start()
@@ -112,42 +113,42 @@ class NumericGuard:
         self._step_seconds = time.perf_counter() - began
         if self._loss_is_finite(outputs):
             if len(self._held) >= self._every or self._held_bytes >= _MAX_BYTES:
-                skipped = self.skipped
-                self.verify()
-                if self.skipped > skipped and self.skipped_in_a_row:
+                skipped = position.skipped
+                self.verify(position)
+                if position.skipped > skipped and position.skipped_in_a_row:
                     return None
             else:
-                self.skipped_in_a_row = 0
+                position.skipped_in_a_row = 0
             return outputs
-        self._repeat()
+        self._repeat(position)
         return None
 
-    def verify(self) -> dict[str, np.ndarray]:
+    def verify(self, position: Position) -> dict[str, np.ndarray]:
         """Return a copy of the state, known to be finite (unless the mode is "off"); repairs or raises otherwise."""
         began = time.perf_counter()
         state = self._session.get_state()
         if self.mode == "off":
             return state
-        if getattr(self._session, "sharded", False):
+        if self._session.sharded:
             self._check_start(state)
             return state
         if self._snapshot is None:
             self._exempt = self._check_start(state)
         elif self._bad_state(state):
-            self._repeat()
+            self._repeat(position)
             return dict(self._snapshot)
         if self._held:
-            self.skipped_in_a_row = 0
+            position.skipped_in_a_row = 0
         self._keep(state)
         seconds = time.perf_counter() - began
         # Several processes take their copies at the same steps, whatever their clocks say.
-        if self._step_seconds > 0.0 and getattr(self._session, "processes", 1) == 1:
+        if self._step_seconds > 0.0 and self._session.processes == 1:
             wanted = seconds / (_MAX_SHARE * self._step_seconds)
             self._every = int(min(max(wanted, _MIN_STEPS), _MAX_STEPS))
         return dict(state)
 
-    def _step_without_copy(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None) -> Outputs:
-        """Run one step of a session whose state is too large for one process: a copy of it would be, too."""
+    def _step_without_copy(self, feeds: Arrays, number: int, entry: str | None) -> Outputs:
+        """Run one step of a session whose state is too large for one process; so would be a copy of it."""
         outputs = self._session.step(feeds, entry=entry)
         if not self._loss_is_finite(outputs):
             raise NumericError(
@@ -165,7 +166,7 @@ class NumericGuard:
         self._exempt = self._check_start(state)
         self._keep(state)
 
-    def _check_start(self, state: Mapping[str, np.ndarray]) -> frozenset[str]:
+    def _check_start(self, state: Arrays) -> frozenset[str]:
         """Return the names that hold Inf on purpose ("best so far" counters); NaN or a bad parameter is an error."""
         bad = bad_names(state)
         parameters = set(self._session.program.parameters)
@@ -176,7 +177,7 @@ class NumericGuard:
             )
         return frozenset(bad)
 
-    def _hold(self, number: int, feeds: Mapping[str, np.ndarray], entry: str | None) -> None:
+    def _hold(self, number: int, feeds: Arrays, entry: str | None) -> None:
         self._held.append((number, dict(feeds), entry))
         # Several processes hold parts of unequal size: what decides when a copy is taken is the whole batch.
         whole = [(a.nbytes, (getattr(a, "total", 0) or len(a), len(a)) if a.ndim else (1, 1)) for a in feeds.values()]
@@ -187,51 +188,45 @@ class NumericGuard:
         self._held.clear()
         self._held_bytes = 0
 
-    def _loss_is_finite(self, outputs: Mapping[str, np.ndarray]) -> bool:
+    def _loss_is_finite(self, outputs: Arrays) -> bool:
         loss = self._session.program.loss
         return all(is_finite(np.asarray(v)) for name, v in outputs.items() if name == loss or np.ndim(v) == 0)
 
-    def _bad_state(self, state: Mapping[str, np.ndarray]) -> list[str]:
+    def _bad_state(self, state: Arrays) -> list[str]:
         return [
             name
             for name in bad_names(state)
             if name not in self._exempt or bool(np.isnan(state[name].astype(np.float64)).any())
         ]
 
-    def _repeat(self) -> None:
-        """Repeat the steps since the last good copy; leave out (or stop at) every update that is bad."""
+    def _repeat(self, position: Position) -> None:
+        """Repeat the steps since the last good copy. Leave out every bad update, or stop at the first."""
         assert self._snapshot is not None
         good = self._snapshot
         self._session.set_state(good)
-        for number, feeds, entry in list(self._held):
+        for held in list(self._held):
+            _, feeds, entry = held
             outputs = self._session.step(feeds, entry=entry)
             state = self._session.get_state()
             if self._loss_is_finite(outputs) and not self._bad_state(state):
                 good = state
-                self.skipped_in_a_row = 0
+                position.skipped_in_a_row = 0
                 continue
             self._session.set_state(good)
-            self.skipped += 1
-            self.skipped_in_a_row += 1
-            give_up = self.mode == "skip" and self.skipped_in_a_row > self.max_skips
-            if self.mode == "stop" or give_up:
-                if self.mode == "stop":
-                    self.skipped = self.skipped_in_a_row = 0
-                self._keep(good)
-                raise NumericError(self._explain(number, feeds, entry, outputs, good, state, give_up))
+            if self.mode == "skip":
+                position.skipped += 1
+                position.skipped_in_a_row += 1
+                if position.skipped_in_a_row <= self.max_skips:
+                    continue
+            self._keep(good)
+            raise NumericError(self._explain(held, outputs, good, state, position.skipped_in_a_row))
         self._keep(good)
 
     def _explain(
-        self,
-        number: int,
-        feeds: Mapping[str, np.ndarray],
-        entry: str | None,
-        outputs: Mapping[str, np.ndarray],
-        before: Mapping[str, np.ndarray],
-        after: Mapping[str, np.ndarray],
-        give_up: bool,
-    ) -> list[Diagnostic]:
-        whole = getattr(self._session, "whole_batch", dict)(feeds)
+        self, held: _Held, outputs: Arrays, before: Arrays, after: Arrays, skipped_in_a_row: int
+    ) -> Diagnostic:
+        number, feeds, entry = held
+        whole = self._session.whole_batch(feeds)
         first = find_first_bad(self._session.program, whole, before, entry)
         if first is None:
             named = [
@@ -243,26 +238,24 @@ class NumericGuard:
         value = np.asarray(outputs[loss]).ravel()[0] if loss in outputs else "unknown"
         bad_state = self._bad_state(after)
         code, message = N100, f"{first.what} in `{first.name}` at step {number}; the update was not kept"
-        if give_up:
+        if self.mode == "skip":
             code = N101
-            message = f"{self.skipped_in_a_row} bad batches one after another, the last at step {number}: "
+            message = f"{skipped_in_a_row} bad batches one after another, the last at step {number}: "
             message += f"{first.what} in `{first.name}`"
         found = f"loss {value}"
         if bad_state:
             found += f"; the update would have spoiled {len(bad_state)} tensors, first `{bad_state[0]}`"
-        return [
-            Diagnostic(
-                code,
-                message,
-                place=first.place,
-                found=found,
-                needed="finite numbers; the state is the one before this step",
-                hint=first.hint or "lower the learning rate or clip the gradients",
-            )
-        ]
+        return Diagnostic(
+            code,
+            message,
+            place=first.place,
+            found=found,
+            needed="finite numbers; the state is the one before this step",
+            hint=first.hint or "lower the learning rate or clip the gradients",
+        )
 
 
-def _bad_items(*groups: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Any]]:
+def _bad_items(*groups: Arrays) -> Iterator[tuple[str, Any]]:
     for group in groups:
         for name in bad_names({n: np.asarray(v) for n, v in group.items()}):
             yield name, group[name]

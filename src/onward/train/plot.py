@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 
 COLOURS = ("#2563c9", "#d9622b", "#1b8a5a", "#9a4fc0", "#b8860b", "#c2386b")
-"""Distinguishable also for people who do not tell red from green; used in this order."""
+"""Colours that people with red-green colour blindness can distinguish, in order of use."""
 
 _ON_DARK = ("#6ea8fe", "#f59f6c", "#5cc79a", "#c692e8", "#e0b64c", "#ee86ab")
 

@@ -1,4 +1,4 @@
-"""What a person sees while it trains: a live bar in a terminal, plain lines elsewhere, nothing when quiet."""
+"""The progress of a training run: a live bar in a terminal, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HIDDEN = {"epoch", "step", "seconds", "samples_per_second", "learning_rate"}
 def progress_callback(progress: str | bool) -> list[Callback]:
     """Return the callback for `fit(progress=…)`: "auto", "bar", "plain", "none", or True and False."""
     mode = {True: "auto", False: "none"}.get(progress, progress) if isinstance(progress, bool) else progress
-    assert mode in MODES, "arguments.check_fit lets no other through"
+    assert mode in MODES, "FitSettings.of refuses others"
     if mode == "auto":
         mode = "bar" if sys.stderr.isatty() else "plain"
     if mode == "none":
@@ -32,7 +32,7 @@ def progress_callback(progress: str | bool) -> list[Callback]:
 
 
 def show(value: Any) -> str:
-    """Return a number as a person wants to read it.
+    """Return a number as short text.
 
     >>> show(0.123456), show(12), show(1e-7), show(1234567.0)
     ('0.1235', '12', '1e-07', '1.235e+06')
@@ -57,8 +57,8 @@ def numbers_of(logs: Logs) -> dict[str, float]:
     return {k: v for k, v in logs.items() if k not in _HIDDEN and isinstance(v, (int, float))}
 
 
-def taken_up(run: Run) -> str:
-    """Return what to say about a run that was taken up; nothing for a new one."""
+def greeting_of(run: Run) -> str:
+    """Return the first line about a resumed run; nothing for a new one."""
     position = run.position
     if not position.step or not (position.batch or position.epoch):
         return ""
@@ -79,7 +79,7 @@ class PlainLines(Callback):
 
     def on_fit_begin(self, run: Run) -> None:
         self._last = time.perf_counter()
-        greeting = taken_up(run)
+        greeting = greeting_of(run)
         if greeting:
             self._print(greeting)
 
@@ -135,7 +135,7 @@ class ProgressBar(Callback):
             TextColumn("{task.completed}/{task.total}" + (" steps" if width >= 80 else "")),
             TextColumn("loss [bold]{task.fields[loss]}"),
         ]
-        if width >= 70:  # what there is no room for is left out: a line that wraps cannot be drawn over
+        if width >= 70:  # columns without room are left out: a line that wraps cannot be redrawn
             columns.append(_Speed())
         if width >= 90:
             columns.append(TimeElapsedColumn())
@@ -153,7 +153,7 @@ class ProgressBar(Callback):
             f"epoch {run.position.epoch + 1}/{run.settings.epochs}", total=total, completed=done, loss="–", speed=""
         )
         self._mean = float("nan")
-        greeting = taken_up(run)
+        greeting = greeting_of(run)
         if greeting:
             self._console.print(greeting, highlight=False)
         self._progress.start()

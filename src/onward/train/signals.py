@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C during training: finish the step, save, then leave."""
+"""SIGTERM and Ctrl-C during training: finish the step, save, then exit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StopRequested(BaseException):
 
 
 class StopSignals:
-    """While active, notes SIGTERM and SIGINT instead of dying; `poll` raises `StopRequested` for them.
+    """While active, records SIGTERM and SIGINT instead of exiting; `poll` raises `StopRequested` for them.
 
     A second Ctrl-C interrupts at once. Outside the main thread, where Python does not allow handlers, and when not
     `enabled`, nothing is changed.

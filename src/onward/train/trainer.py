@@ -1,4 +1,4 @@
-"""`Trainer`: train, evaluate, save and take up again any training model on any backend."""
+"""`Trainer`: train, evaluate, save and resume any training model on any backend."""
 
 from __future__ import annotations
 
@@ -12,35 +12,39 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onward.arguments import check_path, shown, whole
 from onward.backends.base import Outputs, Session, open_session, wants_split
 from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.training_model import TrainingModel
 from onward.train import evaluation
 from onward.train.arguments import (
+    FitSettings,
+    Schedule,
     check_entry,
-    check_fit,
-    check_path,
     check_preparation,
-    fit_settings,
     hold_back,
     remember_data,
-    shown,
-    whole,
 )
 from onward.train.callbacks import Callback
-from onward.train.checkpoint import Checkpoint, CheckpointDirectory, CheckpointWarning
+from onward.train.checkpoint import (
+    EXTRA,
+    Checkpoint,
+    CheckpointDirectory,
+    CheckpointWarning,
+    check_backend,
+    json_options,
+)
 from onward.train.data import Data, as_source
 from onward.train.data.matching import Feed, Preparation, fixed_batch, match, numpy_dtype
-from onward.train.data.source import ColumnSource, DataSource, default_prefetch
+from onward.train.data.source import ColumnSource, DataSource
 from onward.train.feeds import step_feeds
 from onward.train.history import History
-from onward.train.loop import FitSettings, Position, Run, Schedule, Validation
+from onward.train.loop import Run, Steps, Validation
 from onward.train.metrics import Metric
-from onward.train.numeric import NumericGuard, bad_names
-from onward.train.progress import progress_callback
-from onward.train.resuming import EXTRA, check_backend, describe_rate, extras, json_options
-from onward.train.source import Origin, averages, inference_model, stored_preparation, with_state
+from onward.train.numeric import bad_names
+from onward.train.position import Position
+from onward.train.stored_model import StoredModel, averages, inference_model, stored_preparation, with_state
 
 
 class Trainer:
@@ -51,22 +55,18 @@ class Trainer:
     """
 
     def __init__(self, model: Any, backend: str = "onnxruntime", **backend_options: Any) -> None:
-        self._origin = model if isinstance(model, Origin) else Origin.of(model)
-        self._origin.split = wants_split(backend)
+        self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
+        self._stored.split = wants_split(backend)
         self._backend = backend
         self._options = backend_options
-        self.program: Program = self._origin.program
+        self.program: Program = self._stored.program
         self.session: Session = open_session(self.program, backend, **backend_options)
-        """The running program. Replace its state through the trainer, which must know about it."""
+        """The running program. Replace its state only through the trainer."""
         self.run_id = uuid.uuid4().hex
-        self.steps = 0
-        """The number of training steps done."""
-        self.preparation = stored_preparation(self._origin.model) or Preparation()
-        """What the last `fit` did to its data; `evaluate` and `predict` do the same. Models saved after it carry it."""
-        self.history = History()
-        self._guard = NumericGuard(self.session)
+        self.preparation = stored_preparation(self._stored.model) or Preparation()
+        """How the last `fit` prepared its data. `evaluate` and `predict` do the same, and saved models carry it."""
+        self._run: Steps = Steps(self.session)
         self._resumed: Checkpoint | None = None
-        self._directory: CheckpointDirectory | None = None
         self._feeds = {
             spec.name: Feed(spec, spec.name, False, Preparation(), numpy_dtype(spec.dtype)) for spec in self._specs
         }
@@ -81,8 +81,18 @@ class Trainer:
         return (*self.program.inputs, *self.program.targets)
 
     @property
+    def steps(self) -> int:
+        """The number of training steps done."""
+        return self._run.position.step
+
+    @property
+    def history(self) -> History:
+        """The history of the last `fit`, or of the resumed run."""
+        return self._run.history
+
+    @property
     def input_names(self) -> tuple[str, ...]:
-        """What a step takes: the inputs of the model, then its targets."""
+        """The names that a step takes: the inputs of the model, then its targets."""
         return self.program.input_names
 
     @property
@@ -117,12 +127,12 @@ class Trainer:
                 Diagnostic(A101, f"the state is {shown(state)}", needed="a dict of arrays by name, as trainer.state")
             )
         self.session.set_state({name: np.asarray(value) for name, value in state.items()})
-        self._guard.reset()
+        self._run.guard.reset()
 
     def initialize(self, seed: int = 0) -> None:
         """Set the state as the model's initialisation says; `seed` chooses the random numbers."""
         self.session.initialize(whole("seed", seed, 0))
-        self._guard.reset()
+        self._run.guard.reset()
 
     # ------------------------------------------------------------------ one step
 
@@ -138,18 +148,8 @@ class Trainer:
         check_entry(entry, self.program)
         chosen = self.program.for_entry(entry)
         made = step_feeds(feeds, self._feeds, (*chosen.inputs, *chosen.targets), self.program.settings)
-        outputs = self.guarded_step(made, self.steps + 1, entry)
+        outputs = self._run.step(made, entry)
         assert outputs is not None  # only "skip" leaves a batch out, and only `fit` uses it
-        self.steps += 1
-        return outputs
-
-    def guarded_step(self, feeds: Mapping[str, np.ndarray], number: int, entry: str | None) -> Outputs | None:
-        """Run one step whose feeds are known to fit; None when the batch was skipped. For the loop."""
-        with evaluation.explaining(self.program, feeds):
-            outputs = self._guard.step(feeds, number, entry)
-        if outputs is not None and "loss" not in outputs:
-            loss = self.program.loss if entry is None else self.program.entries[entry].loss
-            outputs = {"loss": outputs[loss], **outputs} if loss in outputs else outputs
         return outputs
 
     # ------------------------------------------------------------------ fit
@@ -184,108 +184,75 @@ class Trainer:
         path, a `DataSource`, or an iterable of batches. `validation_data` is the same, as (x, y), or a number: that
         share of the samples is held back.
 
-        After `Trainer.resume` the run goes on where it was, with its own settings: pass the same data, metrics and
-        callbacks; `epochs` is the total number then and may be raised, and `on_nan` may change.
+        After `Trainer.resume` the run goes on where it stopped, with its own settings. Pass the same data, metrics and
+        callbacks. `epochs` is then the total number and may be raised; `on_nan` may change.
 
-        `prefetch` batches are made ahead by a thread; by default none for small batches from memory, else two.
+        A thread prepares `prefetch` batches ahead. The default is none for small batches from memory, else two.
 
-        Checkpoints go to the directory `checkpoint`, after each epoch or every `checkpoint_every` steps; the last
-        `keep` of them stay; SIGTERM saves and exits with 0.
+        Checkpoints are written to the directory `checkpoint` after each epoch, or every `checkpoint_every` steps. The
+        last `keep` of them stay. SIGTERM saves one and exits with code 0.
 
         Raises:
             DataError: the data does not fit the model; every problem is listed, before the first step.
             NumericError: NaN or Inf appeared (`on_nan="stop"`, the default), or too often in a row (`"skip"`).
             CheckpointError: a checkpoint could not be written; the earlier ones are untouched.
         """
-        callbacks = list(callbacks) if isinstance(callbacks, Iterable) else callbacks
-        problems = check_fit(
-            learning_rate=learning_rate,
+        settings = FitSettings.of(
+            self.program,
+            self._resumed,
+            epochs=epochs,
+            batch_size=batch_size,
             validation_data=validation_data,
+            metrics=metrics,
             callbacks=callbacks,
+            shuffle=shuffle,
+            seed=seed,
+            learning_rate=learning_rate,
+            entry=entry,
+            drop_last=drop_last,
+            steps_per_epoch=steps_per_epoch,
             preparation=preparation,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             keep=keep,
+            on_nan=on_nan,
             prefetch=prefetch,
             progress=progress,
         )
-        given = {
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "seed": seed,
-            "drop_last": drop_last,
-            "entry": entry,
-            "steps_per_epoch": steps_per_epoch,
-            "on_nan": on_nan,
-            "learning_rate": describe_rate(learning_rate),
-        }
-        settings = fit_settings(self.program, given, self._resumed, callable(learning_rate), problems)
-        preparation = preparation or self.preparation
-        program = self.program.for_entry(settings.entry)
-        source = as_source(x, y, program.inputs, program.targets, preparation, settings.steps_per_epoch)
-        self.preparation = remember_data(preparation, source, self.program)
-        validation = None
-        if isinstance(validation_data, (int, float)):
-            source, held = hold_back(source, float(validation_data), settings.seed)
-            validation = self._validation(held, settings, program)
-        elif validation_data is not None:
-            vx, vy = validation_data, None
-            if isinstance(validation_data, (tuple, list)) and len(validation_data) == 2:
-                vx, vy = validation_data
-            validation = self._validation(
-                as_source(vx, vy, program.inputs, program.targets, self.preparation, part="evaluate"),
-                settings,
-                program,
-            )
-        matching = match(
-            source,
-            program.inputs,
-            program.targets,
-            self.preparation,
-            batch_size=settings.batch_size if isinstance(source, ColumnSource) else None,
-        )
-        run = Run(
-            self,
-            settings,
-            source,
-            matching,
-            validation=validation,
-            metrics=evaluation.make_metrics(program, metrics),
-            callbacks=[*callbacks, *progress_callback(progress if self.is_writer else "none")],
-            schedule=learning_rate if callable(learning_rate) else None,
-            checkpoints=self._checkpoints_for(checkpoint, keep),
-            checkpoint_every=checkpoint_every,
-            prefetch=default_prefetch(source, settings.batch_size) if prefetch is None else prefetch,
-            takes_part=self._takes_part(checkpoint),
-        )
-        if settings.learning_rate is not None:
-            run.require_learning_rate("learning_rate=")
-        run.position.step = self.steps
-        self._guard.set_mode(settings.on_nan)
-        if self._resumed is not None and "run_state" in self._resumed.data:
-            run.set_state(self._resumed.data["run_state"], extras(self._resumed.tensors))
-            self._guard.skipped, self._guard.skipped_in_a_row = run.position.skipped, run.position.skipped_in_a_row
-        self._resumed = None
-        self.history = run.history
+        run = self._prepare(x, y, settings)
+        self._run, self._resumed = run, None
         try:
             return run.fit()
         finally:
-            self.steps = run.position.step
-            self._guard.set_mode("stop")
+            self._run = Steps(run.session, run.guard, run.position, run.history)  # the run would keep the data alive
+
+    def _prepare(self, x: Data, y: Any, settings: FitSettings) -> Run:
+        """Return the run for these settings, with its data matched to the model."""
+        program = self.program.for_entry(settings.entry)
+        preparation = settings.preparation or self.preparation
+        source = as_source(x, y, program.inputs, program.targets, preparation, settings.steps_per_epoch)
+        self.preparation = remember_data(preparation, source, self.program)
+        given, held = settings.validation_data, None
+        if isinstance(given, (int, float)):
+            source, held = hold_back(source, float(given), settings.seed)
+        elif given is not None:
+            vx, vy = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, None)
+            held = as_source(vx, vy, program.inputs, program.targets, self.preparation, part="evaluate")
+        size = settings.batch_size if isinstance(source, ColumnSource) else None
+        return Run(
+            self,
+            settings,
+            source,
+            match(source, program.inputs, program.targets, self.preparation, batch_size=size),
+            before=self._run,
+            resumed=self._resumed,
+            validation=None if held is None else self._validation(held, settings, program),
+            metrics=evaluation.make_metrics(program, settings.metrics),
+        )
 
     def _validation(self, source: DataSource, settings: FitSettings, program: Program) -> Validation:
         matching = match(source, program.inputs, _evaluated_targets(program), self.preparation)
         return Validation(source, matching, fixed_batch(self._specs) or max(settings.batch_size, 64))
-
-    def evaluating(self, entry: str | None) -> Session:
-        """Return the session that evaluates the loss of `entry` with the current state. For the loop."""
-        program = self.program.for_entry(entry)
-        if program.first is self.program.first:
-            return self.session
-        session = open_session(program, self._backend, **self._options)
-        session.set_state(self.session.get_state())
-        return session
 
     # ------------------------------------------------------------------ evaluate, predict
 
@@ -325,7 +292,7 @@ class Trainer:
                 )
             for metric in made:
                 metric.target = metric.target or targets[0].name
-        return evaluation.run_evaluation(self.evaluating(entry), source, matching, size, made)
+        return evaluation.run_evaluation(self.session, source, matching, size, made, entry=entry)
 
     def predict(
         self, x: Data, *, batch_size: int | None = None, preparation: Preparation | None = None
@@ -343,7 +310,7 @@ class Trainer:
     # ------------------------------------------------------------------ checkpoints
 
     def save_checkpoint(self, directory: str | Path, *, keep: int = 3) -> Path:
-        """Write a checkpoint into `directory` and return its file; `Trainer.resume` takes it up."""
+        """Write a checkpoint into `directory` and return its file. `Trainer.resume` reads it."""
         check_path("directory", directory)
         return self.write_checkpoint(CheckpointDirectory(directory, whole("keep", keep, 1)), None)
 
@@ -354,35 +321,34 @@ class Trainer:
             CheckpointError: it could not be written.
             NumericError: the state is not finite; nothing is written.
         """
-        tensors = dict(self._guard.verify())
+        tensors = self._run.guard.verify(self._run.position)
         bad = bad_names({n: tensors[n] for n in self.program.parameters if n in tensors})
         data: dict[str, Any] = {
             "run": self.run_id,
             "backend": {"name": self._backend, "options": json_options(self._options), "describe": self._describe()},
             "preparation": self.preparation.as_dict(),
-            "steps": self.steps if run is None else run.position.step,
+            "steps": self.steps,
             "not_finite": bad,
         }
         if bad:  # only with on_nan="off"
             warnings.warn(f"the checkpoint holds NaN or Inf, first in `{bad[0]}`", CheckpointWarning, stacklevel=3)
         if run is not None:
-            run.position.skipped, run.position.skipped_in_a_row = self._guard.skipped, self._guard.skipped_in_a_row
             data["run_state"], extra = run.get_state()
             tensors |= {EXTRA + name: array for name, array in extra.items()}
-        return directory.save(int(data["steps"]), tensors, data, self._origin)
+        return directory.save(self.steps, tensors, data, self._stored)
 
     def _describe(self) -> dict[str, Any]:
-        """Return what the bits depend on: the backend, its versions and threads, and the compiled graphs."""
+        """Return what the exact results depend on: the backend, its versions and threads, and the compiled graphs."""
         described = {k: v if isinstance(v, (int, float, bool)) else str(v) for k, v in self.session.describe().items()}
-        return {**described, "compiled program": self._origin.graph_sha256[:16]}
+        return {**described, "compiled program": self._stored.graph_sha256[:16]}
 
     @classmethod
     def resume(
         cls, directory: str | Path, *, model: Any = None, allow_changes: bool = False, **backend_options: Any
     ) -> Trainer:
-        """Return a trainer with the newest whole checkpoint of `directory`; `fit` then goes on exactly where it was.
+        """Return a trainer with the newest complete checkpoint of `directory`. `fit` then continues the run exactly.
 
-        The model, the backend and its options come from the checkpoint; `backend_options` replace single options, and
+        The model, the backend and its options come from the checkpoint. `backend_options` replace single options.
         `model` replaces a stored model that is lost.
 
         Raises:
@@ -392,36 +358,32 @@ class Trainer:
         store = CheckpointDirectory(directory)
         checkpoint = store.load()
         stored = checkpoint.data["backend"]
-        origin = store.load_origin(checkpoint) if model is None else Origin.of(model)
+        kept = store.load_model(checkpoint) if model is None else StoredModel.of(model)
         backend = backend_options.pop("backend", stored["name"])
         options = {**(stored["options"] if backend == stored["name"] else {}), **backend_options}
-        trainer = cls(origin, backend, **options)
+        trainer = cls(kept, backend, **options)
         if not allow_changes:
             check_backend(stored, {"name": backend, "describe": trainer._describe()})
-        trainer.set_state({n: a for n, a in checkpoint.tensors.items() if not n.startswith(EXTRA)})
+        trainer.set_state(checkpoint.state)
         trainer.run_id = checkpoint.data["run"]
-        trainer.steps = int(checkpoint.data["steps"])
+        trainer._run.position.step = int(checkpoint.data["steps"])
         trainer.preparation = Preparation.from_dict(checkpoint.data["preparation"])
-        if "run_state" in checkpoint.data:
-            trainer.history = History.from_dict(checkpoint.data["run_state"]["history"])
+        if checkpoint.run_state is not None:
+            trainer._run.history = History.from_dict(checkpoint.run_state["history"])
         trainer._resumed = checkpoint
-        trainer._directory = store
         return trainer
 
     @property
     def resumed_position(self) -> Position | None:
-        """Where the run that was taken up stands; None when this is no resumed run, or `fit` has gone on."""
-        if self._resumed is None or "run_state" not in self._resumed.data:
-            return None
-        return Position(**self._resumed.data["run_state"]["position"])
+        """Where the resumed run stands; None when this is not a resumed run, or `fit` has gone on with it."""
+        state = None if self._resumed is None else self._resumed.run_state
+        return None if state is None else Position(**state["position"])
 
     @property
     def entry(self) -> str | None:
-        """The one training entry of the run that was taken up; None for all of them, and when this is no such run."""
-        if self._resumed is None or "run_state" not in self._resumed.data:
-            return None
-        entry: str | None = self._resumed.data["run_state"]["settings"]["entry"]
-        return entry
+        """The one training entry of the resumed run; None for all of them, and when this is not a resumed run."""
+        state = None if self._resumed is None else self._resumed.run_state
+        return None if state is None else state["settings"]["entry"]
 
     @property
     def first_entry(self) -> str | None:
@@ -430,29 +392,15 @@ class Trainer:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes files: always, but for the other processes of a run across several."""
-        return bool(getattr(self.session, "writer", True))
-
-    def _takes_part(self, directory: str | Path | None) -> bool:
-        """Return whether another process writes checkpoints for which it needs this one's part of the state."""
-        asked = directory is not None or (self._resumed is not None and self._directory is not None)
-        return asked and not self.is_writer and bool(getattr(self.session, "sharded", False))
-
-    def _checkpoints_for(self, directory: str | Path | None, keep: int) -> CheckpointDirectory | None:
-        if not self.is_writer:
-            return None
-        if directory is None:
-            if self._resumed is None or self._directory is None:
-                return None
-            directory = self._directory.path
-        return CheckpointDirectory(directory, keep)
+        """Whether this process writes files. With several processes, only the first does."""
+        return self.session.writer
 
     # ------------------------------------------------------------------ results
 
     @property
     def has_model(self) -> bool:
         """Whether `to_model` can give a training model: not when the trainer was made from a Program."""
-        return self._origin.model is not None
+        return self._stored.model is not None
 
     @property
     def has_average(self) -> bool:
@@ -461,22 +409,22 @@ class Trainer:
 
     def is_of(self, model: Any) -> bool:
         """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
-        return Origin.of(model).graph_sha256 == self._origin.graph_sha256
+        return StoredModel.of(model).graph_sha256 == self._stored.graph_sha256
 
     def to_inference(self, *, average: bool = False) -> onnx.ModelProto:
         """Return the inference model with the current weights, or with their moving average (`ema=` of the optimizer).
 
         Raises:
-            ArgumentError: an average is asked for that the model does not keep.
+            ArgumentError: the model does not keep an average of its weights.
         """
         state = self.session.get_state()
         if average:
             state |= averages(self.program, state)
-        return inference_model(self._origin, state, self.preparation)
+        return inference_model(self._stored, state, self.preparation)
 
     def to_model(self) -> TrainingModel:
-        """Return the training model with the current state, to be saved and trained on elsewhere."""
-        if self._origin.model is None:
+        """Return the training model with the current state. It can be saved, and trained elsewhere."""
+        if self._stored.model is None:
             raise ArgumentError(
                 Diagnostic(
                     A101,
@@ -484,7 +432,7 @@ class Trainer:
                     hint="make the Trainer from the model or its file",
                 )
             )
-        return with_state(self._origin.model, self.session.get_state(), self.preparation)
+        return with_state(self._stored.model, self.session.get_state(), self.preparation)
 
 
 def _evaluated_targets(program: Program) -> tuple[TensorSpec, ...]:

@@ -1,4 +1,4 @@
-"""Callbacks that write a run down: JSON lines, TensorBoard events, a plot, a report."""
+"""Callbacks that record a run: JSON lines, TensorBoard events, a plot, a report."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import warnings
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from onward.arguments import check_path, whole
 from onward.errors import A101, ArgumentError, Diagnostic, require_extra
 from onward.storage import atomic as fsio
-from onward.train.arguments import check_path, whole
 from onward.train.callbacks import Callback, Logs
 from onward.train.evaluation import make_metrics
 from onward.train.metrics import ConfusionMatrix
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _prepare(path: Path, what: str) -> None:
-    """Raise now if `path` cannot be written, and not after the training."""
+    """Raise before the training if `path` cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -41,7 +41,7 @@ def _prepare(path: Path, what: str) -> None:
 class JsonLog(Callback):
     """Writes one JSON object per line: `start`, each step (or every n-th), each epoch, each checkpoint, `end`.
 
-    A resumed run continues the file; lines of steps that are done again are taken out first.
+    A resumed run continues the file. Lines of steps that are done again are removed first.
     """
 
     def __init__(self, path: str | Path, every: int = 1) -> None:
@@ -124,7 +124,7 @@ class TensorBoard(Callback):
     def on_fit_begin(self, run: Run) -> None:
         _prepare(self.directory / "events", "TensorBoard directory")
         self._writer = self._writer_module.EventFileWriter(str(self.directory))
-        if run.position.step > 0:  # hides what an interrupted run wrote beyond its last checkpoint
+        if run.position.step > 0:  # hides what an interrupted run wrote after its last checkpoint
             session = self._event.SessionLog(status=self._event.SessionLog.START)
             self._add(run.position.step + 1, session_log=session)
 
@@ -153,7 +153,7 @@ class TensorBoard(Callback):
 
 
 class _Document(Callback):
-    """A file that is written anew after each epoch; a failure late in the run is a warning and no reason to stop."""
+    """A file that is rewritten after each epoch. A failure to write it is only a warning."""
 
     what = "file"
 
@@ -183,7 +183,7 @@ class _Document(Callback):
 
 
 class LossPlot(_Document):
-    """Draws the loss as SVG, anew after each epoch."""
+    """Draws the loss as SVG, again after each epoch."""
 
     what = "plot"
 
@@ -192,7 +192,7 @@ class LossPlot(_Document):
 
 
 class Report(_Document):
-    """Writes the HTML report, anew after each epoch; asks for a confusion matrix where the target is a class."""
+    """Writes the HTML report, again after each epoch, with a confusion matrix where the target is a class."""
 
     what = "report"
 

@@ -12,12 +12,14 @@ import onnx_ir as ir
 import onnxruntime
 
 from onward import versions
+from onward.arguments import check_name, whole
 from onward.backends import state as states
+from onward.backends.base import Session
 from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.rewrites import REWRITES
 from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.compiler.program import PlainGraph, Program
-from onward.errors import A101, ArgumentError, BackendError, Diagnostic, define, require_extra, unknown_name
+from onward.errors import BackendError, Diagnostic, define, require_extra
 from onward.graph import shapes
 from onward.model.serde import to_proto
 from onward.model.training_model import TrainingModel
@@ -101,12 +103,12 @@ class _Step:
         return list(dict.fromkeys([*self.graph.outputs, *self.scalars, *rows]))
 
 
-class OnnxRuntimeSession:
+class OnnxRuntimeSession(Session):
     """A program running on ONNX Runtime.
 
     Args:
         program: what to run.
-        threads: threads inside an operator; the numbers depend on it, so it is part of `describe()`.
+        threads: number of threads inside an operator (results are bit-identical only for equal counts).
         providers: execution providers by name, best first (default: the CPU).
         fused: run the optimizer's element-wise update as one compiled loop (needs the extra `fast`; the same bits).
             None: when numba is installed and the model has more than a few thousand parameters.
@@ -120,15 +122,12 @@ class OnnxRuntimeSession:
         providers: Sequence[str] | None = None,
         fused: bool | None = None,
     ) -> None:
-        self.program = program
-        self.threads = _default_threads() if threads is None else threads
-        if not isinstance(self.threads, int) or self.threads < 1:
-            raise ArgumentError(Diagnostic(A101, "`threads` must be a positive whole number", found=repr(threads)))
+        super().__init__(program)
+        self.threads = _default_threads() if threads is None else whole("threads", threads, 1)
         self.providers = list(providers or ["CPUExecutionProvider"])
         available = onnxruntime.get_available_providers()
         for provider in self.providers:
-            if provider not in available:
-                raise unknown_name("execution provider", provider, available, place="this build of onnxruntime")
+            check_name("execution provider", provider, available, place="this build of onnxruntime")
         if fused and not fused_update.available():
             raise require_extra("numba", "fast", "the fused update")
         size = sum(program.state[p].size for p in program.parameters)
@@ -145,7 +144,7 @@ class OnnxRuntimeSession:
             self._current[name] = 0
         self._lent = set(program.state)
 
-    # -- the protocol ----------------------------------------------------------------------------------------
+    # -- the base class's methods ------------------------------------------------------------------------------
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
@@ -154,19 +153,6 @@ class OnnxRuntimeSession:
                 self._steps[chosen.name] = self._prepare_step(chosen.name, chosen.step)
             outputs.update(self._run_step(self._steps[chosen.name], feeds))
         return outputs
-
-    def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run(states.evaluation_graph(self.program), feeds)
-
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run(self.program.infer_graph, feeds)
-
-    def initialize(self, seed: int = 0) -> None:
-        def run(graph: PlainGraph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            names = graph.output_names
-            return dict(zip(names, self._session("initialize", graph.model).run(names, feeds), strict=True))
-
-        self.set_state(states.initial_state(self.program, seed, run))
 
     def get_state(self) -> dict[str, np.ndarray]:
         return {name: self._arrays[side][name].copy() for name, side in self._current.items()}
@@ -298,14 +284,14 @@ class OnnxRuntimeSession:
         for name in names:
             binding.bind_cpu_input(name, np.ascontiguousarray(given[name]).reshape(np.shape(given[name])))
 
-    def _run(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run_graph(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         session = self._session(graph.name, graph.model)
         binding = session.io_binding()
-        names = [i.name for i in session.get_inputs()]
-        for name in names:
-            if name in self._current:
-                binding.bind_ortvalue_input(name, self._values[self._current[name]][name])
-        self._bind_feeds(binding, [n for n in names if n not in self._current], feeds)
+        inputs = [i.name for i in session.get_inputs()]
+        held = [n for n in inputs if n in self._current and n not in feeds]
+        for state in held:
+            binding.bind_ortvalue_input(state, self._values[self._current[state]][state])
+        self._bind_feeds(binding, [n for n in inputs if n not in held], feeds)
         outputs = [o.name for o in session.get_outputs()]
         for output in outputs:
             binding.bind_output(output)

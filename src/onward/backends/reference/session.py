@@ -9,34 +9,26 @@ import numpy as np
 import onnx
 
 from onward.backends import state as states
+from onward.backends.base import Session
 from onward.backends.reference.evaluator import Evaluator
 from onward.compiler.program import PlainGraph, Program
 
 
-class ReferenceSession:
+class ReferenceSession(Session):
     """A program running on onnx's reference evaluator."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        super().__init__(program)
         self._state = {name: np.array(value) for name, value in program.state.items()}
         self._evaluators: dict[str, Evaluator] = {}
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
         for graph in (e.step for e in states.chosen_entries(self.program, entry)):
-            results = self._run(graph, feeds)
+            results = self.run_graph(graph, feeds)
             outputs.update({o: results[o] for o in graph.outputs})
             self._state.update({state: results[output] for output, state in graph.replaces.items()})
         return outputs
-
-    def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run(states.evaluation_graph(self.program), feeds)
-
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self._run(self.program.infer_graph, feeds)
-
-    def initialize(self, seed: int = 0) -> None:
-        self.set_state(states.initial_state(self.program, seed, self._run))
 
     def get_state(self) -> dict[str, np.ndarray]:
         return {name: value.copy() for name, value in self._state.items()}
@@ -47,7 +39,7 @@ class ReferenceSession:
     def describe(self) -> dict[str, Any]:
         return {"backend": "reference", "onnx": onnx.__version__, "numpy": np.__version__}
 
-    def _run(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run_graph(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if graph.name not in self._evaluators:
             self._evaluators[graph.name] = Evaluator(graph.proto())
         values = {**self.program.settings, **self._state, **feeds}

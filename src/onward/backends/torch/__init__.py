@@ -6,7 +6,8 @@ import inspect
 from typing import Any
 
 from onward import versions
-from onward.errors import ArgumentError, require_extra, unknown_name
+from onward.arguments import check_names
+from onward.errors import require_extra
 
 
 def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
@@ -33,9 +34,7 @@ def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
     from onward.backends.torch.convert import convert
 
     valid = list(inspect.signature(convert).parameters)[2:]
-    unknown = [unknown_name("option of `to_torch`", name, valid) for name in options if name not in valid]
-    if unknown:
-        raise ArgumentError([d for error in unknown for d in error.diagnostics])
+    check_names("option of `to_torch`", options, valid)
     return convert(model, mode, **options)
 
 

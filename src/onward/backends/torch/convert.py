@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from onward.arguments import check_name
 from onward.backends.torch.module import OnnxModule
 from onward.backends.torch.optimizers import build_optimizer
-from onward.errors import A101, ArgumentError, Diagnostic, unknown_name
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.upgrade import normalise
 
 MODES = ("both", "training", "inference")
@@ -19,10 +20,8 @@ def convert(
     model: Any, mode: str, *, prefer_graph: bool = False, gradients: str = "autograd"
 ) -> tuple[OnnxModule, torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | None]:
     """Return the module and the optimizer of `model`; see `onward.backends.torch.to_torch`."""
-    if mode not in MODES:
-        raise unknown_name("mode", mode, MODES)
-    if gradients not in GRADIENTS:
-        raise unknown_name("way to find gradients", gradients, GRADIENTS)
+    check_name("mode=", mode, MODES)
+    check_name("gradients=", gradients, GRADIENTS)
     training = normalise(model)
     entries = [e for e in training.entries if e.algorithm is not None and e.update_binding]
     entry = entries[0] if entries else None

@@ -10,14 +10,16 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onward.arguments import check_name, whole
 from onward.backends import state as states
+from onward.backends.base import Session
 from onward.backends.processes import world_size
 from onward.backends.torch.autograd import Forward, why_not
 from onward.backends.torch.batch_split import Shared, spread
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.tensors import to_numpy, to_tensor
 from onward.compiler.program import Entry, PlainGraph, Program
-from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define, unknown_name
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
 
 B301 = define(
     "B301",
@@ -31,7 +33,7 @@ GRADIENTS = ("auto", "autograd", "graph")
 _FAILURES = (RuntimeError, IndexError, ValueError)
 
 
-class TorchSession:
+class TorchSession(Session):
     """A program running on PyTorch.
 
     Args:
@@ -40,9 +42,9 @@ class TorchSession:
         compile: run the step through `torch.compile`.
         threads: threads inside an operator.
         gradients: `"autograd"` for PyTorch's own backward pass, `"graph"` for the one that is written out in the
-            program, `"auto"` for PyTorch's wherever an entry differentiates one value by its parameters.
-        shard: with several processes, keep only a part of parameters and optimizer state in each; reading the state
-            (checkpoints too) is then something that all processes do together.
+            program, `"auto"` for PyTorch's wherever an entry differentiates one value with respect to its parameters.
+        shard: with several processes, keep only a part of parameters and optimizer state in each; all
+            processes must then read the state, and write checkpoints, together.
 
     Started by torchrun, all processes together make one run: see `onward.backends.torch.distributed`.
     """
@@ -57,13 +59,10 @@ class TorchSession:
         gradients: str = "auto",
         shard: bool = False,
     ) -> None:
-        self.program = program
-        if gradients not in GRADIENTS:
-            raise unknown_name("way to find gradients", gradients, GRADIENTS)
+        super().__init__(program)
+        check_name("gradients=", gradients, GRADIENTS)
         if threads is not None:
-            if not isinstance(threads, int) or threads < 1:
-                raise ArgumentError(Diagnostic(A101, "`threads` must be a positive whole number", found=repr(threads)))
-            torch.set_num_threads(threads)
+            torch.set_num_threads(whole("threads", threads, 1))
         if device == "cuda" and world_size() > 1:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         try:
@@ -88,21 +87,17 @@ class TorchSession:
 
     @property
     def writer(self) -> bool:
-        """Whether this process writes files and prints: all alone, or the first of several."""
         return self._group is None or self._group.rank == 0
 
     @property
     def processes(self) -> int:
-        """How many processes train together; what is decided by the clock must then be the same in all."""
         return 1 if self._group is None else int(self._group.size)
 
     @property
     def sharded(self) -> bool:
-        """Whether this process holds only a part of the state: `get_state` is then for all processes together."""
         return self._group is not None and bool(self._group.shard)
 
     def whole_batch(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the batch of all processes; for all of them together."""
         return dict(feeds) if self._group is None else self._group.whole_batch(feeds)
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
@@ -144,18 +139,8 @@ class TorchSession:
             self._state[state] = value if self._group is None else self._group.as_kept(value, before)
         return outputs
 
-    def evaluate(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        results = self._run(states.evaluation_graph(self.program), feeds)
-        return {n: to_numpy(self._whole(v)) for n, v in results.items()}
-
-    def infer(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {n: to_numpy(self._whole(v)) for n, v in self._run(self.program.infer_graph, feeds).items()}
-
-    def initialize(self, seed: int = 0) -> None:
-        def run(graph: PlainGraph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {n: to_numpy(v) for n, v in self._run(graph, feeds).items()}
-
-        self.set_state(states.initial_state(self.program, seed, run))
+    def run_graph(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {n: to_numpy(self._whole(v)) for n, v in self._run(graph, feeds).items()}
 
     def get_state(self) -> dict[str, np.ndarray]:
         return {name: to_numpy(self._whole(value)) for name, value in self._state.items()}

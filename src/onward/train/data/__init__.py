@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from onward.arguments import a_or_an
 from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.train.data.matching import T110, Matching, Preparation, match
@@ -75,7 +76,7 @@ def as_source(
     raise ArgumentError(
         Diagnostic(
             A101,
-            f"a {type(x).__name__} is no training data",
+            f"{a_or_an(x)} is not training data",
             needed="arrays, a dict of arrays, a path, a DataSource, or an iterable of batches",
         )
     )

@@ -42,8 +42,8 @@ def open_data(
 ) -> DataSource:
     """Return the data at `path`.
 
-    `inputs` and `targets` of the model tell how to read a table or images. A folder with the classic MNIST files, or
-    with subfolders `train` and `test`, gives the one or the other by `part` ("train" or "evaluate").
+    `inputs` and `targets` of the model decide how to read a table or images. A folder with the classic MNIST files, or
+    with subfolders `train` and `test`, gives the part that `part` names ("train" or "evaluate").
 
     Raises:
         DataError: it cannot be opened or understood.
@@ -140,8 +140,8 @@ def _columns(arrays: dict[str, np.ndarray], path: Path, *, positional: bool = Fa
 
 def _damaged(path: Path, error: Exception) -> DataError:
     reason = str(error)
-    if "pickle" in reason:  # numpy's text tells how to unpickle, which is not safe
-        reason = "it holds Python objects, or something else than arrays of numbers"
+    if "pickle" in reason:  # numpy's message explains how to unpickle, which is not safe
+        reason = "it holds Python objects, or something other than arrays of numbers"
     return DataError(Diagnostic(T131, f"`{path}` is damaged or not what its name says: {reason}"))
 
 

@@ -15,7 +15,7 @@ from onward.errors import DataError, Diagnostic, define
 T132 = define(
     "T132",
     "an IDX file is damaged",
-    why="Its size does not agree with the dimensions in its header, or the header is none.",
+    why="Its size does not agree with the dimensions in its header, or it has no valid header.",
     fix="Download the file again.",
 )
 
@@ -47,7 +47,7 @@ def read_idx(path: Path) -> np.ndarray:
     """Return the array of an IDX file, in native byte order.
 
     Raises:
-        DataError: the size does not agree with the header; never more is read than the header announces.
+        DataError: the size does not agree with the header; no more is read than the header announces.
     """
     try:
         with _open(path) as file:
@@ -94,4 +94,4 @@ def find_pair(folder: Path, part: str) -> tuple[Path, Path] | None:
 
 
 def _damaged(path: Path, problem: str) -> DataError:
-    return DataError(Diagnostic(T132, f"`{path.name}` is no whole IDX file: {problem}", place=str(path.parent)))
+    return DataError(Diagnostic(T132, f"`{path.name}` is not a complete IDX file: {problem}", place=str(path.parent)))

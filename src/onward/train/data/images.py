@@ -61,7 +61,7 @@ def open_images(
 
 
 def _likely(dim: int | str | None) -> int:
-    """Return how well a dimension could be that of the channels: 1 and 3 are surer than 4."""
+    """Return how likely a dimension counts channels: 1 and 3 are more likely than 4."""
     return {1: 2, 3: 2, 4: 1}.get(dim, 0) if isinstance(dim, int) else 0
 
 

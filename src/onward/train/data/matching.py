@@ -1,14 +1,14 @@
 """Match the columns of the data to the inputs and targets of a model, before the first step.
 
-What is done without asking, and nothing else:
+These conversions happen automatically, and no others:
 
 - integers and booleans are cast to the model's float type (uint8 images), floats to another float width, integers to
   another integer width (an overflow is an error);
 - one axis of size 1 is added or removed: (N, H, W) becomes (N, 1, H, W) or (N, H, W, 1), labels (N, 1) become (N,);
 - trailing axes are flattened when the model takes (N, K) and the data has K numbers per sample.
 
-Scaling, mean and standard deviation and one-hot coding are done when asked for. Everything else is an error that
-shows both sides.
+Scaling, mean, standard deviation and one-hot encoding happen on request. Everything else is an error that shows both
+sides.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from onward.arguments import a_or_an
 from onward.backends.processes import Rows
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, define
@@ -41,7 +42,7 @@ T111 = define(
 T112 = define(
     "T112",
     "the element type of a column does not fit the model",
-    why="A cast that could lose what the numbers mean is not done in silence.",
+    why="A cast that could change the meaning of the numbers is never done silently.",
     fix="Convert the column; for class numbers where the model wants probabilities use one-hot coding.",
 )
 T113 = define(
@@ -94,7 +95,7 @@ class Feed:
     is_target: bool
     preparation: Preparation
     dtype: np.dtype[Any]
-    classes: int = 0  # width of the one-hot coding; 0: none
+    classes: int = 0  # width of the one-hot encoding; 0 for none
 
     def make(self, array: np.ndarray) -> np.ndarray:
         """Return the array the model takes."""
@@ -133,7 +134,7 @@ class Feed:
 
 
 class Matching:
-    """The agreed way from batches of a source to feeds of a model."""
+    """Turns batches of a source into feeds of a model."""
 
     def __init__(self, feeds: Sequence[Feed]) -> None:
         self.feeds = tuple(feeds)
@@ -142,9 +143,7 @@ class Matching:
         """Return the feeds for one batch of the source."""
         if not isinstance(batch, Mapping):
             raise DataError(
-                Diagnostic(
-                    T107, f"a batch of the source is a {type(batch).__name__}", needed="a dict of arrays by name"
-                )
+                Diagnostic(T107, f"a batch of the source is {a_or_an(batch)}", needed="a dict of arrays by name")
             )
         missing = [f for f in self.feeds if f.column not in batch]
         if missing:
@@ -168,9 +167,9 @@ class Matching:
 
 
 def batch_problem(specs: Sequence[TensorSpec], feeds: Mapping[str, np.ndarray]) -> Diagnostic | None:
-    """Return what is wrong when feeds whose first axis has one name in the model differ there, or None.
+    """Return the problem when feeds that share the name of their first axis differ in its size, or None.
 
-    A runtime may compute a loss of a hundred outputs and five labels without a word.
+    A runtime may silently compute a loss of a hundred outputs and five labels.
     """
     sizes: dict[str, dict[str, int]] = {}
     for spec in specs:
@@ -214,7 +213,7 @@ def match(
     wanted = [(spec, False) for spec in inputs] + [(spec, True) for spec in targets]
     mapping = preparation.columns
     if source.renamed or (source.positional and not set(mapping.values()) & set(columns)):
-        mapping = {}  # used up by a table, or meant for other data: here the position decides
+        mapping = {}  # already applied to a table, or meant for other data: the position decides
     chosen, problems = _choose_columns(columns, [spec for spec, _ in wanted], source.positional, mapping, bool(targets))
     feeds = []
     for spec, is_target in wanted:

@@ -1,4 +1,4 @@
-"""Make the next batches on a thread while the current one is trained on."""
+"""Prepare the next batches on a thread while the model trains on the current one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class _End:
 
 
 class Prefetcher(Generic[T]):
-    """Iterate over `items`, `depth` of them made ahead by a thread; use it as a context manager.
+    """Iterates over `items`; a thread prepares `depth` of them ahead. Use it as a context manager.
 
     An error of the thread is raised here, at its place in the order. `poll` is called about five times a second while
-    waiting, so that a signal is answered although the data is slow. With depth 0 there is no thread.
+    waiting, so that a signal is answered even when the data is slow. With depth 0 there is no thread.
     """
 
     def __init__(self, items: Iterator[T], depth: int = 2, poll: Callable[[], None] = lambda: None) -> None:
@@ -58,7 +58,7 @@ class Prefetcher(Generic[T]):
                 if not self._put(item):
                     return
             self._put(_End())
-        except BaseException as error:  # noqa: BLE001 -- handed to the consumer, which raises it
+        except BaseException as error:  # noqa: BLE001 -- the consumer raises it
             self._put(_Failure(error))
 
     def __iter__(self) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""What is done to the data on its way to the model when it is asked for: scaling, one-hot coding, names."""
+"""How data is prepared for a model: scaling, one-hot encoding, names of columns and classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Numbers = float | Sequence[float]
 
 
 def _are_numbers(value: Any, zero: bool, several: bool) -> bool:
-    """Return whether `value` is a finite number, or a list of them where `several` are welcome."""
+    """Return whether `value` is a finite number, or a list of them where `several` are allowed."""
     try:
         array = np.asarray(value)
     except ValueError:  # lists of unequal length
@@ -35,13 +35,13 @@ def _are_names(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """What is done to the data on its way to the model; kept in checkpoints.
+    """How data is prepared for the model; kept in checkpoints.
 
     Each float input x becomes (x * scale - mean) / std; `mean` and `std` hold one number or one per channel (axis 1).
-    `one_hot` codes integer targets as rows of 0 and 1 with the width the model declares. `columns` maps a name of the
-    model to a column of the data. `classes` are the names behind the class numbers, where the data has names: those of
-    the training data, so that other data is numbered alike. `table` holds the columns of the training table behind each
-    name of the model, so that a table with another order of columns is read alike.
+    `one_hot` encodes integer targets as rows of 0 and 1 with the width the model declares. `columns` maps a name of the
+    model to a column of the data. `classes` are the class names of the training data, if it has names; other data gets
+    the same class numbers. `table` holds the columns of the training table for each name of the model; a table with
+    another order of columns is read the same way.
     """
 
     scale: float = 1.0
@@ -53,7 +53,7 @@ class Preparation:
     table: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise for what cannot be done to data, and for numbers that leave nothing of it."""
+        """Raise for values of the wrong kind, and for a scale or std of 0."""
         rules = (
             ("scale", "a finite number other than 0", _are_numbers(self.scale, zero=False, several=False)),
             ("mean", "a finite number, or one per channel", _are_numbers(self.mean, zero=True, several=True)),

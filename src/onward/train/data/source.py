@@ -1,7 +1,7 @@
-"""Sources of batches: what `fit` iterates over, whatever the data came from.
+"""Sources of batches, which `fit` iterates over.
 
-The order of an epoch depends on (seed, epoch) and nothing else, so that a run can be taken up again in the middle of
-an epoch. It is the order of raw Philox numbers, whose stream numpy keeps stable across versions.
+The order of an epoch depends on (seed, epoch) and nothing else, so that a run can be resumed in the middle of an
+epoch. It is the order of raw Philox numbers, whose stream numpy keeps stable across versions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onward.arguments import a_or_an, whole
 from onward.backends.processes import Rows, share
 from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
@@ -41,8 +42,8 @@ T107 = define(
 
 T108 = define(
     "T108",
-    "a value is no array of numbers",
-    why="The model computes with numbers: text, None, Python objects and lists of unequal length are none.",
+    "a value is not an array of numbers",
+    why="The model computes with numbers: text, None, Python objects and lists of unequal length are not numbers.",
     fix="Convert the value to a numpy array of numbers first.",
 )
 
@@ -177,7 +178,7 @@ class DataSource(abc.ABC):
         return self.size // batch_size if drop_last else -(-self.size // batch_size)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what must be equal for a run to be taken up again: size, names, dtypes and shapes."""
+        """Return what must be equal for a run to be resumed: size, names, dtypes and shapes."""
         return {"size": self.size, "columns": [[s.name, s.dtype, [str(d) for d in s.shape]] for s in self.specs()]}
 
 
@@ -194,7 +195,7 @@ class ColumnSource(DataSource):
     ) -> None:
         if not isinstance(columns, Mapping):
             raise ArgumentError(
-                Diagnostic(A101, f"a {type(columns).__name__} holds no columns", needed="a dict of columns by name")
+                Diagnostic(A101, f"{a_or_an(columns)} holds no columns", needed="a dict of columns by name")
             )
         self.columns: dict[str, Column] = {}
         for name, column in columns.items():  # an array has a `take` of its own, which means something else
@@ -296,7 +297,7 @@ class ColumnSource(DataSource):
 
 
 def default_prefetch(source: DataSource, batch_size: int) -> int:
-    """Return how many batches a thread should make ahead: none where making one is quicker than handing it over."""
+    """Return how many batches a thread should prepare ahead; 0 where a thread would cost more time than it saves."""
     if not isinstance(source, ColumnSource):
         return 2
     arrays = [c.array for c in source.columns.values() if isinstance(c, ArrayColumn)]
@@ -316,14 +317,10 @@ class IterableSource(DataSource):
     def __init__(self, items: Iterable[Any] | Callable[..., Iterable[Any]], *, steps_per_epoch: int | None = None):
         if not (isinstance(items, Iterable) or callable(items)):
             raise ArgumentError(
-                Diagnostic(A101, f"a {type(items).__name__} gives no batches", needed="an iterable, or a function")
-            )
-        if steps_per_epoch is not None and (not isinstance(steps_per_epoch, int) or steps_per_epoch < 1):
-            raise ArgumentError(
-                Diagnostic(A101, f"steps_per_epoch is {steps_per_epoch!r}", needed="a whole number of at least 1")
+                Diagnostic(A101, f"{a_or_an(items)} gives no batches", needed="an iterable, or a function")
             )
         self._items = items
-        self._steps = steps_per_epoch
+        self._steps = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, 1)
         self._one_shot: Iterator[Any] | None = items if isinstance(items, Iterator) else None
         self._first: Batch | None = None
         self._peeked: list[Batch] = []
@@ -364,9 +361,7 @@ class IterableSource(DataSource):
         items = function(epoch) if takes else function()
         if not isinstance(items, Iterable):
             raise DataError(
-                Diagnostic(
-                    T107, "the function gave no batches", found=f"it returned a {type(items).__name__}", needed=needed
-                )
+                Diagnostic(T107, "the function gave no batches", found=f"it returned {a_or_an(items)}", needed=needed)
             )
         return iter(items)
 
@@ -381,7 +376,7 @@ class IterableSource(DataSource):
         raise DataError(
             Diagnostic(
                 T107,
-                f"batch {number} of the iterable is a {type(item).__name__}",
+                f"batch {number} of the iterable is {a_or_an(item)}",
                 needed="a dict of arrays by name, or a tuple of arrays (inputs, then targets)",
             )
         )
@@ -458,7 +453,9 @@ def to_array(value: Any, place: str) -> np.ndarray:
         array: np.ndarray = np.asanyarray(value)
     except (ValueError, TypeError) as error:  # lists of unequal length, above all
         raise DataError(
-            Diagnostic(T108, f"{place} is no array: {error}", found=type(value).__name__, needed="an array of numbers")
+            Diagnostic(
+                T108, f"{place} is not an array: {error}", found=type(value).__name__, needed="an array of numbers"
+            )
         ) from error
     if array.dtype.kind in "OUSmM":
         sample = next(iter(array.ravel().tolist()), None) if array.ndim else value

@@ -27,7 +27,7 @@ from onward.train.data.source import T106, ArrayColumn, ColumnSource
 T140 = define(
     "T140",
     "the table cannot be read",
-    why="It is no table of the kind its name says.",
+    why="The content is not a table of the kind that the file name says.",
     fix="Check the separator and the file.",
 )
 T141 = define(
@@ -86,14 +86,14 @@ def open_table(
             columns[spec.name] = ArrayColumn(parts[0] if single else np.stack(parts, axis=1))
     if problems:
         raise DataError(problems)
-    # The columns already carry the model's names: say so to the matching by dropping the table's.
+    # The columns already have the model's names, so `columns=` must not be applied again.
     source = _Table(columns, classes=classes, place=str(path))
     source.table = chosen
     return source
 
 
 class _Table(ColumnSource):
-    """Columns that were already chosen by the names of the model."""
+    """Columns that already have the names of the model."""
 
     renamed = True
 
@@ -201,7 +201,7 @@ def _missing(
 
 
 def _example(spec: TensorSpec, columns: Sequence[str]) -> str:
-    """Return columns as one would name them: the last one for a single number, which is where labels often stand."""
+    """Return an example of column names: for a single number the last column, which is often the label."""
     single = len(spec.shape) == 1 or (len(spec.shape) == 2 and spec.shape[1] == 1)
     return columns[-1] if single and columns else "a,b,c"
 
@@ -218,7 +218,7 @@ def _numbered(columns: Sequence[str], name: str) -> list[str]:
 def _numbers(
     series: Any, name: str, spec: TensorSpec, is_target: bool, path: Path, known: Sequence[str]
 ) -> tuple[np.ndarray, list[str]]:
-    """Return (values, class names if text was coded).
+    """Return (values, class names if text was encoded).
 
     Raises:
         DataError: empty cells, fractions where the model takes whole numbers, or text in an input.

@@ -1,4 +1,4 @@
-"""What a run was started from: the model or program as bytes, so that a checkpoint directory can carry it.
+"""The model or program that a run trains, in the form that a checkpoint directory keeps.
 
 A training model is stored as a standard ONNX file. A `Program` is stored as one safetensors file: every graph as bytes,
 the state and the settings as tensors, the rest as JSON.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from onward.arguments import a_or_an
 from onward.compiler.package import pack_program, unpack_program
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, Diagnostic
@@ -30,8 +31,8 @@ PROGRAM_FILE = "program.safetensors"
 
 
 @dataclasses.dataclass
-class Origin:
-    """A training model and its program, or a program alone. Made by `Origin.of`."""
+class StoredModel:
+    """A training model and its program, or a program alone. Made by `StoredModel.of`."""
 
     model: TrainingModel | None
     _program: Program | None = None
@@ -40,8 +41,8 @@ class Origin:
     """Whether a program that is compiled here has gradients and updates as graphs of their own."""
 
     @classmethod
-    def of(cls, source: Any) -> Origin:
-        """Return the origin for a model, a Program, a ModelProto, or the path of an ONNX file or of a saved Program."""
+    def of(cls, source: Any) -> StoredModel:
+        """Return the stored form of a model, a Program, a ModelProto, or the file of a model or of a saved Program."""
         if isinstance(source, Program):
             return cls(None, source)
         from onward.model.serde import from_proto, load, to_proto
@@ -56,7 +57,7 @@ class Origin:
                             A101,
                             f"`{path}` is a directory of checkpoints",
                             needed="an ONNX file, a training model, or a Program or its directory",
-                            hint="to take up the run use Trainer.resume(directory)",
+                            hint="to resume the run, use Trainer.resume(directory)",
                         )
                     )
                 return cls(None, Program.load(path))
@@ -73,15 +74,15 @@ class Origin:
             raise ArgumentError(
                 Diagnostic(
                     A101,
-                    f"a {type(source).__name__} cannot be trained",
+                    f"{a_or_an(source)} cannot be trained",
                     needed="a training model, a Program, a ModelProto or the path of an ONNX file",
                 )
             )
         return cls(model)
 
     @classmethod
-    def from_bytes(cls, file_name: str, content: bytes) -> Origin:
-        """Return the origin stored under `file_name`."""
+    def from_bytes(cls, file_name: str, content: bytes) -> StoredModel:
+        """Return the model or program whose file is called `file_name`."""
         if file_name == PROGRAM_FILE:
             return cls(None, unpack_program(content), content)
         from onward.model.serde import from_proto
@@ -104,7 +105,7 @@ class Origin:
 
     @property
     def file_name(self) -> str:
-        """The name it has in a checkpoint directory."""
+        """Its file name in a checkpoint directory."""
         return PROGRAM_FILE if self.model is None else MODEL_FILE
 
     @property
@@ -121,7 +122,7 @@ class Origin:
 
     @functools.cached_property
     def graph_sha256(self) -> str:
-        """The digest of the step graphs: what is computed, whatever the state."""
+        """The digest of the step graphs. It does not depend on the state."""
         return _graph_digest(self.program)
 
     @functools.cached_property
@@ -143,18 +144,18 @@ PREPARATION = "onward.preparation"
 
 
 def stored_preparation(model: TrainingModel | None) -> Preparation | None:
-    """Return what the model says about the data it was trained on; None when it says nothing usable."""
+    """Return how the training data of the model was prepared; None when the model does not say."""
     text = None if model is None else model.ir.metadata_props.get(PREPARATION)
     if text is None:
         return None
     try:
         return Preparation.from_dict(json.loads(text))
     except (ValueError, TypeError, KeyError):
-        return None  # written by hand or by another version: the same as nothing
+        return None  # written by hand or by another version
 
 
 def store_preparation(proto: onnx.ModelProto, preparation: Preparation) -> None:
-    """Write into the metadata of `proto` how its data must be prepared; nothing when it is used as it is."""
+    """Write into the metadata of `proto` how its data must be prepared; write nothing when it needs no preparation."""
     kept = [p for p in proto.metadata_props if p.key != PREPARATION]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
@@ -164,7 +165,7 @@ def store_preparation(proto: onnx.ModelProto, preparation: Preparation) -> None:
 
 
 def with_state(model: TrainingModel, state: Mapping[str, np.ndarray], preparation: Preparation) -> TrainingModel:
-    """Return a copy of the training model that holds `state`; what the model has no place for is left out."""
+    """Return a copy of the training model that holds `state`; names that the model does not have are ignored."""
     import onnx_ir as ir
 
     from onward.model.serde import from_proto, to_proto
@@ -196,14 +197,14 @@ def averages(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.
     return found
 
 
-def inference_model(origin: Origin, state: Mapping[str, np.ndarray], preparation: Preparation) -> onnx.ModelProto:
+def inference_model(stored: StoredModel, state: Mapping[str, np.ndarray], preparation: Preparation) -> onnx.ModelProto:
     """Return the inference model with the weights of `state`."""
-    if origin.model is None:
-        return bake(origin.program.infer, state)
+    if stored.model is None:
+        return bake(stored.program.infer, state)
     from onward.model.inference import to_inference
 
-    known = origin.model.initializers()
-    proto = to_inference(origin.model, {n: a for n, a in state.items() if n in known})
+    known = stored.model.initializers()
+    proto = to_inference(stored.model, {n: a for n, a in state.items() if n in known})
     store_preparation(proto, preparation)
     return proto
 
