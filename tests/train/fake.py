@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from onward.backends.base import Session, register_backend
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec
@@ -97,9 +97,13 @@ class FakeSession(Session):
         self._state = new
         return {"loss": loss, "y": y}
 
-    def run_graph(self, name: str, model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run_graph(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         y = self._forward(feeds)
-        return {"y": y} if name == "infer" else {"loss": np.mean(np.square(y - feeds["t"]), dtype=np.float32), "y": y}
+        return (
+            {"y": y}
+            if graph.name == "infer"
+            else {"loss": np.mean(np.square(y - feeds["t"]), dtype=np.float32), "y": y}
+        )
 
     def initialize(self, seed: int = 0) -> None:
         self._state = {k: np.array(v) for k, v in self.program.state.items()}

@@ -81,13 +81,12 @@ def has_role(value: ir.Value, role: Role) -> bool:
 
 
 def trained(model: TrainingModel) -> dict[str, ir.Value]:
-    """Return the initializers that are marked as parameters; of those without a role, what is differentiated."""
+    """Return the initializers that are marked as parameters, or that a Gradient differentiates with respect to.
+
+    What another program adds to a file may train a weight that is marked as frozen.
+    """
     inferred = {name for node in model.gradient_nodes() for name in differentiated(node)}
-    return {
-        k: v
-        for k, v in model.initializers().items()
-        if has_role(v, Role.PARAMETER) or (_ROLE not in v.metadata_props and k in inferred)
-    }
+    return {k: v for k, v in model.initializers().items() if k in inferred or has_role(v, Role.PARAMETER)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -185,8 +185,9 @@ def run_evaluation(
 ) -> dict[str, Any]:
     """Return the loss, other scalar outputs (means over the samples) and the metrics over the whole source.
 
-    The loss is that of the training entry `entry`, by default of the first. A model without a loss gives the metrics alone. For a model with a fixed batch size a last, smaller batch is filled
-    up for the metrics and left out of the means.
+    The loss is that of the training entry `entry`, by default of the first. A model without a loss gives the metrics
+    alone. For a model with a fixed batch size a last, smaller batch is filled up for the metrics and left out of the
+    means.
     """
     program = session.program.for_entry(entry)
     for metric in metrics:
