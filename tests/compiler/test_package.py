@@ -44,7 +44,7 @@ def test_a_folder_of_other_files_is_not_written_to(directory: Path, tmp_path: Pa
 
 
 def test_the_manifest_follows_its_schema(directory: Path) -> None:
-    schema = json.loads((Path(onward.__file__).parent / "manifest.schema.json").read_text())
+    schema = json.loads((Path(onward.__file__).parent / "compiler" / "manifest.schema.json").read_text())
 
     jsonschema.validate(json.loads((directory / "manifest.json").read_text()), schema)
 
