@@ -88,6 +88,7 @@ class Compiler:
         self._label = LabelOpset(target_opset, target_ir)
         self._trace = trace
         self._lowered: dict[tuple[str, int], Unit] = {}
+        self._keeps = True  # what several recipes start from, for the next one
 
     def build(self, recipe: Recipe, entry: TrainingEntry | None = None, name: str = "") -> PlainGraph:
         """Return the plain graph that `recipe` makes of the model, for one training entry where it needs one."""
@@ -113,7 +114,7 @@ class Compiler:
             key = (recipe.source.name, id(entry))
             if key not in self._lowered:
                 self._lowered[key] = self._lower(recipe.source, entry)
-            unit = self._lowered[key].copy(recipe.name)
+            unit = self._lowered[key].copy(recipe.name) if self._keeps else self._lowered.pop(key)
         else:
             unit = recipe.source(self.model, entry)
             unit.name, unit.trace = recipe.name, self._trace
@@ -123,7 +124,7 @@ class Compiler:
 
     def program(self, seed: int, split: bool) -> Program:
         """Return the whole program."""
-        model = self.model
+        model, self._keeps = self.model, split
         entries: dict[str, Entry] = {}
         for index, entry in enumerate(model.entries):
             if entry.algorithm is not None and entry.update_binding:

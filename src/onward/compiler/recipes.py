@@ -144,13 +144,14 @@ def _update(unit: Unit) -> Outputs:
 
 def _changes_without_gradients(unit: Unit, values: dict[str, Value]) -> set[str]:
     """Return the state that changes with the batch and not with the update: running statistics, the random step."""
-    gradients, batch = {values[g] for g in unit.gradients}, set(unit.data)
-    early = {RANDOM_STEP}
-    for output in _new_state(unit, values):
-        read = {output.value, *(v for n in walk.ancestors([output.value]) for v in walk.reads(n))}
-        if not read & gradients and read & batch:
-            early.add(output.replaces or "")
-    return early
+    behind_gradient, behind_batch = {values[g] for g in unit.gradients}, set(unit.data)
+    for node in unit.graph:
+        read = walk.reads(node)
+        for reached in (behind_gradient, behind_batch):
+            if not reached.isdisjoint(read):
+                reached.update(node.outputs)
+    changing = behind_batch - behind_gradient
+    return {RANDOM_STEP, *(o.replaces or "" for o in _new_state(unit, values) if o.value in changing)}
 
 
 def _evaluate(unit: Unit) -> Outputs:

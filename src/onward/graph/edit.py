@@ -129,14 +129,14 @@ def copy_graph(
 def remove_dead_nodes(graph: GraphLike, candidates: Iterable[ir.Node] | None = None) -> int:
     """Remove the nodes, or those of `candidates`, whose outputs are not read; return how many."""
     allowed = None if candidates is None else set(candidates)
-    removed = 0
-    for node in reversed(list(graph)):
-        if allowed is not None and node not in allowed:
-            continue
-        if all(not v.uses() and not v.is_graph_output() for v in node.outputs):
-            graph.remove(node, safe=True)
-            removed += 1
-    return removed
+    dead: set[ir.Node] = set()
+    for node in reversed(graph):
+        if allowed is None or node in allowed:
+            uses = (use.node for v in node.outputs for use in v.uses())
+            if not any(v.is_graph_output() for v in node.outputs) and all(user in dead for user in uses):
+                dead.add(node)
+    graph.remove(dead, safe=True)  # at once: each call looks at all outputs of the graph
+    return len(dead)
 
 
 def take_place(old: ir.Value, new: ir.Value) -> None:

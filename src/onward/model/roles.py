@@ -112,7 +112,8 @@ def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
     graph = entry.algorithm
     assert graph is not None
     produced = [v for node in graph for v in node.outputs if v.name]
-    state = [v for k in entry.update_binding if (v := model.initializers().get(k)) is not None]
+    known = model.initializers()
+    state = [known[k] for k in entry.update_binding if k in known]
     marked = any(_ROLE in v.metadata_props for v in produced)
     loss = next((v.name or "" for v in produced if has_role(v, Role.LOSS)), None)
     gradients = {v.name or "": _of(v) for v in produced if has_role(v, Role.GRADIENT)}
@@ -128,7 +129,7 @@ def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
         gradients=gradients if marked else dict(_inferred_gradients(entry)),
         training=training if marked else _inferred_training(model.graph, graph),
         slots=slots if marked else _slots_by_name([v.name or "" for v in state], model.parameters),
-        forward_state=forward if marked else tuple(_inferred_forward_state(entry, model)),
+        forward_state=forward if marked else tuple(_inferred_forward_state(entry, known)),
     )
 
 
@@ -194,12 +195,12 @@ def _inferred_gradients(entry: TrainingEntry) -> Iterator[tuple[str, str]]:
             yield from ((v.name, parameter) for v, parameter in named if v.name)
 
 
-def _inferred_forward_state(entry: TrainingEntry, model: TrainingModel) -> Iterator[str]:
+def _inferred_forward_state(entry: TrainingEntry, known: Collection[str]) -> Iterator[str]:
     """Yield the state whose new value a batch normalisation computes, with no gradient behind it, and its counters."""
     assert entry.algorithm is not None
     outputs = {v.name: v for n in entry.algorithm for v in n.outputs}
     for key, value in entry.update_binding.items():
-        if value in outputs and key in model.initializers():
+        if value in outputs and key in known:
             behind = ancestors([outputs[value]])
             counts = key.endswith("num_batches_tracked") or any(n.op_type == "BatchNormalization" for n in behind)
             if counts and not any(is_gradient(n) for n in behind):
