@@ -100,9 +100,9 @@ def test_hooks_on_the_backward_pass_all_at_once() -> None:
 
     text = refusal(module)
 
-    assert "error[A205]: a module has a backward hook, which a file cannot hold" in text
+    assert "error[A205]: a module has a backward hook, which a file cannot contain" in text
     assert "`net.2` (Linear)" in text
-    assert "a parameter has a hook on its gradient, which a file cannot hold" in text
+    assert "a parameter has a hook on its gradient, which a file cannot contain" in text
     assert "`net.0.weight`" in text
 
 
@@ -167,7 +167,7 @@ def test_several_optimizers_with_one_loss() -> None:
 
     text = refusal(module, optimizer=optimizers)
 
-    assert "several optimizers need a loss each, under the same names" in text
+    assert "several optimizers need one loss each, under the same names" in text
     assert "one for each of: a, b" in text
 
 
@@ -298,7 +298,7 @@ def test_a_class_in_the_place_of_an_object_and_names_that_do_not_fit(changes: An
 
 
 def test_what_is_no_module() -> None:
-    with pytest.raises(ArgumentError, match="this is not a module"):
+    with pytest.raises(ArgumentError, match="module is not a torch.nn.Module"):
         onward.from_torch(lambda x: x, loss="mse", optimizer="sgd", example_inputs=X)
 
 
@@ -346,7 +346,7 @@ def test_an_operator_that_the_exporter_does_not_know() -> None:
     text = refusal(Multiplying())
 
     assert "error[A200]: PyTorch cannot capture the module" in text
-    assert "PyTorch's exporter has no ONNX form of `prims.prod`" in text
+    assert "PyTorch's exporter does not support `prims.prod`" in text
     assert "control flow" not in text
 
 

@@ -24,7 +24,7 @@ from onward.compiler.recipes import (
     Output,
     Recipe,
 )
-from onward.compiler.unit import state_names
+from onward.compiler.sources import state_names
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 from onward.graph import shapes
 from onward.graph.builder import Value

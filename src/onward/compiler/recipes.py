@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from onward.compiler import unit as sources
+from onward.compiler import sources
 from onward.compiler.loss_over_batches import loss_totals
 from onward.graph import edit, walk
 from onward.graph.builder import Value

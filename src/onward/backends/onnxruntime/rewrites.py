@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onward.backends.onnxruntime.batch_statistics import ShareBatchStatistics
-from onward.backends.onnxruntime.recurrence import KeepGates
+from onward.backends.onnxruntime.lstm_gates import KeepGates
 from onward.passes.base import Pass
 
 REWRITES: tuple[Pass, ...] = (KeepGates(), ShareBatchStatistics())

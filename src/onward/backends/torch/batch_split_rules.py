@@ -293,7 +293,7 @@ def mat_mul(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
         return None
     rank = max(len(a.shape), len(b.shape))
     inner_a, inner_b = len(a.shape) - 1, len(b.shape) - 2
-    if isinstance(a, Share) and isinstance(b, Share) and not _meet(a, b, rank):
+    if isinstance(a, Share) and isinstance(b, Share) and not _are_cut_alike(a, b, rank):
         if elements(a) < elements(b):
             a = run.team.whole(a)
         else:
@@ -311,7 +311,7 @@ def mat_mul(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
     return None if any(v is NOT_BESIDE for v in local) else leader.like(run.plain(node, local), axis)
 
 
-def _meet(a: Share, b: Share, rank: int) -> bool:
+def _are_cut_alike(a: Share, b: Share, rank: int) -> bool:
     """Return whether two factors are cut along the same axis of the product, or both along the inner one."""
     if a.cut != b.cut:
         return False

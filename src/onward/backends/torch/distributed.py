@@ -102,7 +102,7 @@ class Group(Team):
         if not self._checked:
             self._check_same(feeds)
             if not self.shard:
-                self._take_from_first(session._state)
+                self._broadcast_from_first(session._state)
             self._checked = True
         try:
             own = {**feeds, **self.shares(feeds, program.input_names)}
@@ -138,7 +138,7 @@ class Group(Team):
             return Share(self.cut(whole, before.axis, before.cut).clone(), before.axis, before.cut)
         return self.whole(value)
 
-    def _take_from_first(self, values: dict[str, torch.Tensor]) -> None:
+    def _broadcast_from_first(self, values: dict[str, torch.Tensor]) -> None:
         """Replace the values by process 0's."""
         for name in values:
             values[name] = values[name].contiguous()

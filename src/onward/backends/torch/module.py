@@ -16,7 +16,7 @@ from onward.backends.torch.rewrites import ConstantsAsInputs, WeightsAsInputs
 from onward.backends.torch.tensors import to_tensor
 from onward.compiler.compile import Compiler
 from onward.compiler.recipes import GRADIENTS, INFER, LOSS, TRAINING_FORWARD, UPDATE, Recipe
-from onward.compiler.unit import state_names
+from onward.compiler.sources import state_names
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph import walk
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, entry_roles

@@ -184,7 +184,7 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)  # torch's own keeps the parameters and their state only
 
-    def _take_rate(self) -> None:
+    def _sync_rate(self) -> None:
         """Use the rate that was changed since the last step: in the group, or else in the settings."""
         if self._rate_name is None:
             return
@@ -201,7 +201,7 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._take_rate()
+        self._sync_rate()
         feeds: dict[str, Any] = {**self.settings, **self._own, **self._module.named_tensors()}
         for gradient, name in self._gradients.items():
             parameter = self._module.tensor(name)

@@ -20,7 +20,7 @@ _DEFAULTS = {"layout": 0, "input_forget": 0, "direction": "forward"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Again:
+class _Recomputed:
     """The values that the backward pass has computed again: gates i, o, f, c and the cell states of all steps."""
 
     gates: tuple[Value, Value, Value, Value]
@@ -28,10 +28,10 @@ class _Again:
 
 
 class KeepGates(Pass):
-    """Let LSTM layers keep their gates, where the backward pass computes them again."""
+    """Let LSTM layers keep their gates, where the backward pass recomputes them."""
 
     def run(self, unit: Unit) -> bool:
-        return rewrite_nodes(unit, "LSTM", _keep)
+        return rewrite_nodes(unit, "LSTM", _replace_with_scan)
 
 
 def _is_plain(node: ir.Node) -> bool:
@@ -58,7 +58,7 @@ def _products(weight: Value) -> list[ir.Node]:
     return [use.node for use in uses if use.node.op_type == "MatMul" and use.idx == 1]
 
 
-def _computed_again(node: ir.Node) -> _Again | None:
+def _find_recomputed(node: ir.Node) -> _Recomputed | None:
     """Return what the backward pass computes again for this layer, or None if it is not what we know."""
     X, W, R = node.inputs[:3]
     assert X is not None
@@ -87,7 +87,7 @@ def _computed_again(node: ir.Node) -> _Again | None:
     product = scan.inputs[2].producer() if scan.inputs[2] is not None else None
     if product is None or product.op_type != "Mul" or set(product.inputs) != {i, c}:
         return None
-    return _Again((i, o, f, c), scan.outputs[1])
+    return _Recomputed((i, o, f, c), scan.outputs[1])
 
 
 def _is_shifted_output(value: Value | None, Y: Value) -> bool:
@@ -101,10 +101,10 @@ def _is_shifted_output(value: Value | None, Y: Value) -> bool:
     return source is not None and source.op_type == "Squeeze" and source.inputs[0] is Y
 
 
-def _keep(node: ir.Node, op: Builder) -> bool:
-    """Put a Scan in the place of the layer and of what is computed again."""
-    again = _computed_again(node) if _is_plain(node) else None
-    if again is None:
+def _replace_with_scan(node: ir.Node, op: Builder) -> bool:
+    """Put a Scan in the place of the layer and of the recomputed values."""
+    recomputed = _find_recomputed(node) if _is_plain(node) else None
+    if recomputed is None:
         return False
     X, W, R, B, _, initial_h, initial_c = [*node.inputs, *[None] * (7 - len(node.inputs))][:7]
     assert X is not None
@@ -126,8 +126,8 @@ def _keep(node: ir.Node, op: Builder) -> bool:
     results = [op.Unsqueeze(hidden, [1]), op.Unsqueeze(H, [0]), op.Unsqueeze(C, [0])]
     assert node.graph is not None
     node.graph.insert_before(node, op.nodes)
-    old = [*zip(node.outputs, results, strict=False), *zip(again.gates, (i, o, f, candidates), strict=True)]
-    for before, after in [*old, (again.cells, cells)]:
+    old = [*zip(node.outputs, results, strict=False), *zip(recomputed.gates, (i, o, f, candidates), strict=True)]
+    for before, after in [*old, (recomputed.cells, cells)]:
         edit.take_place(before, after)
     return True
 
