@@ -27,7 +27,7 @@ def test_a_gradient_by_an_input_is_refused_where_the_backward_pass_is_written_ou
     module, _ = onward.to_torch(trainable(), gradients="graph")
     x, labels = data()
 
-    with pytest.raises(ArgumentError, match="by parameters only"):
+    with pytest.raises(ArgumentError, match="with respect to parameters only"):
         module.loss(torch.nn.Linear(4, 4)(x), labels)
 
 

@@ -39,11 +39,11 @@ A batch:
 
 Settings that may be fed at any step: {settings}.
 
-The programs below are whole: give them `batches`, an iterable of maps from the names above to tensors. Each prints one
-loss per line.
+The programs below are complete, except for `batches`: an iterable of maps from the names above to tensors. Each prints
+one loss per line.
 
 ONNX Runtime 1.17 and 1.18 reuse memory that is still read, and gradients may be wrong without an error: with those two,
-switch the memory pattern off (`enable_mem_pattern = False` in the session's options). Later ones need nothing.
+switch the memory pattern off (`enable_mem_pattern = False` in the session's options). Later versions are not affected.
 
 ## Python
 ```python

@@ -1,7 +1,7 @@
-"""BatchNormalization hands out the statistics of its batch, which the backward pass would recompute.
+"""Let BatchNormalization output the batch statistics, which the backward pass would recompute.
 
-The operator has no output for them. With momentum 0, though, its running statistics *are* those of the batch; what the
-running statistics were to become is then a sum of two vectors. That saves three passes over the layer's input.
+The operator has no output for them. With momentum 0, however, its new running statistics *are* those of the batch; the
+actual running statistics are then a sum of two vectors. That saves three passes over the layer's input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onward.passes.base import Pass, Unit, rewrite_nodes
 
 @dataclasses.dataclass(frozen=True)
 class _Recomputed:
-    """The statistics that the backward pass has computed again, with the axes of X."""
+    """The statistics that the backward pass recomputes, with the axes of X."""
 
     mean: Value
     variance: Value
@@ -50,7 +50,7 @@ def _find_recomputed(node: ir.Node) -> _Recomputed | None:
 
 
 def _original(value: Value | None) -> Value | None:
-    """Return what `ProtectRunningStatistics` copied for the operator, which writes into the copy."""
+    """Return the value that `ProtectRunningStatistics` copied, because the operator writes into the copy."""
     outer = None if value is None else value.producer()
     inner = None if outer is None or outer.inputs[0] is None else outer.inputs[0].producer()
     if outer is None or inner is None or (inner.op_type, outer.op_type) not in (("Neg", "Neg"), ("Mul", "Div")):

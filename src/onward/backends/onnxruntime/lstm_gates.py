@@ -1,8 +1,8 @@
-"""LSTM layers that keep their gates for the backward pass, instead of computing them twice.
+"""Keep the gates of LSTM layers for the backward pass, instead of computing them twice.
 
-The gradient of LSTM computes the gates of all steps again, because the operator does not hand them out: two matrix
-products as large as the forward pass. On a processor it is cheaper to run the layer as a Scan that does hand them out.
-Where the graph has the one and the other, the Scan takes the place of both.
+The gradient of LSTM recomputes the gates of all steps, because the operator does not output them. That takes two matrix
+products as large as the forward pass. On a CPU it is cheaper to run the layer as a Scan that outputs the gates. The
+Scan replaces both the layer and the recomputation.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from onward.graph import edit
 from onward.graph.builder import Builder, Value
 from onward.passes.base import Pass, Unit, rewrite_nodes
 
-WORTH_IT = 64  # hidden units; below, a Scan's step costs more than computing the gates twice
+WORTH_IT = 64  # hidden units; below this, the steps of a Scan cost more than computing the gates twice
 _DEFAULTS = {"layout": 0, "input_forget": 0, "direction": "forward"}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Recomputed:
-    """The values that the backward pass has computed again: gates i, o, f, c and the cell states of all steps."""
+    """The values that the backward pass recomputes: gates i, o, f, c and the cell states of all steps."""
 
     gates: tuple[Value, Value, Value, Value]
     cells: Value
@@ -59,7 +59,7 @@ def _products(weight: Value) -> list[ir.Node]:
 
 
 def _find_recomputed(node: ir.Node) -> _Recomputed | None:
-    """Return what the backward pass computes again for this layer, or None if it is not what we know."""
+    """Return the values that the backward pass recomputes for this layer; None for an unknown pattern."""
     X, W, R = node.inputs[:3]
     assert X is not None
     assert W is not None
@@ -102,7 +102,7 @@ def _is_shifted_output(value: Value | None, Y: Value) -> bool:
 
 
 def _replace_with_scan(node: ir.Node, op: Builder) -> bool:
-    """Put a Scan in the place of the layer and of the recomputed values."""
+    """Replace the layer and the recomputed values by a Scan."""
     recomputed = _find_recomputed(node) if _is_plain(node) else None
     if recomputed is None:
         return False
@@ -133,7 +133,7 @@ def _replace_with_scan(node: ir.Node, op: Builder) -> bool:
 
 
 def _step(op: Builder, dtype: ir.DataType | None, recurrent: Value, size: int) -> ir.Graph:
-    """Return one step: from H, C and the gates' part of X to new H, C, and H, C, (i, o, f) and c to keep."""
+    """Return one step: from H, C and the projected input to new H, C, and the outputs H, C, (i, o, f) and c."""
     inner = Builder(op.opset, op.names, f"{op.prefix}step/")
     kind = None if dtype is None else ir.TensorType(dtype)
     H, C, from_X = (ir.Value(name=op.names.unique(f"{inner.prefix}{n}"), type=kind) for n in ("H", "C", "X"))

@@ -1,4 +1,4 @@
-"""What is rewritten in a step graph for ONNX Runtime, and nowhere else."""
+"""The rewrites of step graphs for ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`to_torch`, once torch is there."""
+"""The implementation of `to_torch`, which imports torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def convert(
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
     if gradients not in GRADIENTS:
-        raise unknown_name("way to find gradients", gradients, GRADIENTS)
+        raise unknown_name("value of gradients=", gradients, GRADIENTS)
     training = normalise(model)
     entries = [e for e in training.entries if e.algorithm is not None and e.update_binding]
     entry = entries[0] if entries else None
