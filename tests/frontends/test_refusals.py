@@ -83,7 +83,7 @@ def test_a_forward_that_asks_for_the_mode() -> None:
 
     assert "error[A203]" in text
     assert "of the module in evaluation mode differs from its graph" in text
-    assert "asks `self.training` itself" in text
+    assert "the forward reads `self.training`" in text
 
 
 def test_a_module_on_another_device() -> None:
@@ -242,8 +242,8 @@ def test_a_loss_without_its_targets() -> None:
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        (X.numpy(), "takes a tensor, a tuple of them or a dict by name; found a ndarray"),
-        ([X], "takes a tensor, a tuple of them or a dict by name; found a list"),
+        (X.numpy(), "takes a tensor, a tuple of tensors or a dict by name; found a ndarray"),
+        ([X], "takes a tensor, a tuple of tensors or a dict by name; found a list"),
         (X.double(), "RuntimeError: mat1 and mat2 must have the same dtype"),
     ],
     ids=["an array", "a list", "other numbers"],
@@ -334,7 +334,7 @@ def test_a_backward_of_ones_own() -> None:
     text = refusal(WithOwnBackward(), example_inputs=torch.randn(4, 6, generator=torch.Generator().manual_seed(0)))
 
     assert "error[A206]: the captured training step differs" in text
-    assert "a torch.autograd.Function with a backward of its own cannot be captured" in text
+    assert "a torch.autograd.Function with its own backward cannot be captured" in text
 
 
 class Multiplying(Mlp):

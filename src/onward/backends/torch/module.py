@@ -192,7 +192,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
             raise ArgumentError(
                 Diagnostic(
                     A101,
-                    'with gradients="graph", the loss has gradients with respect to parameters only',
+                    "the explicit backward pass has gradients with respect to parameters only",
                     found="inputs that require a gradient: " + ", ".join(f"`{n}`" for n in wanted),
                     hint="detach them, or use autograd: to_torch(model)",
                 )
