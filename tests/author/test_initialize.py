@@ -131,7 +131,7 @@ def test_running_statistics_start_at_zero_and_one(build) -> None:
     [
         ({"*": ("gauss", 1.0)}, "no such distribution `gauss`"),
         ({"*": ("normal", -1.0)}, "`scale` of `initialize` is out of range"),
-        ({"*": [1]}, "this is not an initialisation"),
+        ({"*": [1]}, "invalid initialisation"),
     ],
 )
 def test_a_wrong_initialisation_says_what_is_right(rule, message: str) -> None:

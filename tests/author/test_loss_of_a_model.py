@@ -21,7 +21,7 @@ def test_cross_entropy_after_softmax_is_refused(build) -> None:
         make_trainable(proto, loss="cross_entropy")
 
     assert "`CrossEntropy` expects logits, and output `p` is already a Softmax" in str(caught.value)
-    assert 'hint: let the loss read what goes into it: output="z"' in str(caught.value)
+    assert 'hint: let the loss read the logits: output="z"' in str(caught.value)
 
 
 def test_the_loss_may_read_a_value_that_is_no_output(build) -> None:
@@ -141,7 +141,7 @@ def test_a_loss_that_does_not_fit_says_so(mlp) -> None:
     with pytest.raises(ArgumentError) as caught:
         make_trainable(mlp, loss=lambda op, y, t: op.MatMul(y, t), label={"t": ("float32", [7, 7])})
 
-    assert "error[A115]: the loss does not fit the outputs and labels\n  at loss=\n  found: " in str(caught.value)
+    assert "error[A115]: the loss does not accept the outputs and labels\n  at loss=\n  found: " in str(caught.value)
 
 
 def test_a_model_that_does_not_fit_together_is_not_blamed_on_the_loss(build) -> None:
@@ -150,8 +150,8 @@ def test_a_model_that_does_not_fit_together_is_not_blamed_on_the_loss(build) -> 
     with pytest.raises(ArgumentError) as caught:
         make_trainable(proto, loss="mse")
 
-    assert "error[A118]: the types or shapes inside of the model do not fit together" in str(caught.value)
-    assert "the loss is not to blame" in str(caught.value)
+    assert "error[A118]: the model has inconsistent types or shapes" in str(caught.value)
+    assert "the model itself is wrong, not the loss" in str(caught.value)
 
 
 def test_a_loss_does_not_read_integers(build) -> None:

@@ -183,8 +183,8 @@ def test_a_model_with_training_information_is_refused() -> None:
     [
         ({"loss": "mze"}, "error[A100]: no such loss `mze`"),
         ({"optimizer": "adamm"}, "error[A100]: no such optimizer `adamm`"),
-        ({"optimizer": 3}, "error[A101]: this is not an optimizer"),
-        ({"loss": 3}, "error[A101]: this is not a loss"),
+        ({"optimizer": 3}, "error[A101]: invalid optimizer"),
+        ({"loss": 3}, "error[A101]: invalid loss"),
         ({"output": "z"}, "error[A100]: no such value in the model `z`\n  at output="),
         ({"batch_norm": "eval"}, "needed: one of: always, freeze, train"),
         ({"initialize": "hee"}, "error[A100]: no such initialisation `hee`"),

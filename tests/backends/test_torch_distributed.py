@@ -201,7 +201,7 @@ def test_two_processes_follow_the_trajectory_of_one(
     expected = [loss for _, loss in alone.history.step_losses]
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     assert_same(weights(tmp_path / "two.onnx"), alone.state)
-    if more:  # the parts were put together, and one process can go on
+    if more:  # the shares were gathered, so one process can resume
         resumed = onward.Trainer.resume(tmp_path / "run", allow_changes=True, shard=False)
         assert_same(resumed.state, alone.state)
 

@@ -119,7 +119,7 @@ def test_modes() -> None:
     assert nothing is None
     assert optimizer is not None
     assert not only.training
-    with pytest.raises(ArgumentError, match="made for training only"):
+    with pytest.raises(ArgumentError, match="is for training only"):
         training.eval()(x)
     with pytest.raises(ArgumentError, match="mode"):
         onward.to_torch(make(), mode="sideways")
@@ -445,6 +445,6 @@ def test_inputs_that_are_no_tensors_are_named() -> None:
         module(pair()[0].numpy())
 
 
-def test_an_option_that_is_not_there_is_told() -> None:
+def test_an_unknown_option_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="did you mean `gradients`"):
         onward.to_torch(make(), gradient="graph")

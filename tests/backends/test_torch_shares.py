@@ -1,4 +1,4 @@
-"""Shares: whatever a graph computes, the parts of several processes make up the numbers of one."""
+"""Shares: the shares of several processes give the results of one process."""
 
 from __future__ import annotations
 

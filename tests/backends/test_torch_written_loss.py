@@ -23,11 +23,11 @@ def trainable() -> onward.TrainingModel:
     return onward.make_trainable(perceptron(), loss="cross_entropy", optimizer=optimizer)
 
 
-def test_a_gradient_by_an_input_is_refused_where_the_backward_pass_is_written_out() -> None:
+def test_an_input_gradient_is_refused_where_the_backward_pass_is_explicit() -> None:
     module, _ = onward.to_torch(trainable(), gradients="graph")
     x, labels = data()
 
-    with pytest.raises(ArgumentError, match="by parameters only"):
+    with pytest.raises(ArgumentError, match="with respect to parameters only"):
         module.loss(torch.nn.Linear(4, 4)(x), labels)
 
 

@@ -112,7 +112,7 @@ def test_a_node_that_does_not_fit_the_target_opset_is_named() -> None:
     model.graph.node[1].name = "act"
     training = onward.make_trainable(model, loss="mse", optimizer="sgd")
 
-    with pytest.raises(ModelError, match=r"`Gelu` does not fit opset 19.*came with opset 20"):
+    with pytest.raises(ModelError, match=r"`Gelu` does not fit opset 19.*introduced in opset 20"):
         onward.compile(training, target_opset=19)
 
 

@@ -36,7 +36,7 @@ def test_a_folder_of_other_files_is_not_written_to(directory: Path, tmp_path: Pa
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "README.md").write_text("my project")
 
-    with pytest.raises(ModelError, match="holds files that are no program"):
+    with pytest.raises(ModelError, match="contains files that are not a program"):
         program.save(tmp_path / "mine")
 
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["README.md"]
@@ -78,7 +78,7 @@ def test_a_damaged_file_is_noticed(directory: Path, file: str) -> None:
     data[len(data) // 2] ^= 0x10
     (directory / file).write_bytes(bytes(data))
 
-    with pytest.raises(ModelError, match="not a whole program"):
+    with pytest.raises(ModelError, match="not a complete program"):
         onward.Program.load(directory)
 
 

@@ -181,7 +181,7 @@ def test_bags_are_pytorchs_own_again_afterwards() -> None:
 def test_a_bag_with_padding() -> None:
     text = refusal(Reader(nn.EmbeddingBag(ROWS, 4, padding_idx=2)))
 
-    assert "error[A212]: an embedding bag that has no form in a file" in text
+    assert "error[A212]: a file cannot express this embedding bag" in text
     assert "found: padding_idx=2" in text
     assert "pad the bags to one length" in text
 
@@ -197,7 +197,7 @@ def test_a_bag_with_offsets() -> None:
 
     text = refusal(Ragged(), (EXAMPLE.flatten(), torch.tensor([0, 2, 6])))
 
-    assert "error[A212]: an embedding bag that has no form in a file" in text
+    assert "error[A212]: a file cannot express this embedding bag" in text
     assert "embedding_bag of `table.weight`" in text
     assert "found: 1-D indices with offsets" in text
 
@@ -209,7 +209,7 @@ def test_a_bag_by_the_kernel_itself() -> None:
             return self.out(torch.embedding_bag(self.table.weight, x.reshape(-1), starts)[0])
 
     optimizer = torch.optim.SGD((module := Kernel(pretrained())).parameters(), lr=0.1)
-    with pytest.raises(ArgumentError, match="an embedding bag that has no form in a file"):
+    with pytest.raises(ArgumentError, match="a file cannot express this embedding bag"):
         onward.from_torch(
             module,
             loss=nn.CrossEntropyLoss(),

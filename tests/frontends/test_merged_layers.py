@@ -33,7 +33,7 @@ class Encoder(nn.Module):
 
 @pytest.fixture(scope="module")
 def module() -> nn.Module:
-    return Encoder().train()  # in evaluation mode PyTorch takes a kernel of its own, which is no ONNX operator
+    return Encoder().train()  # in evaluation mode PyTorch takes a kernel of its own, which is not an ONNX operator
 
 
 @pytest.fixture(scope="module")

@@ -217,7 +217,7 @@ def test_all_problems_of_an_optimizer_come_at_once() -> None:
 
     text = message(lambda: convert_optimizer(optimizer, names, trained))
 
-    assert "the optimizer has hooks, which a file cannot hold" in text
+    assert "the optimizer has hooks, which a file cannot contain" in text
     assert "the optimizer holds a parameter that is not in the module" in text
     assert "a tensor of shape [3, 4]" in text
 
@@ -229,7 +229,7 @@ def test_a_hook_of_the_optimizer_is_refused() -> None:
 
     text = message(lambda: convert_optimizer(optimizer, names, trained))
 
-    assert "the optimizer has hooks, which a file cannot hold" in text
+    assert "the optimizer has hooks, which a file cannot contain" in text
     assert "found: register_step_pre_hook" in text
 
 

@@ -83,7 +83,7 @@ def test_a_forward_that_asks_for_the_mode() -> None:
 
     assert "error[A203]" in text
     assert "of the module in evaluation mode differs from its graph" in text
-    assert "asks `self.training` itself" in text
+    assert "the forward reads `self.training`" in text
 
 
 def test_a_module_on_another_device() -> None:
@@ -100,9 +100,9 @@ def test_hooks_on_the_backward_pass_all_at_once() -> None:
 
     text = refusal(module)
 
-    assert "error[A205]: a module has a backward hook, which a file cannot hold" in text
+    assert "error[A205]: a module has a backward hook, which a file cannot contain" in text
     assert "`net.2` (Linear)" in text
-    assert "a parameter has a hook on its gradient, which a file cannot hold" in text
+    assert "a parameter has a hook on its gradient, which a file cannot contain" in text
     assert "`net.0.weight`" in text
 
 
@@ -167,7 +167,7 @@ def test_several_optimizers_with_one_loss() -> None:
 
     text = refusal(module, optimizer=optimizers)
 
-    assert "several optimizers need a loss each, under the same names" in text
+    assert "several optimizers need one loss each, under the same names" in text
     assert "one for each of: a, b" in text
 
 
@@ -242,8 +242,8 @@ def test_a_loss_without_its_targets() -> None:
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        (X.numpy(), "takes a tensor, a tuple of them or a dict by name; found a ndarray"),
-        ([X], "takes a tensor, a tuple of them or a dict by name; found a list"),
+        (X.numpy(), "takes a tensor, a tuple of tensors or a dict by name; found a ndarray"),
+        ([X], "takes a tensor, a tuple of tensors or a dict by name; found a list"),
         (X.double(), "RuntimeError: mat1 and mat2 must have the same dtype"),
     ],
     ids=["an array", "a list", "other numbers"],
@@ -298,7 +298,7 @@ def test_a_class_in_the_place_of_an_object_and_names_that_do_not_fit(changes: An
 
 
 def test_what_is_no_module() -> None:
-    with pytest.raises(ArgumentError, match="this is not a module"):
+    with pytest.raises(ArgumentError, match="module is not a torch.nn.Module"):
         onward.from_torch(lambda x: x, loss="mse", optimizer="sgd", example_inputs=X)
 
 
@@ -334,7 +334,7 @@ def test_a_backward_of_ones_own() -> None:
     text = refusal(WithOwnBackward(), example_inputs=torch.randn(4, 6, generator=torch.Generator().manual_seed(0)))
 
     assert "error[A206]: the captured training step differs" in text
-    assert "a torch.autograd.Function with a backward of its own cannot be captured" in text
+    assert "a torch.autograd.Function with its own backward cannot be captured" in text
 
 
 class Multiplying(Mlp):
@@ -346,7 +346,7 @@ def test_an_operator_that_the_exporter_does_not_know() -> None:
     text = refusal(Multiplying())
 
     assert "error[A200]: PyTorch cannot capture the module" in text
-    assert "PyTorch's exporter has no ONNX form of `prims.prod`" in text
+    assert "PyTorch's exporter does not support `prims.prod`" in text
     assert "control flow" not in text
 
 

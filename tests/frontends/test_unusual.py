@@ -255,8 +255,8 @@ def test_a_loss_that_takes_the_size_of_the_example_for_a_constant() -> None:
     with pytest.raises(ArgumentError, match="the batch size of the example is a constant") as caught:
         convert(nn.Linear(6, 3), rows(), by_len)
 
-    assert "found: for 8 samples in place of 4: a loss of" in str(caught.value)
-    assert "x.shape[0] in place of len(x)" in str(caught.value)
+    assert "found: for 8 samples instead of 4: a loss of" in str(caught.value)
+    assert "x.shape[0] instead of len(x)" in str(caught.value)
     assert convert(nn.Linear(6, 3), rows(), by_len, dynamic=False).parameters
 
 
@@ -265,7 +265,7 @@ def test_a_module_that_takes_the_size_of_the_example_for_a_constant(loss: Any) -
     with pytest.raises(ArgumentError, match="the batch size of the example is a constant") as caught:
         convert(Of(lambda s, x: s.out(x) * len(x), out=nn.Linear(6, 3)), rows(), loss)
 
-    assert "found: for 8 samples in place of 4: the file takes no such batch" in str(caught.value)
+    assert "found: for 8 samples instead of 4: the file does not accept such a batch" in str(caught.value)
 
 
 def test_a_loss_for_batches_of_any_size() -> None:
@@ -301,7 +301,7 @@ def test_float64_with_fewer_digits_is_warned_about() -> None:
 
     module = Of(scaled, bias=nn.Parameter(torch.ones(3)), weight=nn.Parameter(torch.ones(6, 3))).double()
 
-    with pytest.warns(UserWarning, match="much for float64"):
+    with pytest.warns(UserWarning, match="large for float64"):
         convert(module, rows().double())
 
     with warnings.catch_warnings():

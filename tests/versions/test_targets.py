@@ -65,7 +65,7 @@ def test_an_operator_that_the_target_does_not_have_is_refused() -> None:
         m (float[N, 4] x) => (float[N, 4] y) <float[4] s = {1, 1, 1, 1}> { y = RMSNormalization(x, s) }""")
     model = onward.make_trainable(network, loss="mse", optimizer="sgd")
 
-    with pytest.raises(OnwardError, match="does not fit opset 20: it came with opset 23"):
+    with pytest.raises(OnwardError, match="does not fit opset 20: it was introduced in opset 23"):
         onward.compile(model, target_opset=20)
 
 

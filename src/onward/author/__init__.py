@@ -1,8 +1,8 @@
-"""From inference to training: `make_trainable`."""
+"""`make_trainable`: turn an inference model into a training model."""
 
 from __future__ import annotations
 
 from onward.author.make import make_trainable
-from onward.author.untie import TiedWeightsWarning
+from onward.author.tied_weights import TiedWeightsWarning
 
 __all__ = ["TiedWeightsWarning", "make_trainable"]

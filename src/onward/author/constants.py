@@ -1,4 +1,4 @@
-"""Weights in `Constant` nodes become initializers (decision 12)."""
+"""Convert weights in `Constant` nodes to initializers (decision 12)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from onward.graph.walk import all_nodes
 from onward.model.trainable import WEIGHT_INPUTS, final_uses
 from onward.model.training_model import FLOAT_TYPES
 
-# Running statistics must be initializers too: an update replaces them.
+# Running statistics must be initializers too, because an update replaces them.
 _LIFTED = WEIGHT_INPUTS | {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
 
 def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) -> list[ir.Value]:
-    """Turn every `Constant` node that holds a weight into an initializer of the same name; return those.
+    """Turn every `Constant` node that holds a weight into an initializer of the same name; return the initializers.
 
-    A floating-point constant is taken for a weight if it has two elements or more, or is read where an operator
-    expects weights; a lone number in arithmetic stays a constant, unless one of `patterns` names it. Constants inside
-    the bodies of If, Loop and Scan move to the outer graph. What the model computes stays the same.
+    A floating-point constant counts as a weight if it has two elements or more, or if an operator reads it as a weight.
+    A single number in arithmetic stays a constant, unless one of `patterns` matches it. Constants inside the bodies of
+    If, Loop and Scan move to the outer graph. The results of the model do not change.
     """
     lifted = []
     for node in list(all_nodes(graph)):

@@ -1,4 +1,4 @@
-"""Model-local functions that hide weights or training-mode nodes are inlined before a model is made trainable."""
+"""Inline model-local functions that hide weights or training-mode nodes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onward.model.training_model import FLOAT_TYPES
 def inline_hiding_functions(model: ir.Model) -> None:
     """Inline every function whose body holds a BatchNormalization, a Dropout, or weights in `Constant` nodes.
 
-    Such nodes cannot be given another mode, and such weights cannot be named by a binding, while they are inside a
-    function that is also called elsewhere. Other functions stay.
+    Inside a function that has several callers, a node cannot change its mode and a binding cannot name a weight.
+    Other functions stay.
     """
     hiding: set[tuple[str, str, str]] = set()
     changed = True

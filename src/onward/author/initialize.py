@@ -1,4 +1,4 @@
-"""The initialization graph: how the model's weights and state are set afresh."""
+"""Build the initialization graph, which sets the initial weights and state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NORMALISERS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """How one tensor is set: a constant, or numbers drawn from a distribution of scale `amount`."""
+    """How one tensor is initialized: with a constant, or from a distribution of scale `amount`."""
 
     kind: str  # "constant", "normal" (amount: standard deviation), "uniform" (amount: half the width)
     amount: float
@@ -44,9 +44,9 @@ def build_initialization(
     opset: int,
     seed: int,
 ) -> None:
-    """Give `entry` an initialization graph, with what it writes where; set the stored weights in the same way.
+    """Add an initialization graph and its bindings to `entry`; initialize the stored weights in the same way.
 
-    The optimizer's state always starts afresh. Weights and running statistics do where `initialize` says so.
+    The graph always resets the optimizer's state. It resets weights and running statistics where `initialize` says so.
     """
     op = Builder(opset, Names())
     outputs: dict[str, Value] = {}
@@ -80,7 +80,7 @@ def build_initialization(
 
 
 def choose_draws(parameters: Sequence[Value], statistics: Sequence[Value], initialize: Initialize) -> dict[Value, Draw]:
-    """Return how each weight and running statistic is set; those that keep their value are left out."""
+    """Return how each weight and running statistic is initialized, without those that keep their value."""
     rules: list[tuple[str, Any]] = [("*", initialize)] if isinstance(initialize, str) else list(initialize.items())
     names = [v.name or "" for v in [*parameters, *statistics]]
     problems = [
@@ -112,7 +112,7 @@ def _check_rule(rule: Any) -> None:
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "this is not an initialisation",
+                "invalid initialisation",
                 place="initialize=",
                 found=repr(rule),
                 needed=f'{", ".join(KINDS)}, a number, or a pair such as ("normal", 0.02)',
@@ -145,7 +145,7 @@ def _draw(value: Value, rule: Any) -> Draw:
 
 
 def fans(value: Value) -> tuple[int, int]:
-    """Return how many inputs and outputs one weight tensor connects, from the operator that reads it."""
+    """Return the fan-in and fan-out of a weight, from the operator that reads it."""
     shape = const_array(value).shape
     field = int(np.prod(shape[2:], dtype=np.int64))
     for node, index in final_uses(value):
@@ -168,7 +168,7 @@ def fans(value: Value) -> tuple[int, int]:
 
 
 def sample(draw: Draw, seed: int, stream: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the numbers that `draw` asks for, in float64, the same on every machine."""
+    """Return the float64 array that `draw` describes, the same on every machine."""
     if draw.kind == "constant":
         return np.full(shape, draw.amount)
     if draw.kind == "normal":
@@ -191,7 +191,7 @@ def _emit_draw(op: Builder, draw: Draw, value: Value, seed: int) -> Value:
 
 
 def _filled(op: Builder, array: np.ndarray, like: Value) -> Value:
-    """Return a tensor that is one number throughout, as `array` is."""
+    """Return a tensor filled with the one number that fills `array`."""
     value: Value = op.ConstantOfShape(np.array(array.shape, np.int64), value=array.reshape(-1)[:1])
     value.type, value.shape = like.type, ir.Shape(array.shape)
     return value

@@ -1,4 +1,4 @@
-"""The model outputs that a loss reads, and the label inputs it needs."""
+"""Find the outputs that a loss reads and the label inputs that it needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LabelArgument = str | Sequence[str] | Mapping[str, Any] | None
 
 
 def find_value(values: Mapping[str, ir.Value], name: str, graph: ir.Graph) -> ir.Value:
-    """Return the value called `name`; any value of the inference graph will do, not only an output."""
+    """Return the value of the inference graph called `name`; it need not be an output."""
     if name not in values:
         outputs = ", ".join(f"`{v.name}`" for v in graph.outputs)
         raise ArgumentError(
@@ -33,7 +33,7 @@ def find_value(values: Mapping[str, ir.Value], name: str, graph: ir.Graph) -> ir
 
 
 def wrong_outputs(outputs: Sequence[ir.Value], needed: int, loss_name: str, *, given: bool) -> ArgumentError:
-    """Return the error for a loss that reads another number of outputs than there are."""
+    """Return the error for a loss that needs a different number of outputs."""
     names = ", ".join(f"`{v.name}`" for v in outputs)
     return ArgumentError(
         Diagnostic(
@@ -48,7 +48,7 @@ def wrong_outputs(outputs: Sequence[ir.Value], needed: int, loss_name: str, *, g
 
 
 def label_specs(label: LabelArgument, specs: Sequence[LabelSpec] | None, names: Names) -> dict[str, LabelSpec]:
-    """Return the label inputs by name, from what the caller said and from what the loss expects (None: unknown)."""
+    """Return the label inputs by name, from the argument `label` and the labels of the loss (None: unknown)."""
     if isinstance(label, Mapping):
         return {name: _spec(name, given) for name, given in label.items()}
     given_names = [] if label is None else [label] if isinstance(label, str) else list(label)
@@ -58,7 +58,7 @@ def label_specs(label: LabelArgument, specs: Sequence[LabelSpec] | None, names: 
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "the type and shape of the labels are not known for a loss of your own",
+                "a custom loss does not define the type and shape of its labels",
                 place="label=",
                 needed='label={"labels": ("int64", ["N"])}, or label=None if the loss reads no labels',
             )
@@ -71,7 +71,7 @@ def label_specs(label: LabelArgument, specs: Sequence[LabelSpec] | None, names: 
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "the number of label names does not fit the loss",
+                "the loss has a different number of labels",
                 place="label=",
                 found=f"{len(given_names)}: {given_names}",
                 needed=f"{len(specs)}",
@@ -91,7 +91,7 @@ def _spec(name: str, given: Any) -> LabelSpec:
         raise ArgumentError(
             Diagnostic(
                 A101,
-                f"the description of label `{name}` cannot be read",
+                f"invalid description of label `{name}`",
                 place="label=",
                 found=repr(given),
                 needed='a pair of element type and shape, such as ("int64", ["N"])',

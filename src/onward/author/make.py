@@ -1,4 +1,4 @@
-"""`make_trainable`: an inference model becomes a training model in one standard file."""
+"""`make_trainable`: turn an inference model into a training model in one standard file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from onward.author.constants import lift_constants
 from onward.author.functions import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
 from onward.author.labels import LabelArgument
-from onward.author.merged import separate_merged
+from onward.author.merged_weights import separate_merged
 from onward.author.objective import build_loss, resolve_loss
+from onward.author.tied_weights import tied_layers
+from onward.author.tied_weights import untie as untie_weights
 from onward.author.training_mode import build_training_forward, to_inference_mode
-from onward.author.untie import tied_layers
-from onward.author.untie import untie as part
 from onward.errors import A101, ArgumentError, Diagnostic, define
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.schema import TRAINING_DOMAIN
@@ -37,18 +37,18 @@ from onward.upgrade import normalise
 A112 = define(
     "A112",
     "a name is already taken",
-    why="The training step needs an input or output of this name, and the model has a value of that name already.",
+    why="The training step needs an input or output of this name, but the model already has a value of that name.",
     fix="Choose another name with the argument that the message gives.",
 )
 A113 = define(
     "A113",
     "the model already has a training entry of that name",
-    why="make_trainable adds one training entry to a file; entries have different names.",
-    fix='Train it as it is, add another entry (entry="name"), or remove them first: `onward strip FILE -o OUT`.',
+    why="make_trainable adds one training entry to a model. Each entry needs its own name.",
+    fix='Train the existing entry, add another one (entry="name"), or remove all first: `onward strip FILE -o OUT`.',
 )
 A114 = define(
     "A114",
-    "a parameter's type cannot be differentiated",
+    "a parameter has a type that Gradient does not support",
     why="The standard's Gradient operator takes float16, float32 and float64 only.",
     fix="Freeze the weight, or convert the model to float32.",
 )
@@ -81,37 +81,37 @@ def make_trainable(
 ) -> TrainingModel:
     """Return a `TrainingModel`: `model` with a loss, its gradient, an optimizer and their state, in one standard file.
 
-    The inference graph keeps its nodes, names and outputs; weights that were `Constant` nodes become initializers.
-    `model` itself stays as it was.
+    The inference graph keeps its nodes, names and outputs; weights in `Constant` nodes become initializers.
+    `model` itself does not change.
 
     Args:
-        model: a path, bytes, a `ModelProto` or a `TrainingModel`; entries that it has are kept.
+        model: a path, bytes, a `ModelProto` or a `TrainingModel`; its training entries are kept.
         loss: a loss of `onward.losses` or its name; a mapping from output to loss or (loss, weight); an ONNX function
             or model whose inputs are the outputs and the labels; or `lambda op, outputs, labels: value`.
         optimizer: an optimizer of `onward.optimizers`, or its name.
-        train: glob or globs of the weights to train; the rest stays frozen.
-        freeze: glob or globs of weights to keep as they are, although `train` fits them.
-        output: which value the loss reads, if not the model's only output; several for a loss that reads several.
-        label: name of the label input; {name: (dtype, shape)} for a loss of your own, None if it reads no labels.
+        train: glob or globs of the weights to train; the others are frozen.
+        freeze: glob or globs of weights to freeze, although `train` matches them.
+        output: name of the value that the loss reads (default: the model's only output), or several names.
+        label: name of the label input; {name: (dtype, shape)} for a custom loss; None if the loss reads no labels.
         loss_name: name of the loss output.
-        batch_norm: "train" uses each batch's own statistics and updates the running ones wherever scale or bias are
+        batch_norm: "train" normalises with batch statistics, and updates the running ones, wherever scale or bias are
             trained, so that frozen layers stay frozen (as in Keras); "always" does so everywhere (as PyTorch's
-            `train()`); "freeze" uses the running ones, as inference does, and leaves them alone.
-        unbiased_variance: update running variances with the unbiased variance, as PyTorch does; ONNX and Keras use
-            the biased one.
-        keep_shared: True keeps an initializer that several nodes read one weight, always. By default vectors of one
-            repeated number (zeros, ones) that unrelated layers share are taken for merged by an exporter and separated,
-            and a `TiedWeightsWarning` tells of matrices that modules of different names share.
-        untie: glob or globs of weights that several layers share, of which each layer gets a copy of its own.
-        initialize: what the file's initialisation does to the weights: "keep", "he", "xavier", "normal", or a mapping
-            from glob to one of those, to a number, or to ("normal" | "uniform", scale). All but "keep" also replace
-            the stored weights, drawn with `seed`.
+            `train()`); "freeze" normalises with the running statistics, as inference does, and never updates them.
+        unbiased_variance: update running variances with the unbiased variance, as PyTorch does (ONNX and Keras use
+            the biased one).
+        keep_shared: True keeps every shared initializer as one weight. By default, vectors of one repeated number
+            (zeros, ones) that unrelated layers share become separate weights, because exporters merge them; a
+            `TiedWeightsWarning` lists matrices that modules of different names share.
+        untie: glob or globs of shared weights; each layer that reads one gets its own copy.
+        initialize: how the initialization graph sets the weights: "keep", "he", "xavier", "normal", or a mapping from
+            glob to one of those, to a number, or to ("normal" | "uniform", scale). All but "keep" also replace the
+            stored weights, drawn with `seed`.
         entry: the name of the training entry. A model may have several, each with its own loss, optimizer and weights
-            (a GAN's two sides); one iteration runs them in turn, or one is chosen by name.
-        seed: start of all random numbers: the stored weights', the initialization graph's and Dropout's.
+            (the two networks of a GAN); an iteration runs all of them in turn, or the one that is chosen by name.
+        seed: seed of all random numbers: of the stored weights, the initialization graph and Dropout.
 
     Raises:
-        ArgumentError: a name, glob or value that does not fit the model; all such problems at once where possible.
+        ArgumentError: a name, glob or value does not fit the model; lists all such problems where possible.
         ModelError: the model cannot be read.
 
     >>> from onward import samples
@@ -126,7 +126,7 @@ def make_trainable(
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "this is not an optimizer",
+                "invalid optimizer",
                 place="optimizer=",
                 found=repr(optimizer)[:200],
                 needed="a name or an object of onward.optimizers",
@@ -139,8 +139,8 @@ def make_trainable(
     names = Names(all_names(work.graph) | _names_of_entries(work))
     lift_constants(work.graph, names, [*as_patterns(train), *as_patterns(freeze)])
     if untie:
-        part(work.graph, names, untie)
-    if not keep_shared and not work.entries:  # where an entry is already, it trains the weights as they are
+        untie_weights(work.graph, names, untie)
+    if not keep_shared and not work.entries:  # an existing entry trains the weights as they are
         separate_merged(work.graph, names)
     infer_shapes(work.ir)
     terms = objective.bind(work.graph, names)
@@ -198,7 +198,7 @@ def make_trainable(
 
 
 def _names_of_entries(model: TrainingModel) -> set[str]:
-    """Return the state and outputs of the entries that are there: state is one, and outputs are reported together."""
+    """Return the names of state and outputs of the existing entries: all entries share them."""
     found: set[str] = set()
     for entry in model.entries:
         if entry.algorithm is not None:
@@ -208,7 +208,7 @@ def _names_of_entries(model: TrainingModel) -> set[str]:
 
 
 def _copy(source: serde.Source, entry: str) -> TrainingModel:
-    """Return a model of our own, at the working opset, in standard operators."""
+    """Return a copy of the model, at the working opset and in standard operators."""
     model = normalise(source, copy=True)
     known = [e.name for e in model.entries]
     if entry in known:
@@ -252,7 +252,7 @@ def _check_types(parameters: Sequence[Value]) -> None:
 
 
 def _drop_default_inputs(graph: ir.Graph, parameters: Sequence[Value]) -> None:
-    """Take parameters off the list of inputs, where models before IR version 4 had to list them."""
+    """Remove parameters from the graph inputs, where models before IR version 4 had to list them."""
     trained = set(parameters)
     kept = [v for v in graph.inputs if v not in trained]
     if len(kept) != len(graph.inputs):
@@ -261,7 +261,7 @@ def _drop_default_inputs(graph: ir.Graph, parameters: Sequence[Value]) -> None:
 
 
 def _mark_weights(work: TrainingModel, parameters: Sequence[Value]) -> None:
-    """Mark what this entry trains, and as frozen what no entry trains."""
+    """Mark the weights that this entry trains as parameters, and those that no entry trains as frozen."""
     for value in parameters:
         mark(value, Role.PARAMETER)
     bound = {name for entry in work.entries for name in entry.update_binding}
@@ -277,11 +277,11 @@ def _gradient(
     labels: Sequence[Value],
     loss: Value,
 ) -> Mapping[Value, Value]:
-    """Emit the Gradient node: d loss / d parameter for each, at the parameters and everything else the loss reads."""
+    """Emit the Gradient node: d loss / d parameter for each parameter."""
     needed = set()
     for node in ancestors([loss]):
         needed.update(reads(node))
-    # Read strictly, xs and zs determine y: what is frozen or constant belongs to zs, if Gradient takes its type.
+    # By the standard, xs and zs determine y: frozen and constant values belong to zs, if Gradient accepts their type.
     others = [v for v in work.graph.initializers.values() if v.dtype not in _NOT_IN_GRADIENT]
     trained = set(parameters)
     zs = [v for v in dict.fromkeys([*work.graph.inputs, *labels, *others]) if v in needed and v not in trained]

@@ -1,4 +1,4 @@
-"""What is minimised: which losses read which outputs and labels, with which weights."""
+"""The training objective: a weighted sum of losses over outputs and labels."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from onward.model.training_model import FLOAT_TYPES, TrainingModel
 A115 = define(
     "A115",
     "the loss does not fit the model",
-    why="The loss's operators do not accept the outputs or labels they were given, or the result is not one number.",
+    why="The operators of the loss do not accept its outputs or labels, or the result is not a scalar.",
     fix="Choose another output, loss or reduction, as the message says.",
 )
 A118 = define(
     "A118",
-    "the model does not fit together",
-    why="onnx's own inference of types and shapes finds a node that does not accept what it is given.",
+    "the model has inconsistent types or shapes",
+    why="onnx's own inference of types and shapes finds a node that does not accept its inputs.",
     fix="Correct the program that wrote the model; `onward check` lists every such node.",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """One loss with its weight, and the names of the outputs and labels it reads (None: not said)."""
+    """One loss with its weight, and the names of the outputs and labels it reads (None: not given)."""
 
     weight: float
     loss: Loss
@@ -54,14 +54,14 @@ class BoundTerm:
 
 @dataclasses.dataclass
 class Terms:
-    """The losses with the values they read, and the label inputs of all of them."""
+    """The losses with the values that they read, and all label inputs."""
 
     terms: list[BoundTerm]
     labels: dict[str, LabelSpec]
 
     @property
     def outputs(self) -> list[Value]:
-        """Every value that a loss reads, each once."""
+        """The values that the losses read, each once."""
         return list(dict.fromkeys(v for t in self.terms for v in t.outputs))
 
     def functions(self) -> list[ir.Function]:
@@ -75,16 +75,16 @@ class Terms:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A weighted sum of losses, before it meets a model."""
+    """A weighted sum of losses that is not bound to a model yet."""
 
     terms: tuple[Term, ...]
 
     def describe(self) -> str:
-        """Return the losses in words, for the file's metadata."""
+        """Return the losses as text, for the metadata of the file."""
         return " + ".join(repr(t.loss) if t.weight == 1 else f"{t.weight:g} * {t.loss!r}" for t in self.terms)
 
     def bind(self, graph: ir.Graph, names: Names) -> Terms:
-        """Return the losses with the graph's values; problems with names are errors."""
+        """Return the losses bound to values of `graph`; raise ArgumentError for names that do not fit."""
         values = ir.convenience.create_value_mapping(graph)
         bound: list[BoundTerm] = []
         labels: dict[str, LabelSpec] = {}
@@ -108,7 +108,7 @@ class Objective:
                             f"two losses read label `{name}` in different ways",
                             place="label=",
                             found=f"{labels[name]} and {spec}",
-                            hint="give each loss a label of its own: label={'output': 'label name'}",
+                            hint="give each loss its own label: label={'output': 'label name'}",
                         )
                     )
             bound.append(BoundTerm(term.weight, term.loss, outputs, list(specs)))
@@ -121,9 +121,7 @@ def resolve_loss(loss: Any, output: str | Sequence[str] | None, label: LabelArgu
         chosen = None if output is None else (output,) if isinstance(output, str) else tuple(output)
         return Objective((Term(1.0, as_loss(loss), chosen, label),))
     if output is not None:
-        raise ArgumentError(
-            Diagnostic(A101, "`output` and a mapping of losses say the same thing twice", place="output=")
-        )
+        raise ArgumentError(Diagnostic(A101, "output= cannot be combined with a mapping of losses", place="output="))
     terms = []
     for name, given in loss.items():
         weight, single = 1.0, given
@@ -159,7 +157,7 @@ def as_loss(given: Any) -> Loss:
     raise ArgumentError(
         Diagnostic(
             A101,
-            "this is not a loss",
+            "invalid loss",
             place="loss=",
             found=repr(given)[:200],
             needed="a name or object of onward.losses, an ONNX function or model, or lambda op, outputs, labels: value",
@@ -184,7 +182,7 @@ def _check_floating(outputs: Sequence[Value], loss_name: str) -> None:
 
 
 def _check_activation(loss: Loss, outputs: Sequence[Value]) -> None:
-    """Refuse a loss of logits on an output that went through the activation already."""
+    """Raise if a loss expects logits and its output is the result of the activation."""
     expected = {"CrossEntropy": "Softmax", "BCEWithLogits": "Sigmoid"}.get(type(loss).__name__)
     node = outputs[0].producer()
     if expected is None or node is None or node.op_type != expected or node.domain not in ("", "ai.onnx"):
@@ -197,7 +195,7 @@ def _check_activation(loss: Loss, outputs: Sequence[Value]) -> None:
             f"`{type(loss).__name__}` expects logits, and output `{outputs[0].name}` is already a {expected}",
             place=f"node `{node.name}`",
             found=f"{expected} would be applied twice",
-            hint=f'let the loss read what goes into it: output="{inner.name}"'
+            hint=f'let the loss read the logits: output="{inner.name}"'
             + (', or use loss="bce"' if expected == "Sigmoid" else ""),
         )
     )
@@ -206,7 +204,7 @@ def _check_activation(loss: Loss, outputs: Sequence[Value]) -> None:
 def build_loss(
     work: TrainingModel, terms: Terms, forward: TrainingForward, labels: Sequence[Value], names: Names, loss_name: str
 ) -> tuple[list[ir.Node], Value]:
-    """Emit the losses over the training-mode forward; return the nodes and the loss, whose type is checked."""
+    """Emit the losses over the training-mode forward; return the nodes and the checked loss."""
     op = Builder(work.opset, names, prefix="loss/")
     by_label = {v.name or "": v for v in labels}
     total: Value | None = None
@@ -226,16 +224,16 @@ def build_loss(
 
 
 def _check_scalar(work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequence[Value], loss: Value) -> None:
-    """Find the type and shape of the loss with onnx's own inference; it must be one floating-point number."""
+    """Infer the type and shape of the loss with onnx; raise unless it is one floating-point number."""
     probe = ir.Graph(list(labels), [loss], nodes=nodes, name="loss")
     try:
         infer_shapes(work.ir, probe, strict=True)
     except onnx.shape_inference.InferenceError as error:
         _check_forward(work)
         raise ArgumentError(
-            Diagnostic(A115, "the loss does not fit the outputs and labels", place="loss=", found=str(error))
+            Diagnostic(A115, "the loss does not accept the outputs and labels", place="loss=", found=str(error))
         ) from error
-    finally:  # the nodes will belong to the algorithm
+    finally:  # the algorithm will own the nodes
         probe.outputs.clear()
         probe.inputs.clear()
         probe.remove(list(probe))
@@ -259,17 +257,17 @@ def _check_scalar(work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequenc
 
 
 def _check_forward(work: TrainingModel) -> None:
-    """Raise if the inference graph does not fit together by itself: then no loss is to blame."""
+    """Raise if the inference graph itself has inconsistent types or shapes."""
     try:
         infer_shapes(work.ir, strict=True)
     except onnx.shape_inference.InferenceError as error:
         raise ArgumentError(
             Diagnostic(
                 A118,
-                "the types or shapes inside of the model do not fit together",
+                "the model has inconsistent types or shapes",
                 place=f"graph `{work.graph.name}`",
                 found=str(error),
-                hint="the loss is not to blame: the model itself was written wrongly",
+                hint="the model itself is wrong, not the loss",
             )
         ) from error
 

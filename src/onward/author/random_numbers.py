@@ -1,4 +1,4 @@
-"""Random numbers that are the same on every machine and in every version of numpy."""
+"""Random numbers that do not depend on the machine or the version of numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(seed: int, stream: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return float64 numbers in [0, 1), by SplitMix64 over a counter; `stream` sets tensors apart.
+    """Return float64 numbers in [0, 1), by SplitMix64 over a counter; each `stream` gives other numbers.
 
     >>> uniform(0, 0, (2,)).round(6).tolist() == uniform(0, 0, (2,)).round(6).tolist()
     True

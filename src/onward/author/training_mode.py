@@ -1,8 +1,8 @@
-"""The forward pass as training runs it: batch normalisation with batch statistics, dropout that drops.
+"""Build the forward pass in training mode: batch normalisation with batch statistics, active dropout.
 
-The standard runs the inference graph's own nodes in a training step, and a node cannot be in two modes. So from the
-first such node on, the algorithm carries a forward of its own over the same initializers; what comes before is shared
-(docs/decisions/training-mode-forward.md).
+By the standard, a training step runs the nodes of the inference graph, and a node has only one mode. So from the first
+BatchNormalization or Dropout on, the algorithm has its own copy of the forward pass over the same initializers. It
+shares the nodes before that one (docs/decisions/training-mode-forward.md).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ PREFIX = "train/"
 
 @dataclasses.dataclass
 class TrainingForward:
-    """Nodes that the algorithm runs instead of the inference graph's, and what stands for what.
+    """The nodes that the algorithm runs instead of those of the inference graph.
 
-    `values` maps values of the inference graph to those of the training step, `statistics` each running statistic to
-    its new value.
+    `values` maps values of the inference graph to those of the training step. `statistics` maps each running statistic
+    to its new value.
     """
 
     nodes: list[ir.Node] = dataclasses.field(default_factory=list)
@@ -44,7 +44,7 @@ class TrainingForward:
     statistics: dict[Value, Value] = dataclasses.field(default_factory=dict)
 
     def value(self, inference: Value) -> Value:
-        """Return what stands for a value of the inference graph in a training step."""
+        """Return the value of the training step that replaces a value of the inference graph."""
         return self.values.get(inference, inference)
 
 
@@ -61,7 +61,7 @@ def build_training_forward(
     """Return the training-mode forward up to `outputs`; empty where inference and training are the same.
 
     Raises:
-        ArgumentError: a batch normalisation has to train and cannot; all such nodes at once.
+        ArgumentError: a batch normalisation has to train and cannot; lists all such nodes.
     """
     reached = ancestors(outputs)
     order = [node for node in work.graph if node in reached]
@@ -95,14 +95,14 @@ def build_training_forward(
 
 
 def to_inference_mode(graph: ir.Graph) -> None:
-    """Put nodes that an exporter left in training mode into inference mode, which is what the graph stands for."""
+    """Switch nodes of the inference graph that an exporter left in training mode to inference mode."""
     for node in all_nodes(graph):
         if is_batch_norm(node) and node.attributes.get_int("training_mode", False):
             if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
                 raise ArgumentError(
                     Diagnostic(
                         A116,
-                        "a batch normalisation in training mode hands its statistics on",
+                        "other nodes read the statistics of a batch normalisation in training mode",
                         place=node_name(node),
                         hint="export the model in inference mode; make_trainable adds the training mode itself",
                     )
@@ -117,7 +117,7 @@ def to_inference_mode(graph: ir.Graph) -> None:
 
 
 def node_name(node: ir.Node) -> str:
-    """Return words for a node: its operator, and its name or that of its output."""
+    """Return a description of a node: its operator, and its name or that of its output."""
     return f"{node.op_type} `{node.name or node.outputs[0].name}`"
 
 
@@ -139,7 +139,7 @@ def _source(value: Value | None) -> Value | None:
 
 
 def _drops(node: ir.Node) -> bool:
-    """Whether this is a Dropout that drops anything in training."""
+    """Return whether this is a Dropout that drops anything in training."""
     if node.op_type != "Dropout" or node.domain not in ("", "ai.onnx"):
         return False
     ratio = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -197,7 +197,7 @@ def _emit_batch_norm(op: Builder, node: ir.Node, forward: TrainingForward, unbia
     forward.values[result] = Y
     for old, new in ((mean, new_mean), (variance, new_variance)):
         if old in forward.statistics:
-            # One normalisation that is used twice updates its statistics twice, one after the other:
+            # A normalisation that is used twice updates its statistics twice, in sequence:
             # m·earlier + (1 - m)·batch, where new = m·old + (1 - m)·batch.
             new = op.Add(new, op.Mul(op.Sub(forward.statistics[old], old), momentum))
         forward.statistics[old] = new

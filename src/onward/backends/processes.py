@@ -1,4 +1,4 @@
-"""The number of processes that train together, and the number of this one, as torchrun sets them."""
+"""Number and rank of the training processes, from the environment of torchrun."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def world_size() -> int:
-    """Return how many processes torchrun started; 1 without torchrun."""
+    """Return the number of processes that torchrun started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
@@ -19,7 +19,7 @@ def rank() -> int:
 
 
 def share(count: int, part: int, parts: int) -> slice:
-    """Return which of `count` items belong to one of several parts, whose sizes differ by one at most.
+    """Return the slice of `count` items for one of several parts; their sizes differ by one at most.
 
     >>> [share(7, part, 3) for part in range(3)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
@@ -30,7 +30,7 @@ def share(count: int, part: int, parts: int) -> slice:
 class Rows(np.ndarray):
     """The rows of this process, of an array with `total` rows; the other processes have the rest."""
 
-    total = 0  # what is computed from rows is an array like any other
+    total = 0  # results of computations with rows are ordinary arrays
 
     @classmethod
     def of(cls, array: np.ndarray, total: int) -> Rows:

@@ -1,4 +1,4 @@
-"""What every session does alike: choose entries, check state, start from the initialize graph."""
+"""Functions for all sessions: choose entries, check state, run the initialize graph."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onward.model.roles import RANDOM_KEY, RANDOM_STEP
 
 B100 = define(
     "B100",
-    "the program has no such graph",
+    "the program lacks a graph",
     why="The model was compiled without a training entry, a loss or an initialisation.",
     fix="Make the model trainable first: onward.make_trainable(model, loss=..., optimizer=...).",
 )
 B101 = define(
     "B101",
     "a state does not fit the program",
-    why="State is replaced by name; shapes and element types must be the program's.",
+    why="State is replaced by name, and must have the shapes and element types of the program.",
     fix="Use the state of the same model, for example from trainer.state or a checkpoint.",
 )
 T100 = define(
@@ -35,7 +35,7 @@ def chosen_entries(program: Program, entry: str | None) -> list[Entry]:
     """Return the named entry, or all of them in order.
 
     Raises:
-        ArgumentError: there is no such entry.
+        ArgumentError: the entry does not exist.
         BackendError: the program has no training entry at all.
     """
     if not program.entries:
@@ -71,7 +71,7 @@ def evaluation_graph(program: Program, entry: str | None = None) -> PlainGraph:
 
 
 def checked(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return copies of the arrays in `state`, each with the program's shape and type; all misfits in one error."""
+    """Return copies of the arrays in `state`; raise one error for all with a wrong shape or type."""
     problems: list[Diagnostic] = []
     result: dict[str, np.ndarray] = {}
     for name, value in state.items():
@@ -98,7 +98,7 @@ def checked(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.n
 def initial_state(
     program: Program, seed: int, run: Callable[[PlainGraph, dict[str, np.ndarray]], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Return the state after initialisation: stored values, then what the initialize graph gives for `seed`."""
+    """Return the stored state, updated with the results of the initialize graph for `seed`."""
     state = {name: np.array(value) for name, value in program.state.items()}
     random = {RANDOM_KEY: np.array(seed, np.int64), RANDOM_STEP: np.array(0, np.int64)}
     state.update({k: v for k, v in random.items() if k in state})
@@ -110,7 +110,7 @@ def initial_state(
 
 
 def require_feeds(wanted: Iterable[str], given: Mapping[str, np.ndarray], program: Program) -> None:
-    """Raise DataError naming every input of a graph that has no value."""
+    """Raise DataError, with the names, if inputs of a graph have no value."""
     missing = sorted(set(wanted) - set(given))
     if missing:
         raise DataError(

@@ -1,1 +1,1 @@
-"""The compiler: from a training model to plain ONNX graphs, by recipes of passes."""
+"""The compiler: recipes of passes turn a training model into plain ONNX graphs."""

@@ -1,7 +1,7 @@
-"""`compile_model`: a training model becomes a `Program` of plain ONNX graphs. docs/how_it_compiles.md walks through it.
+"""`compile_model`: compile a training model to a `Program` of plain ONNX graphs (see docs/how_it_compiles.md).
 
-A graph is a recipe (`recipes.py`) applied to a model: a source, passes, outputs. Nothing else in Onward lowers a graph.
-No pass folds or merges initializers, and every pass keeps the names of what it replaces.
+Each graph is the result of a recipe (`recipes.py`): a source, passes, outputs. Nothing else in Onward lowers a graph.
+No pass folds or merges initializers, and every pass keeps the names of the values that it replaces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onward.compiler.recipes import (
     Output,
     Recipe,
 )
-from onward.compiler.unit import state_names
+from onward.compiler.sources import state_names
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 from onward.graph import shapes
 from onward.graph.builder import Value
@@ -53,14 +53,14 @@ def compile_model(
         target_opset: the opset of all graphs; by default the lowest that each needs, so that as many runtimes as
             possible load them. `target_ir` is the same for the IR version.
         seed: the initial random key.
-        split: also give each step as two graphs: `gradients` (batch to gradients, and what changes without them, such
-            as running statistics) and `update` (gradients to new state), to accumulate over batches or devices.
-        trace: a list that receives what each pass did, with the time it took.
+        split: also compile each step as two graphs: `gradients` (batch to gradients, and new running statistics) and
+            `update` (gradients to new state), to accumulate over batches or devices.
+        trace: a list that receives one record per pass, with its duration.
 
     Raises:
-        NotDifferentiable: listing every node that blocks a gradient.
-        ModelError: something has no plain form, or does not fit the target opset.
-        CheckFailed: the model is not valid ONNX and cannot be compiled for that reason.
+        NotDifferentiable: lists every node that blocks a gradient.
+        ModelError: plain operators, or those of the target opset, cannot express the model.
+        CheckFailed: the model cannot be compiled because it is not valid ONNX.
     """
     _check_target(target_opset, target_ir)
     training = normalise(model, trace=trace)
@@ -69,12 +69,12 @@ def compile_model(
     except OnwardError:
         raise
     except Exception:
-        check(training).raise_if_errors()  # a broken model is explained; what is left is a mistake of ours
+        check(training).raise_if_errors()  # explains an invalid model; otherwise the error is a bug of ours
         raise
 
 
 class Compiler:
-    """Applies recipes to one model, which must be normalised. What several recipes start from is lowered once."""
+    """Applies recipes to one normalised model; a common source of several recipes is lowered once."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Compiler:
         self._keeps = True  # what several recipes start from, for the next one
 
     def build(self, recipe: Recipe, entry: TrainingEntry | None = None, name: str = "") -> PlainGraph:
-        """Return the plain graph that `recipe` makes of the model, for one training entry where it needs one."""
+        """Return the plain graph that `recipe` builds from the model, for one training entry if it needs one."""
         unit = self._lower(recipe, entry)
         unit.name = name or recipe.name
         chosen = recipe.outputs(unit)
@@ -159,9 +159,9 @@ class Compiler:
 
 
 def set_outputs(unit: Unit, outputs: list[Output]) -> list[Output]:
-    """Make `outputs` the graph's outputs under their names; return them with the names that they have.
+    """Make `outputs` the graph's outputs under their names; return them with their final names.
 
-    A value is renamed where no other output needs its name. An Identity forwards inputs, and values that serve twice.
+    A value is renamed if no other output needs its name. Inputs, and values that are two outputs, go through Identity.
     """
     graph = unit.graph
     op = unit.builder()
@@ -203,7 +203,7 @@ def _check_target(opset: int | None, ir_version: int | None) -> None:
 
 
 def state_of(model: TrainingModel, seed: int = 0, *, draws: bool = False) -> dict[str, np.ndarray]:
-    """Return the state that training replaces, with its stored values; the random key and step where it `draws`."""
+    """Return the state that training replaces, with its stored values; with `draws`, also the random key and step."""
     known = model.initializers()
     state = {name: _array(known[name]) for name in state_names(model)}
     if draws:
@@ -213,7 +213,7 @@ def state_of(model: TrainingModel, seed: int = 0, *, draws: bool = False) -> dic
 
 
 def settings_of(model: TrainingModel) -> dict[str, np.ndarray]:
-    """Return the inputs of training steps that have a default, with these defaults."""
+    """Return the inputs of training steps that have a default, each with its default."""
     bound = set(state_names(model))
     return {
         v.name or "": _array(e.algorithm.initializers[v.name or ""])

@@ -1,4 +1,4 @@
-"""What is known of the gradient of every operator: the conditions from the registry, the measurements from the tests.
+"""Gradient coverage of every operator: the conditions from the registry, the measurements from the tests.
 
 The measurements (tested types, unknown dimensions, second order, cost) are in `coverage.json`, which
 `python docs/generate.py` writes from tests/cases.
@@ -22,7 +22,7 @@ from onward.upgrade.microsoft.call import TABLE
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """One operator of the standard: its inputs' conditions, and what its test cases measure."""
+    """One operator of the standard: the conditions of its inputs, and the measurements of its test cases."""
 
     name: str
     domain: str
@@ -46,7 +46,7 @@ class Operator:
         for kind in ("UNSUPPORTED", "ZERO", "NON_DIFFERENTIABLE"):
             if kind in kinds:
                 return kind
-        return "NON_DIFFERENTIABLE"  # no inputs: nothing to differentiate by
+        return "NON_DIFFERENTIABLE"  # no inputs
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for `--json`."""
@@ -87,7 +87,7 @@ def coverage(domain: str = "") -> list[Operator]:
 
 @dataclasses.dataclass(frozen=True)
 class Decomposed:
-    """An operator outside the standard that is written as operators of the standard before gradients are taken."""
+    """An operator outside the standard that is decomposed into standard ones before differentiation."""
 
     name: str
     domain: str
@@ -109,6 +109,6 @@ def decomposed() -> list[Decomposed]:
 
 @functools.cache
 def measurements() -> dict[str, Any]:
-    """Return what the tests measured, by operator; nothing where it was never generated."""
+    """Return the measurements of the tests by operator; {} if coverage.json was never generated."""
     file = resources.files("onward.autodiff") / "coverage.json"
     return dict(json.loads(file.read_text())) if file.is_file() else {}

@@ -29,10 +29,10 @@ def lower_gradients(model: TrainingModel) -> TrainingModel: ...
 @overload
 def lower_gradients(model: str | bytes | onnx.ModelProto) -> onnx.ModelProto: ...
 def lower_gradients(model: Source) -> TrainingModel | onnx.ModelProto:
-    """Return `model` with every `Gradient` node replaced by plain operators; the argument is left as it was.
+    """Return `model` with every `Gradient` node replaced by plain operators; `model` itself does not change.
 
     Gradient nodes in the graph, in training graphs, in the bodies of If, Loop and Scan and in functions are all
-    lowered; the outputs keep their names. A `TrainingModel` gives a `TrainingModel`, all else a `ModelProto`.
+    lowered; the outputs keep their names. A `TrainingModel` gives a `TrainingModel`, anything else a `ModelProto`.
 
     Raises:
         NotDifferentiable: listing every blocking node, not only the first.
@@ -44,7 +44,7 @@ def lower_gradients(model: Source) -> TrainingModel | onnx.ModelProto:
 
 
 def gradient(model: Source, of: str, wrt: Sequence[str] | str, *, functions: bool = False) -> onnx.ModelProto:
-    """Return `model` with the further outputs `grad/<name>`: the derivative of `of` by each name in `wrt`.
+    """Return `model` with further outputs `grad/<name>`: the derivative of `of` with respect to each name in `wrt`.
 
     `of` and `wrt` may be inputs, initializers or intermediate values. A non-scalar `of` means the sum of its
     elements. `grad/<name>` has the shape and type of `<name>`; it is zeros where `of` does not depend on it. Where the
@@ -57,8 +57,9 @@ def gradient(model: Source, of: str, wrt: Sequence[str] | str, *, functions: boo
     >>> [o.name for o in gradient(net, of="y", wrt=["x"]).graph.output]
     ['y', 'grad/x']
 
-    With `functions`, the backward of each node is one node, `grad/<its name>`: a call of a function of the model, which
-    nodes with the same backward share. It computes the same and reads better; a runtime puts the bodies in place.
+    With `functions`, the backward of each node is one node, `grad/<its name>`, which calls a function of the model.
+    Nodes with the same backward share a function. The results are the same and the graph is easier to read; runtimes
+    inline the functions.
 
     >>> net.graph.node[0].op_type = "Sigmoid"
     >>> del net.graph.node[0].input[1]
@@ -81,8 +82,8 @@ def vjp(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.ModelProto:
 def jvp(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.ModelProto:
     """Return `model` with inputs `tangent/<name>` and the output `tangent/<of>`: Jacobian times tangent.
 
-    Built from the same reverse rules: the vjp is linear in its cotangent u, and the derivative of its product with
-    the tangents by u is the jvp. Nodes that only served u are removed.
+    It is built from the same reverse rules. The vjp is linear in its cotangent u; the derivative, with respect to u, of
+    its product with the tangents is the jvp. Nodes that only u needs are removed.
     """
     with _collector_paused():
         return _forward_mode(model, of, wrt)
@@ -120,7 +121,7 @@ def _forward_mode(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.Mode
     graph.extend(backward.op.nodes)
     _add_output(graph, result, f"tangent/{of}", target, scope)
     edit.remove_dead_nodes(graph)
-    if cotangent.uses():  # only its shape is read: that of the target itself
+    if cotangent.uses():  # only its shape is read, which is the shape of the target
         cotangent.replace_all_uses_with(target)
     graph.inputs.remove(cotangent)
     return lowered.proto()
@@ -128,7 +129,7 @@ def _forward_mode(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.Mode
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause Python's cycle collector: a graph is one large cycle, which it would walk again and again (30 %)."""
+    """Pause Python's cycle collector, which would repeatedly traverse the graph (30 % of the time)."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -139,10 +140,10 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _prepare(model: Source, of: str, wrt: Sequence[str] | str) -> tuple[TrainingModel, Scope, Value, list[Value]]:
-    """Return a copy of the model to work on, where its values are, and the values that are named."""
+    """Return a copy of the model, the scope of its values, the value `of` and the values `wrt`."""
     names = [wrt] if isinstance(wrt, str) else list(wrt)
     if not names:
-        raise ArgumentError(Diagnostic(A101, "`wrt` is empty", needed="at least one name to differentiate by"))
+        raise ArgumentError(Diagnostic(A101, "`wrt` is empty", needed="at least one name"))
     if len(set(names)) < len(names):
         twice = sorted({n for n in names if names.count(n) > 1})
         raise ArgumentError(Diagnostic(A101, f"`wrt` names `{twice[0]}` twice", needed="each name once"))
@@ -184,7 +185,7 @@ def _differentiate(
 
 
 def _add_output(graph: ir.Graph, value: Value, name: str, like: Value, scope: Scope) -> None:
-    """Make `value` an output called `name`; a value that has another role is handed on by an Identity."""
+    """Make `value` an output called `name`, through an Identity if it has another role."""
     producer = value.producer()
     if producer is None or value.is_graph_output() or producer.op_type == "Constant":
         node = ir.Node("", "Identity", [value], num_outputs=1, name=scope.names.unique(f"{name}/Identity"))

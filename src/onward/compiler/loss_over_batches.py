@@ -1,9 +1,9 @@
-"""How the loss of an evaluation is put together from several batches, so that it does not depend on their size.
+"""Combine the losses of several batches in an evaluation, so that the result does not depend on the batch size.
 
-The mean of a loss over all samples is the mean of its batches, weighted by their samples, only where each sample counts
-alike. A loss with class weights or ignored labels divides by something else, and one with reduction="sum" by nothing.
-Such a loss is a small expression over totals: numbers that add up over batches. They become further outputs of the
-evaluate graph, and the expression goes into the program:
+The mean loss over all samples is the mean over the batches, weighted by batch size, only if all samples have the same
+weight. A loss with class weights or ignored labels divides by another number, and one with reduction="sum" does not
+divide. Such a loss is a small expression over totals, which are numbers that add up over batches. The totals become
+further outputs of the evaluate graph, and the program stores the expression:
 
     loss = Div(ReduceSum(losses), ReduceSum(weights))      expression ["Div", ["total", "…"], ["total", "…"]]
 
@@ -24,7 +24,7 @@ from onward.graph import shapes, walk
 from onward.graph.builder import Builder, Names, Value
 from onward.passes.base import Unit
 
-Expression = Any  # JSON: a number, or a list that begins with a word
+Expression = Any  # JSON: a number, or a list that starts with a word
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Add": np.add,
@@ -52,16 +52,16 @@ class Totals:
 
 
 def loss_totals(unit: Unit, loss: Value) -> Totals | None:
-    """Return how the loss is made of totals, and add the nodes that compute them to the graph.
+    """Return the loss as an expression over totals, and add the nodes that compute them to the graph.
 
-    None where batches weighted by their samples give the right mean, and where the loss is no such expression: then
-    that is the best that can be done.
+    Return None if weighting batches by their size gives the exact mean. Also return None if the loss is not such an
+    expression; the weighted mean is then an approximation.
     """
     trial = _Walk(unit, Names(unit.names.taken))
     trial.find(loss)
     trial.discard()
     if trial.expression is not None and trial.is_mean:
-        return None  # seen by the shapes that are known already; inferring the others takes a while
+        return None  # the known shapes show it; inferring the others is slow
     shapes.infer_shapes(unit.model)
     found = _Walk(unit, unit.names)
     found.find(loss)
@@ -73,7 +73,7 @@ def loss_totals(unit: Unit, loss: Value) -> Totals | None:
 
 
 def evaluate(expression: Expression, totals: Mapping[str, float], values: Mapping[str, float]) -> float:
-    """Return the number that an expression stands for.
+    """Return the value of an expression.
 
     >>> evaluate(["Div", ["total", "sum"], ["total", "count"]], {"sum": 6.0, "count": 4.0}, {})
     1.5
@@ -87,12 +87,12 @@ def evaluate(expression: Expression, totals: Mapping[str, float], values: Mappin
             return (totals if word == "total" else values)[arguments[0]]
         return FUNCTIONS[word](*(number(a) for a in arguments))
 
-    with np.errstate(all="ignore"):  # 0 / 0 is NaN: no label counted
+    with np.errstate(all="ignore"):  # 0 / 0 is NaN: every label is ignored
         return float(number(expression))
 
 
 class _BlackBoxError(Exception):
-    """The loss is no expression over totals that can be found."""
+    """The loss is not a known expression over totals."""
 
 
 class _Walk:
@@ -117,7 +117,7 @@ class _Walk:
             self.expression = None
 
     def discard(self) -> None:
-        """Give up the nodes that were made: a value must not seem to be used by them."""
+        """Discard the new nodes, so that they do not count as uses of values."""
         for node in self.op.nodes:
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)
@@ -220,14 +220,14 @@ class _Walk:
         return ["Div", total, self._total(self.op.Size(elements), ir.TensorType(ir.DataType.INT64))]
 
     def _mean(self, value: Value) -> Expression:
-        """A mean over samples of equal weight; where totals are needed after all, it is its own, times the samples."""
+        """Return the expression of a mean over samples of equal weight: its total is the mean times the batch size."""
         value = self._wide(value)
         samples = self.op.Gather(self.op.Shape(self._samples), 0, axis=0)
         times = self.op.Mul(value, self.op.CastLike(samples, value))
         return ["Div", self._total(times, value.type), self._total(samples, ir.TensorType(ir.DataType.INT64))]
 
     def _wide(self, value: Value) -> Value:
-        """Return the value in a type that can hold a sum: 65504 is the largest number of half precision."""
+        """Return the value in a type that can hold a sum; float16 ends at 65504."""
         return self.op.cast(value, ir.DataType.FLOAT) if value.dtype in _HALVES else value
 
     def _counted(self, value: Value, of: Value) -> Expression:
@@ -237,7 +237,7 @@ class _Walk:
         return self._output("total", value)
 
     def _length(self, value: Value, shape: Value) -> Expression:
-        """The first dimension of something, found as Gather(Shape(x), 0)."""
+        """Return the expression of the first dimension of a value, which is Gather(Shape(x), 0)."""
         node = shape.producer()
         if node is None or node.op_type != "Shape" or not self._starts_with_the_batch(_input(node, 0)):
             raise _BlackBoxError
@@ -252,11 +252,11 @@ class _Walk:
         return bool(_dimensions(value)) and _dimensions(value)[0] in self._batch
 
     def _is_per_sample(self, value: Value) -> bool:
-        """Whether each sample has the same number of elements."""
+        """Return whether each sample has the same number of elements."""
         return self._starts_with_the_batch(value) and all(isinstance(d, int) for d in _dimensions(value)[1:])
 
     def _grows_with_the_batch(self, value: Value) -> bool:
-        """Whether the elements are those of the samples, one after another: not all pairs of samples, for example."""
+        """Return whether the elements belong to samples, in order (and not to pairs of samples, for example)."""
         dims = _dimensions(value)
         named = [d for d in dims if d in self._batch]
         return (len(named) == 1 and dims[0] == named[0]) or (not named and any(not isinstance(d, int) for d in dims))

@@ -1,4 +1,4 @@
-"""A `Program` as a directory that needs no Python: graphs, state, manifest and a README with the loop.
+"""Write and read a `Program` as a directory: graphs, state, manifest and a README with the training loop.
 
 step.onnx …          one per training entry (`step.onnx`, or `step-<entry>.onnx` if there are several)
 evaluate.onnx        loss and outputs, no update
@@ -36,13 +36,13 @@ VERSION = 1
 M400 = define(
     "M400",
     "not a program directory, or a damaged one",
-    why="A compiled program is a directory with a manifest; each file's sha256 is in it.",
+    why="A compiled program is a directory with a manifest that lists the sha256 of each file.",
     fix="Compile the model again: onward compile FILE -o DIR.",
 )
 
 
 def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
-    """Write `program` to `directory` (made if absent). The manifest comes last: a directory with one is whole."""
+    """Write `program` to `directory`, which is created if absent. The manifest comes last, so it marks completion."""
     folder = Path(directory)
     files, manifest = _files(program)
     try:
@@ -70,7 +70,7 @@ def _files(program: Program) -> tuple[dict[str, bytes], dict[str, Any]]:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Raise if the folder holds files and no program: its README.md, or whatever it has, is not ours to overwrite."""
+    """Raise if the folder contains files but no program, so that other files are not overwritten."""
     found = sorted(entry.name for entry in folder.iterdir())
     manifest = folder / "manifest.json"
     if not found or (manifest.is_file() and f'"{FORMAT}"' in manifest.read_text(errors="replace")):
@@ -78,7 +78,7 @@ def _refuse_foreign(folder: Path) -> None:
     raise ModelError(
         Diagnostic(
             M400,
-            f"`{folder}` holds files that are no program",
+            f"`{folder}` contains files that are not a program",
             found=", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else ""),
             needed="a new or empty directory, or one with a program to replace",
         )
@@ -86,10 +86,10 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def read_program(directory: str | os.PathLike[str]) -> Program:
-    """Return the program that `write_program` wrote, every file verified.
+    """Return the program that `write_program` wrote, after verifying every file.
 
     Raises:
-        ModelError: a file is missing or differs from what was written.
+        ModelError: a file is missing or was changed.
     """
     folder = Path(directory)
     try:
@@ -100,7 +100,7 @@ def read_program(directory: str | os.PathLike[str]) -> Program:
         for role, graph in manifest["graphs"].items():
             data = (folder / _plain_name(folder, graph["file"])).read_bytes()
             if hashlib.sha256(data).hexdigest() != graph["sha256"]:
-                raise _damaged(folder, f"`{graph['file']}` is not the file that was compiled")
+                raise _damaged(folder, f"`{graph['file']}` was changed after compiling")
             graphs[role] = data
         state, _ = read_tensor_file(folder / "state.safetensors")
         return _program(manifest, graphs, state)
@@ -120,7 +120,7 @@ def pack_program(program: Program) -> bytes:
 
 
 def unpack_program(content: bytes) -> Program:
-    """Return the program that `pack_program` packed, or that an earlier version of it did."""
+    """Return the program that `pack_program`, of this or an earlier version, packed."""
     tensors, data = read_tensor_bytes(content)
     if "manifest" not in data:
         return _unpack_first_version(tensors, data)
@@ -131,7 +131,7 @@ def unpack_program(content: bytes) -> Program:
 
 
 def _unpack_first_version(tensors: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> Program:
-    """Return a program that was packed before the manifest was part of it."""
+    """Return a program that was packed by the first version, without a manifest."""
 
     def group(prefix: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
@@ -213,7 +213,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
 
 
 def _graph_files(program: Program) -> dict[str, tuple[str, PlainGraph]]:
-    """Return file name -> (role, graph). The first entry's evaluation has no number: it is the program's."""
+    """Return file name -> (role, graph). The evaluation of the first entry has no suffix."""
     found: dict[str, tuple[str, PlainGraph]] = {}
     single = len(program.entries) == 1
     for kind in ("step", "gradients", "update", "evaluate"):
@@ -297,7 +297,7 @@ def _plain_graph(role: str, manifest: Mapping[str, Any], data: bytes) -> PlainGr
     model = from_proto(read_proto(data)).ir
     outputs = manifest["graphs"][role]["outputs"]
     replaces = {o["name"]: o["replaces"] for o in outputs if o["role"] == "state"}
-    if kind == "initialize" and not replaces:  # as a checkpoint of an earlier version has it
+    if kind == "initialize" and not replaces:  # a checkpoint of an earlier version
         replaces = {v.name or "": (v.name or "").removeprefix("next/") for v in model.graph.outputs}
     pairs = {o["name"]: o["gradient_of"] for o in outputs if "gradient_of" in o}
     entry = entry or next(iter(manifest["entries"]), "")
@@ -316,7 +316,7 @@ def _read_spec(spec: Mapping[str, Any]) -> TensorSpec:
 
 
 def _plain_name(folder: Path, name: str) -> str:
-    """Return `name` if it is a plain file name; a manifest must not reach outside its directory."""
+    """Return `name` if it is a plain file name; raise if it leads outside of the directory."""
     if not name or Path(name).name != name:
         raise _damaged(folder, f"the manifest names a file outside the directory: `{name}`")
     return name
@@ -326,7 +326,7 @@ def _damaged(folder: Path, why: str) -> ModelError:
     return ModelError(
         Diagnostic(
             M400,
-            f"`{folder}` is not a whole program: {why}",
+            f"`{folder}` is not a complete program: {why}",
             hint="compile the model again: onward compile FILE -o DIR",
         )
     )

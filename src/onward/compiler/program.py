@@ -30,12 +30,12 @@ class TensorSpec:
 
 @dataclasses.dataclass(frozen=True)
 class PlainGraph:
-    """One graph of plain operators, and what its outputs are. Nobody changes `model`: take a copy."""
+    """One graph of plain operators, and the roles of its outputs. Do not change `model`; copy it."""
 
     name: str
     model: ir.Model
     outputs: tuple[str, ...] = ()
-    """What the caller sees; of a step the loss first, then the model's outputs."""
+    """The outputs for the caller; in a step the loss first, then the model's outputs."""
     replaces: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Output -> the state that it replaces."""
     gradient_of: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
@@ -59,11 +59,11 @@ class PlainGraph:
         return tuple(v.name or "" for v in self.model.graph.outputs)
 
     def proto(self) -> onnx.ModelProto:
-        """Return the graph as a `ModelProto` of its own."""
+        """Return the graph as a new `ModelProto`."""
         return serde.to_proto(TrainingModel(self.model))
 
     def copy_model(self) -> ir.Model:
-        """Return a copy of the graph to be changed; tensors are shared."""
+        """Return a copy of the graph that may be changed; tensors are shared."""
         graph = copy_graph(self.model.graph)
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name=self.model.producer_name)
 
@@ -89,7 +89,7 @@ class Entry:
 
     @property
     def totals(self) -> Any:
-        """How the loss of several batches is put together; None where the mean over samples is right."""
+        """How the losses of several batches are combined; None if the mean over samples is exact."""
         return None if self.evaluate is None else self.evaluate.totals
 
 
@@ -101,11 +101,11 @@ class Program:
     infer_graph: PlainGraph
     inputs: tuple[TensorSpec, ...]  # of the inference graph
     initialize_graph: PlainGraph | None = None
-    targets: tuple[TensorSpec, ...] = ()  # labels and the like: further inputs of the step
+    targets: tuple[TensorSpec, ...] = ()  # further inputs of the step, such as labels
     settings: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> default, fed at any step
     state: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # parameters, moments, counters, key
-    parameters: tuple[str, ...] = ()  # the trained part of `state`
-    averages: Mapping[str, str] = dataclasses.field(default_factory=dict)  # parameter -> the state with its average
+    parameters: tuple[str, ...] = ()  # the trained values in `state`
+    averages: Mapping[str, str] = dataclasses.field(default_factory=dict)  # parameter -> state that holds its average
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -155,9 +155,9 @@ class Program:
         return tuple(s.name for s in (*self.inputs, *self.targets))
 
     def for_entry(self, entry: str | None) -> Program:
-        """Return the program with one training entry alone: its targets and settings; all for None.
+        """Return the program with one training entry, its targets and settings; with None, all entries.
 
-        The state stays whole: an entry may read weights that another one trains.
+        The state stays complete, because an entry may read weights that another one trains.
         """
         if entry is None or len(self.entries) == 1:
             return self
@@ -172,7 +172,7 @@ class Program:
 
     @functools.cached_property
     def class_targets(self) -> dict[str, set[int]]:
-        """The targets that a loss reads as class numbers, each with the numbers that mean "leave this one out"."""
+        """The targets that a loss reads as class indices, each with the indices that it ignores."""
         targets = {s.name for s in self.targets}
         found: dict[str, set[int]] = {}
         for graph in (g for e in self.entries.values() for g in (e.evaluate, e.step) if g is not None):
@@ -191,7 +191,7 @@ class Program:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Program:
-        """Return the program that `save` wrote, every file verified."""
+        """Return the program that `save` wrote, after verifying every file."""
         from onward.compiler.package import read_program
 
         return read_program(directory)

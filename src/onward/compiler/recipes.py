@@ -1,15 +1,15 @@
-"""The recipes: which graph is made from what, by which passes, with which outputs.
+"""The recipes: the source, passes and outputs of each compiled graph.
 
     LOWERED            inference graph and algorithm, everything in plain operators; no outputs yet
     STEP               of LOWERED: batch and state to loss, outputs and new state
-    GRADIENTS          of LOWERED: batch and state to loss, outputs, gradients, and what changes without them
+    GRADIENTS          of LOWERED: batch and state to loss, outputs, gradients, and state that changes without them
     UPDATE             of LOWERED, cut at the gradients: gradients and state to new state
     EVALUATE           the loss and the outputs in inference mode
     INFER              the inference graph
     INITIALIZE         the state to start from
     TRAINING_FORWARD   the outputs in training mode, and the state that a forward pass changes
     LOSS               the loss in training mode, and the state that a forward pass changes
-    TRIAL              of a training step without dropout: the loss and its gradients
+    TRIAL              the loss and its gradients, in a training step without dropout
 
 Every graph then goes through the same passes, `FINISH`.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from onward.compiler import unit as sources
+from onward.compiler import sources
 from onward.compiler.loss_over_batches import loss_totals
 from onward.graph import edit, walk
 from onward.graph.builder import Value
@@ -49,7 +49,7 @@ class Output:
 
 @dataclasses.dataclass
 class Outputs:
-    """The outputs of a plain graph; `totals` says how the loss of several batches is put together from them."""
+    """The outputs of a plain graph; `totals` says how they give the loss of several batches."""
 
     outputs: list[Output]
     totals: Expression = None
@@ -60,7 +60,7 @@ Source = Callable[[TrainingModel, TrainingEntry | None], Unit]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a plain graph is made: from a source or from what another recipe gives, by passes, with outputs."""
+    """How a plain graph is built: from a source or another recipe, by passes, with outputs."""
 
     name: str
     source: Source | Recipe
@@ -69,12 +69,12 @@ class Recipe:
     trains: bool = True
 
     def then(self, *passes: Pass) -> Recipe:
-        """Return the recipe with further passes, a backend's own for example, before the outputs are chosen."""
+        """Return the recipe with further passes, such as those of a backend, before the outputs are chosen."""
         return dataclasses.replace(self, passes=(*self.passes, *passes))
 
 
 class CutAtGradients(Pass):
-    """Make each gradient an input of the graph; the batch is then read by nobody."""
+    """Make each gradient an input of the graph, which then no longer reads the batch."""
 
     def run(self, unit: Unit) -> bool:
         values = unit.values()
@@ -99,7 +99,7 @@ def _entry(unit: Unit) -> tuple[TrainingEntry, EntryRoles]:
 
 
 def _visible(unit: Unit) -> list[str]:
-    """Return the outputs of the algorithm that no binding takes: the loss first."""
+    """Return the outputs of the algorithm without a binding, the loss first."""
     entry, roles = _entry(unit)
     assert entry.algorithm is not None
     bound = set(entry.update_binding.values())
@@ -118,7 +118,7 @@ def _next(state: str, value: Value) -> Output:
 
 
 def _with_batch(unit: Unit, values: dict[str, Value], new_state: Sequence[Output], extra: Sequence[str]) -> Outputs:
-    """Return what a caller sees of a step, and its new state; the model's outputs where the step computes them."""
+    """Return the outputs for the caller of a step, with the model's outputs if it computes them, and the new state."""
     visible = _visible(unit)
     needed = walk.ancestors([o.value for o in new_state] + [values[n] for n in visible])
     visible += [n for n in unit.model_outputs if n not in visible and values[n].producer() in needed]
@@ -143,7 +143,7 @@ def _update(unit: Unit) -> Outputs:
 
 
 def _changes_without_gradients(unit: Unit, values: dict[str, Value]) -> set[str]:
-    """Return the state that changes with the batch and not with the update: running statistics, the random step."""
+    """Return the state that the batch changes and the update does not: running statistics, the random step."""
     behind_gradient, behind_batch = {values[g] for g in unit.gradients}, set(unit.data)
     for node in unit.graph:
         read = walk.reads(node)

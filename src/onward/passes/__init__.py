@@ -1,1 +1,1 @@
-"""Passes: each one changes a graph in one way and states what it needs."""
+"""Passes: each one makes one change to a graph and states its requirements."""

@@ -1,6 +1,6 @@
-"""`Pass`: one change of a model, with what it requires and whether it is safe for training; `Unit`: what passes change.
+"""`Pass`: one change of a model, with its requirements; `Unit`: the model that passes change.
 
-The same type serves the upgrade of old files, the lowering to plain operators and the rewrites of each backend.
+The upgrade of old files, the lowering to plain operators and the rewrites of each backend are passes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from onward.model.roles import EntryRoles
 from onward.model.training_model import TrainingEntry, TrainingModel, is_gradient
 
 CHECKED = False
-"""Whether every fact is verified after every pass; the tests set it."""
+"""Whether every fact is verified after every pass; the tests enable it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """Something that holds for a unit once a pass has established it."""
+    """A property of a unit that a pass establishes."""
 
     text: str
     holds: Callable[[Unit], bool]
@@ -55,20 +55,20 @@ class Trace:
 
 @dataclasses.dataclass
 class Unit:
-    """A model that passes change in place, or replace: `training` is never the caller's own."""
+    """A model that passes change in place or replace; `training` is never the object of the caller."""
 
     training: TrainingModel
     name: str = ""
     entry: TrainingEntry | None = None
     """The training entry that the unit was made from."""
     roles: EntryRoles | None = None
-    """What the values of that entry are."""
+    """The roles of the values of that entry."""
     model_outputs: tuple[str, ...] = ()
     """The outputs of the inference graph, which the unit computes under the same names."""
     data: list[Value] = dataclasses.field(default_factory=list)
     """The batch: inputs of the inference graph, then of the algorithm."""
     needs_batch: bool = True
-    """Whether the graph keeps inputs of the batch that nobody reads: every step of a model takes the same batch."""
+    """Whether the graph keeps unused inputs of the batch, so that every step of a model takes the same batch."""
     settings: list[Value] = dataclasses.field(default_factory=list)
     """Inputs with a default, such as the learning rate."""
     state: list[Value] = dataclasses.field(default_factory=list)
@@ -95,7 +95,7 @@ class Unit:
 
     @property
     def names(self) -> Names:
-        """The names that are taken in the graph; what a pass adds through a `Builder` is added to them."""
+        """The names in use in the graph, including those that a pass adds through a `Builder`."""
         if self._names is None:
             self._names = Names(all_names(self.graph))
         return self._names
@@ -130,14 +130,14 @@ class Unit:
 
 
 class PassError(RuntimeError):
-    """A recipe is wrong: a pass runs where its requirements do not hold."""
+    """A recipe is wrong: the requirements of a pass do not hold."""
 
 
 class Pass(abc.ABC):
     """One change of a unit.
 
-    `requires` holds before it, `ensures` after it. A pass that is not `safe_for_training` gives a graph that computes
-    something else than the training step, and never runs on one.
+    `requires` holds before it, `ensures` after it. A pass that is not `safe_for_training` changes the results of a
+    training step and never runs on one.
     """
 
     requires: ClassVar[tuple[Fact, ...]] = ()
@@ -146,7 +146,7 @@ class Pass(abc.ABC):
 
     @property
     def name(self) -> str:
-        """The name for people: the class name in words."""
+        """The class name in words."""
         return "".join(f" {c.lower()}" if c.isupper() else c for c in type(self).__name__).strip()
 
     @abc.abstractmethod
@@ -154,7 +154,7 @@ class Pass(abc.ABC):
         """Change `unit`; return whether anything changed."""
 
     def __call__(self, unit: Unit) -> bool:
-        """Run the pass, with its conditions checked; do nothing where all that it ensures holds already.
+        """Run the pass and check its conditions; do nothing if everything that it ensures holds already.
 
         Raises:
             PassError: a requirement does not hold, or the pass broke a promise.
@@ -188,7 +188,7 @@ def run_passes(passes: Iterable[Pass], unit: Unit) -> bool:
 def rewrite_nodes(unit: Unit, op_type: str, rewrite: Callable[[ir.Node, Builder], bool]) -> bool:
     """Call `rewrite(node, op)` for every node of one operator; return whether one of the calls changed the graph.
 
-    `rewrite` adds nodes and returns whether it did; what is dead then is removed.
+    `rewrite` adds nodes and returns whether it did. Dead nodes are removed afterwards.
     """
     nodes = [n for n in unit.graph if n.op_type == op_type and n.domain == ""]
     changed = [rewrite(node, unit.builder(f"{node.name}/")) for node in nodes]
@@ -198,5 +198,5 @@ def rewrite_nodes(unit: Unit, op_type: str, rewrite: Callable[[ir.Node, Builder]
 
 
 def _count(unit: Unit) -> int:
-    """Return the number of nodes, where somebody wants to know it."""
+    """Return the number of nodes if the passes are traced."""
     return 0 if unit.trace is None else sum(1 for _ in walk.all_nodes(unit.graph))

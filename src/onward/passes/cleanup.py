@@ -1,4 +1,4 @@
-"""Remove what nobody needs, compute nothing twice, infer shapes."""
+"""Remove dead nodes, unused inputs and roles; merge equal nodes; infer shapes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from onward.passes.base import NO_GRADIENTS, STATE_AS_INPUTS, Pass, Unit
 class RemoveDeadNodes(Pass):
     """Remove every node that no output depends on."""
 
-    requires = (NO_GRADIENTS,)  # which name tensors that no edge leads to
+    requires = (NO_GRADIENTS,)  # these name tensors without an edge to them
 
     def run(self, unit: Unit) -> bool:
         return edit.remove_dead_nodes(unit.graph) > 0
 
 
 class MergeEqualNodes(Pass):
-    """Compute once what several nodes compute: each parameter's update has the same bias corrections."""
+    """Merge nodes that compute the same, such as the bias corrections of each parameter's update."""
 
-    requires = (STATE_AS_INPUTS, NO_GRADIENTS)  # so that two parameters that are equal by chance stay two
+    requires = (STATE_AS_INPUTS, NO_GRADIENTS)  # so that equal parameters are not merged
 
     def run(self, unit: Unit) -> bool:
         return CommonSubexpressionEliminationPass()(unit.model).modified
 
 
 class RemoveUnusedInputs(Pass):
-    """Remove settings, state and constants that nobody reads; the batch keeps its inputs."""
+    """Remove unused settings, state and constants; keep the inputs of the batch."""
 
     def run(self, unit: Unit) -> bool:
         graph = unit.graph

@@ -1,4 +1,4 @@
-"""`Gradient` nodes become plain operators."""
+"""Lower `Gradient` nodes to plain operators."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from onward.passes.base import NO_GRADIENTS, Pass, Unit
 
 
 class KeepNeededGradients(Pass):
-    """Remove what no output of the graph needs, before gradients are lowered that nobody reads.
+    """Remove gradients, and other nodes, that no output of the graph needs.
 
-    A Gradient node refers to tensors by name; what it names is needed too.
+    A Gradient node refers to tensors by name; these tensors are kept.
     """
 
     def run(self, unit: Unit) -> bool:
@@ -61,10 +61,10 @@ def _names(attributes: Any, key: str) -> Sequence[str]:
 
 
 def _gradients(unit: Unit) -> dict[str, tuple[str, str] | None]:
-    """Return gradient -> (y, x) for the Gradient nodes of the graph: for autograd, where it can find the same.
+    """Return gradient -> (y, x) for the Gradient nodes of the graph, or None where autograd would not find the same.
 
-    It cannot where a node evaluates the graph at another point, differentiates with respect to a computed value, or a
-    rule of the user's own is part of it.
+    It would not where a node evaluates the graph at another point, differentiates with respect to a computed value, or
+    uses a rule that the user registered.
     """
     found: dict[str, tuple[str, str] | None] = {}
     state = {v.name for v in unit.state}

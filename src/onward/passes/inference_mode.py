@@ -1,4 +1,4 @@
-"""A training step's forward pass in inference mode."""
+"""Switch the forward pass of a training step to inference mode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from onward.passes.base import Pass, Unit
 
 
 class UseInferenceValues(Pass):
-    """Let everything read the inference graph's values instead of those that stand for them in a training step."""
+    """Replace the values of the training-mode forward by those of the inference graph."""
 
     safe_for_training = False
 

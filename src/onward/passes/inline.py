@@ -1,4 +1,4 @@
-"""Calls of model-local functions become the functions' bodies."""
+"""Inline calls of model-local functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onward.passes.base import INLINED, Pass, Unit
 M301 = define(
     "M301",
     "the model cannot be compiled",
-    why="A part of the model has no plain form.",
+    why="The model contains something that plain ONNX operators cannot express.",
     fix="Change that part as the message says.",
 )
 
@@ -31,9 +31,9 @@ class InlineFunctions(Pass):
 
 
 class InlineFunctionsWithoutRules(Pass):
-    """Inline every function but those with a gradient rule of the user's own (`register_gradient`).
+    """Inline every function except those for which the user registered a gradient rule (`register_gradient`).
 
-    Such a call must still be there when its gradient is taken.
+    Differentiation needs the calls of these functions.
     """
 
     def run(self, unit: Unit) -> bool:

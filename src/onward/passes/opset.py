@@ -1,4 +1,4 @@
-"""Choose the lowest valid opset and IR version, so that older runtimes load the graph."""
+"""Label graphs with the lowest valid opset and IR version, so that older runtimes load them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ M302 = define(
     fix="Choose a higher target opset, or avoid the operator.",
 )
 
-# Versions at which an operator's meaning changed although names and types did not.
+# Versions at which the meaning of an operator changed, while names and types stayed the same.
 _MEANING_CHANGED = {
     "GroupNormalization": [21],  # scale and bias per channel instead of per group
     "Resize": [19],  # rounding of half_pixel_symmetric and of keep_aspect_ratio_policy
@@ -25,7 +25,7 @@ _MEANING_CHANGED = {
     "MaxPool": [22],
     "LpPool": [22],
     "DFT": [20],  # axis became an input
-    "GridSample": [20],  # the modes have other names
+    "GridSample": [20],  # the modes were renamed
     "BatchNormalization": [14, 15],
     "Attention": [24],
     "Cast": [24],
@@ -36,10 +36,10 @@ _MEANING_CHANGED = {
 
 
 class LabelOpset(Pass):
-    """Label a graph with the lowest opset and IR version at which every node means what it means now, or with a target.
+    """Label a graph with the lowest opset and IR version that preserve its meaning, or with given ones.
 
     Raises:
-        ModelError: naming every node that does not fit the target opset.
+        ModelError: lists every node that does not fit the target opset.
         ArgumentError: the target IR version is too low for the opset.
     """
 
@@ -66,7 +66,7 @@ class LabelOpset(Pass):
 
 
 def _label(model: ir.Model, target: int) -> None:
-    """Label `model` with opset `target`, in place, after a check that every node means the same there."""
+    """Check that every node has the same meaning at opset `target`, and label `model` with it, in place."""
     current = model.opset_imports.get("", target)
     nodes = list(walk.all_nodes(model.graph))
     problems = [
@@ -90,7 +90,7 @@ def _label(model: ir.Model, target: int) -> None:
 
 
 def lowest_opset(model: ir.Model, floor: int) -> int:
-    """Return the lowest opset not below `floor` at which every node of `model` means what it means now."""
+    """Return the lowest opset, from `floor` on, that preserves the meaning of every node of `model`."""
     current = model.opset_imports.get("", floor)
     nodes = list(walk.all_nodes(model.graph))
     for target in range(min(floor, current), current):
@@ -112,11 +112,11 @@ def _misfit(node: ir.Node, current: int, target: int) -> str:
     if now is None or (then is not None and then.since_version == now.since_version):
         return ""
     if then is None:
-        return f"it came with opset {now.since_version}"
+        return f"it was introduced in opset {now.since_version}"
     low, high = sorted((then.since_version, now.since_version))
     changed = [v for v in _MEANING_CHANGED.get(node.op_type, []) if low < v <= high]
     if changed:
-        return f"its meaning changed at opset {changed[0]}"
+        return f"its meaning changed in opset {changed[0]}"
     for name in node.attributes:
         if name not in then.attributes:
             return f"attribute `{name}` is newer"

@@ -1,4 +1,4 @@
-"""ONNX's optimizer operators (ai.onnx.preview.training) as plain operators, exactly as the standard defines them."""
+"""Lower ONNX's optimizer operators (ai.onnx.preview.training) to plain operators, as the standard defines them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LowerOptimizers(Pass):
 
 
 def _number(node: ir.Node, name: str) -> float:
-    """Return an attribute as a file holds it: a FLOAT has 32 bits, also where a model in memory has more."""
+    """Return an attribute rounded to 32 bits, as a file stores it."""
     attribute = node.attributes.get(name)
     given = attribute_default(node.op_type, node.domain, 1, name) if attribute is None else attribute.as_float()
     return float(np.float32(given or 0.0))
@@ -61,7 +61,7 @@ def _groups(node: ir.Node, kinds: int) -> tuple[Value, Value, list[list[Value]]]
 
 
 def _scalar(op: Builder, value: Value, dtype: ir.DataType | None) -> Value:
-    """Return a rate or a counter as a rank-0 tensor of `dtype`; the standard also lets it have shape [1]."""
+    """Return a rate or a counter as a rank-0 tensor of `dtype`; the standard also allows shape [1]."""
     if shapes.static_shape(value) != ():
         value = op.Reshape(value, np.array([], np.int64))
     return op.cast(value, dtype) if dtype is not None else value

@@ -1,9 +1,9 @@
-"""Randomness as part of the program: `Dropout` and the Random operators become arithmetic over a key and a step.
+"""Lower `Dropout` and the Random operators to integer arithmetic over a random key and a step counter.
 
-Stock ONNX Runtime deletes training Dropout and repeats seeds; every runtime has a generator of its own. Here the
-numbers come from a hash of (key, step, node, element), in int64 arithmetic that no runtime can get wrong: two
+Stock ONNX Runtime deletes training Dropout and repeats seeds, and every runtime has its own generator. Here the numbers
+come from a hash of (key, step, node, element) in int64 arithmetic, which is exact in every runtime: two
 multiply-xorshift rounds over 32 bits (multipliers below 2^31, so that no product overflows). The mask is the same on
-every backend, and a resumed run continues it, because key and step are state.
+every backend, and a resumed run continues the sequence, because key and step are state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onward.model.roles import RANDOM_KEY, RANDOM_STEP
 from onward.passes.base import Pass, Unit
 
 _MASK = 0xFFFFFFFF
-_FIRST, _SECOND = 0x7FEB352D, 0x5BD1E995  # avalanche: mean bias 0.0011 over all bit pairs, as of the best known pairs
+_FIRST, _SECOND = 0x7FEB352D, 0x5BD1E995  # avalanche: mean bias 0.0011 over all bit pairs, as with the best known
 _OPERATORS = frozenset(
     {"Dropout", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
@@ -30,7 +30,7 @@ _OPERATORS = frozenset(
 class LowerRandomness(Pass):
     """Replace every random node by integer arithmetic over the random key and the random step.
 
-    The key and the step become state of the unit. With `advance`, the unit also computes the step that follows.
+    The key and the step become state of the unit. With `advance`, the unit also computes the next step.
     """
 
     def __init__(self, *, advance: bool = True) -> None:
@@ -69,7 +69,7 @@ class RemoveDropout(Pass):
 
 
 def is_random(node: ir.Node) -> bool:
-    """Return whether `node` draws random numbers (a Dropout that is known not to train does not)."""
+    """Return whether `node` draws random numbers (a Dropout outside of training mode does not)."""
     if node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
         return False
     if node.op_type == "Dropout":
@@ -114,7 +114,7 @@ class _Stream:
 
     def __init__(self, op: Builder, key: Value, step: Value, number: int) -> None:
         self.op = op
-        # One-element tensors, not scalars: numpy's scalar arithmetic warns where its arrays do not.
+        # One-element tensors, not scalars: numpy warns about overflow of scalars, but not of arrays.
         a = self._mix(op.Add(op.Reshape(key, [1]), number), None)
         self.first = self._mix(op.Add(a, op.Reshape(step, [1])), None)
         self.second = self._mix(op.Add(self.first, 0x3C6EF372), None)
@@ -205,7 +205,7 @@ def _number(node: ir.Node, name: str, default: float) -> float:
     return default if attribute is None else attribute.as_float()
 
 
-def _where_from(node: ir.Node, op: Builder) -> tuple[Value | np.ndarray, ir.DataType]:
+def _shape_and_dtype(node: ir.Node, op: Builder) -> tuple[Value | np.ndarray, ir.DataType]:
     if node.op_type.endswith("Like") or node.op_type == "Bernoulli":
         data = _input(node, 0)
         return _shape(op, data), _dtype(node, data.dtype)
@@ -213,20 +213,20 @@ def _where_from(node: ir.Node, op: Builder) -> tuple[Value | np.ndarray, ir.Data
 
 
 def _normal(node: ir.Node, op: Builder, stream: _Stream) -> list[Value]:
-    shape, dtype = _where_from(node, op)
+    shape, dtype = _shape_and_dtype(node, op)
     numbers = stream.normal(shape, dtype)
     return [op.Add(op.Mul(numbers, _number(node, "scale", 1.0)), _number(node, "mean", 0.0))]
 
 
 def _uniform(node: ir.Node, op: Builder, stream: _Stream) -> list[Value]:
-    shape, dtype = _where_from(node, op)
+    shape, dtype = _shape_and_dtype(node, op)
     low, high = _number(node, "low", 0.0), _number(node, "high", 1.0)
     return [op.Add(op.Mul(stream.uniform(shape, dtype), high - low), low)]
 
 
 def _bernoulli(node: ir.Node, op: Builder, stream: _Stream) -> list[Value]:
     probability = _input(node, 0)
-    shape, dtype = _where_from(node, op)
+    shape, dtype = _shape_and_dtype(node, op)
     drawn = op.Less(stream.uniform(shape, probability.dtype or ir.DataType.FLOAT), probability)
     return [op.Cast(drawn, to=dtype)]
 

@@ -1,4 +1,4 @@
-"""Running statistics that no runtime can overwrite too early."""
+"""Protect running statistics from being overwritten too early."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from onward.passes.base import Pass, Unit
 
 
 class ProtectRunningStatistics(Pass):
-    """Give every training BatchNormalization running statistics of its own to overwrite.
+    """Give every training BatchNormalization its own copy of the running statistics to overwrite.
 
     ONNX Runtime's CPU kernel declares Alias(3, 1) and Alias(4, 2): it writes the new statistics into the memory of the
-    old ones, even where that is an input of the graph and other nodes still read it. Programs run without our backend,
-    so the guard is part of them. Neg(Neg(x)) is an exact copy that no optimizer removes; optimizers do remove Identity.
-    Further copies of the same value must differ from the first, or ONNX Runtime merges them: they are scaled by a power
-    of two and back, which is exact.
+    old ones, even where that is an input of the graph and other nodes still read it. Programs also run without our
+    backend, so they contain the copies. Neg(Neg(x)) is an exact copy that no optimizer removes; optimizers remove
+    Identity. ONNX Runtime merges equal copies, so further copies of the same value are scaled by a power of two and
+    back, which is exact.
     """
 
     def run(self, unit: Unit) -> bool:

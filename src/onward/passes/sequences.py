@@ -1,4 +1,4 @@
-"""Sequences whose length is known become plain tensors."""
+"""Replace sequences of known length by plain tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SequencesToTensors(Pass):
     """Replace each SplitToSequence whose elements are taken at constant positions by a Split.
 
     PyTorch's exporter writes `tensor.split(n)` as SplitToSequence. The gradient of a Split is one Concat. The gradient
-    of a sequence is made of sequences, which are slow and which few runtimes support.
+    of a sequence uses sequences, which are slow and which few runtimes support.
     """
 
     def run(self, unit: Unit) -> bool:
@@ -30,7 +30,7 @@ def _replace(node: ir.Node, unit: Unit) -> bool:
     if sizes is None or data is None or node.outputs[0].is_graph_output() or any(p is None for p in positions):
         return False
     if not all(-len(sizes) <= int(p) < len(sizes) for p in positions if p is not None):
-        return False  # the runtime reports that the position does not exist
+        return False  # the runtime reports the invalid position
     axis = node.attributes.get_int("axis", 0)
     op = unit.builder(f"{node.name or node.op_type}/")
     parts = op.multi("Split", data, np.array(sizes, np.int64), axis=axis, outputs=len(sizes))
@@ -48,7 +48,7 @@ def _replace(node: ir.Node, unit: Unit) -> bool:
 
 
 def _sizes(node: ir.Node) -> list[int] | None:
-    """Return the sizes of the parts, None where they are not known."""
+    """Return the sizes of the pieces; None where they are unknown."""
     axis = node.attributes.get_int("axis", 0)
     data = node.inputs[0]
     dims = shapes.dims(data) if data is not None else None

@@ -1,4 +1,4 @@
-"""Old and foreign models in today's form: the gate that every model passes before anything else looks at it.
+"""Upgrade models of older opsets and of ONNX 1.7, and decompose `com.microsoft` operators.
 
 >>> from onnx import helper
 >>> graph = helper.make_graph([helper.make_node("Squeeze", ["x"], ["y"], axes=[0])], "g", [], [])
@@ -26,7 +26,7 @@ __all__ = ["normalise", "upgrade"]
 class UpgradeOperators(Pass):
     """Convert all graphs and functions to one operator set, and replace the `GraphCall` nodes of ONNX 1.7.
 
-    The unit gets a new model; names, bindings, metadata, `Gradient` attributes and weights are kept.
+    The unit gets a new model with the same names, bindings, metadata, `Gradient` attributes and weights.
     """
 
     def __init__(self, target: int | None = None) -> None:
@@ -45,7 +45,7 @@ class UpgradeOperators(Pass):
 
 
 class ReplaceMicrosoftOperators(Pass):
-    """Replace the operators of `com.microsoft` that have a plain form; the unit gets a new model if there are any."""
+    """Decompose `com.microsoft` operators into plain ones; the unit gets a new model if there are any."""
 
     def run(self, unit: Unit) -> bool:
         if not has_microsoft(unit.model):
@@ -55,10 +55,10 @@ class ReplaceMicrosoftOperators(Pass):
 
 
 def normalise(source: serde.Source, *, copy: bool = False, trace: list[Trace] | None = None) -> TrainingModel:
-    """Return a model in the form that everything else relies on: working opset, no `GraphCall`, plain operators.
+    """Return the model at the working opset, without `GraphCall`, in plain operators.
 
-    `source` stays as it was. A `TrainingModel` that has this form is returned itself, unless `copy` asks for a model
-    that the caller may change. `trace` receives what each pass did.
+    `source` does not change. A `TrainingModel` of this form is returned itself, or as a copy if `copy` is True. `trace`
+    receives what each pass did.
 
     Raises:
         ModelError: the model cannot be read, or a node cannot be converted; lists all of them.
@@ -69,10 +69,10 @@ def normalise(source: serde.Source, *, copy: bool = False, trace: list[Trace] | 
 
 
 def upgrade(source: serde.Source, opset: int | None = None) -> TrainingModel:
-    """Return the model in today's form, at operator set `opset` (by default the one Onward works with, if it is older).
+    """Return the model at operator set `opset` (default: Onward's working opset, or the model's own if that is newer).
 
     The inference graph, all training graphs, functions and subgraphs are converted together; names, bindings,
-    metadata, `Gradient` attributes and weights are kept. `source` is left as it was.
+    metadata, `Gradient` attributes and weights are kept. `source` does not change.
 
     Raises:
         ModelError: the model cannot be read, or a node cannot be converted; lists all of them.

@@ -1,8 +1,8 @@
-"""Files of ONNX 1.7, whose algorithms call the inference graph with `GraphCall`, in today's form.
+"""Convert files of ONNX 1.7, whose algorithms call the inference graph with `GraphCall`.
 
-Since ONNX 1.8 a training step runs the inference graph and then the algorithm, as one graph. A call that does just that
-is removed; any other call is replaced by a copy of the inference graph's nodes. In 1.7 an algorithm did not see the
-values inside the inference graph, so it may use their names for its own; those are renamed.
+Since ONNX 1.8 a training step runs the inference graph and then the algorithm, as one graph. A call that does the same
+is removed; a copy of the inference graph's nodes replaces any other call. In 1.7 an algorithm could not read the values
+inside the inference graph, so it may use the same names for its own values; those are renamed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from onward.upgrade.opset import all_names
 
 M120 = define(
     "M120",
-    "a GraphCall that cannot be converted",
+    "a GraphCall cannot be converted",
     why="A `GraphCall` of ONNX 1.7 may only call the model's own graph, from the nodes of an algorithm.",
     fix="Export the model again with a newer version of ONNX.",
 )
 
 
 def has_graph_call(proto: onnx.ModelProto) -> bool:
-    """Return whether the model is of ONNX 1.7: an algorithm calls the inference graph."""
+    """Return whether an algorithm calls the inference graph, as in ONNX 1.7."""
     return any(_is_call(n) for info in proto.training_info for n, _ in _nodes(info.algorithm))
 
 
@@ -34,7 +34,7 @@ def remove_graph_calls(proto: onnx.ModelProto) -> None:
     """Replace every `GraphCall` of `proto`, in place; bindings and `Gradient` attributes follow renamed values.
 
     Raises:
-        ModelError: a call is not one that ONNX 1.7 allows.
+        ModelError: ONNX 1.7 does not allow a call.
     """
     problems: list[Diagnostic] = []
     names = Names(all_names(proto))
@@ -131,7 +131,7 @@ def _convert(info: onnx.TrainingInfoProto, graph: onnx.GraphProto, calls: list[o
 
 
 def _runs_the_graph_itself(call: onnx.NodeProto, graph: onnx.GraphProto, algorithm: onnx.GraphProto) -> bool:
-    """Return whether the call only hands the algorithm's own inputs over to the graph's inputs, each to one."""
+    """Return whether the call passes each input of the algorithm to exactly one input of the graph."""
     stored = {t.name for t in graph.initializer}
     inputs = {v.name for v in algorithm.input} - {t.name for t in algorithm.initializer}
     handed: list[str] = []
@@ -148,7 +148,7 @@ def _runs_the_graph_itself(call: onnx.NodeProto, graph: onnx.GraphProto, algorit
 
 
 def _same_values(call: onnx.NodeProto, graph: onnx.GraphProto) -> dict[str, str]:
-    """Return, for a call that is removed, what each of its values is called in the graph."""
+    """Return the name in the graph for each value of a call that is removed."""
     stored = {t.name for t in graph.initializer}
     same = {a: v.name for a, v in zip(call.input, graph.input, strict=False) if a and v.name not in stored}
     same.update({r: v.name for r, v in zip(call.output, graph.output, strict=False) if r})
@@ -158,7 +158,7 @@ def _same_values(call: onnx.NodeProto, graph: onnx.GraphProto) -> dict[str, str]
 def _inlined(
     call: onnx.NodeProto, graph: onnx.GraphProto, names: Names, rename: Callable[[str], str]
 ) -> list[onnx.NodeProto]:
-    """Return copies of the graph's nodes that compute what the call did."""
+    """Return copies of the graph's nodes that replace the call."""
     mapping: dict[str, str] = {}
     for argument, value in zip(call.input, graph.input, strict=False):
         if argument:
@@ -171,7 +171,7 @@ def _inlined(
             continue
         if value.name in made and value.name not in mapping:
             mapping[value.name] = rename(result)
-        else:  # an input, an initializer, or a value that the graph gives out twice
+        else:  # an input, an initializer, or a value that is an output twice
             source = mapping.get(value.name, value.name)
             extra.append(onnx.helper.make_node("Identity", [source], [rename(result)], names.unique(f"{prefix}copy")))
     for name in _defined(graph):
@@ -187,7 +187,7 @@ def _inlined(
 
 
 def _defined(graph: onnx.GraphProto) -> list[str]:
-    """Return every name that the nodes of `graph` define, those inside subgraphs included."""
+    """Return every name that the nodes of `graph` and of its subgraphs define."""
     found: dict[str, None] = {}
     stack: list[onnx.GraphProto] = [graph]
     while stack:
@@ -205,7 +205,7 @@ def _defined(graph: onnx.GraphProto) -> list[str]:
 
 
 def _rename_node(node: onnx.NodeProto, rename: Callable[[str], str]) -> None:
-    """Rename the values of a node everywhere it names them: `Gradient` attributes and subgraphs too."""
+    """Rename the values of a node, also in `Gradient` attributes and subgraphs."""
     for field in (node.input, node.output):
         for index, name in enumerate(field):
             field[index] = rename(name)

@@ -1,8 +1,8 @@
-"""Converting graphs to a newer operator set with onnx's own converter, and nothing else about them.
+"""Convert graphs to a newer operator set with onnx's own converter.
 
-`onnx.version_converter` drops training_info, functions and metadata, and looks into no subgraph. So it is shown only
-the nodes whose operator changed between the two versions; every other node is masked, and comes back as it was. Types
-are inferred beforehand, over the standard's combined graph, because several adapters need shapes.
+`onnx.version_converter` drops training_info, functions and metadata, and ignores subgraphs. So it gets only the nodes
+whose operator changed between the two versions; every other node is masked and restored unchanged. Types are inferred
+beforehand, over the combined graph of the standard, because several adapters need shapes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ M121 = define(
     "M121",
     "a node cannot be converted to the newer operator set",
     why="onnx's converter has no adapter for this operator, or needs a shape that is not known.",
-    fix="Give the model's inputs their shapes, or export it again with a newer operator set.",
+    fix="Declare the shapes of the model's inputs, or export it again with a newer operator set.",
 )
 
 Types = dict[str, onnx.TypeProto]
@@ -31,15 +31,15 @@ _ERRORS = (RuntimeError, ValueError, TypeError, version_converter.ConvertError, 
 
 
 def default_opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
-    """Return the version of the default operator set, 1 where none is imported."""
+    """Return the version of the default operator set, or 1 if none is imported."""
     return max((o.version for o in imports if o.domain in ("", "ai.onnx")), default=1)
 
 
 def convert_model(proto: onnx.ModelProto, target: int) -> None:
     """Convert every graph of `proto`, in place: inference, algorithms, initializations, functions, subgraphs.
 
-    Values keep their names, so bindings and `Gradient` attributes hold. A function that cannot be converted (its shapes
-    are not known) keeps its own operator set, which the standard allows.
+    Values keep their names, so bindings and `Gradient` attributes stay valid. A function that cannot be converted,
+    because its shapes are unknown, keeps its own operator set; the standard allows that.
 
     Raises:
         ModelError: lists the nodes that cannot be converted.
@@ -104,7 +104,7 @@ def _convert_function(function: onnx.FunctionProto, target: int, names: Names) -
 
 
 class _Conversion:
-    """One graph and the graphs inside it, from one version to another."""
+    """The conversion of one graph and its subgraphs from one version to another."""
 
     def __init__(self, source: int, target: int, names: Names, place: str, problems: list[Diagnostic]) -> None:
         self.source, self.target, self.names, self.place, self.problems = source, target, names, place, problems
@@ -116,7 +116,7 @@ class _Conversion:
         outer: Mapping[str, onnx.TypeProto],
         constants: Mapping[str, onnx.TensorProto],
     ) -> None:
-        """Convert `graph` in place; `inferred` is the same graph with types, `outer` what it sees around it."""
+        """Convert `graph` in place; `inferred` is the same graph with types, `outer` the values of outer scopes."""
         types = _types_of(inferred, outer)
         known = {**constants, **{t.name: t for t in graph.initializer}}
         for node, typed in zip(graph.node, inferred.node, strict=True):
@@ -152,15 +152,18 @@ class _Conversion:
         graph.initializer.extend(tensors)
 
     def _repair_prelu(self, graph: onnx.GraphProto, types: Types) -> None:
-        """Give PRelu's slope the shape of a channel: it was matched with axis 1, and is broadcast from the right since
-        operator set 7. onnx's converter takes the two for the same."""
+        """Reshape the slope of PRelu to one number per channel.
+
+        Before operator set 7 it applied to axis 1; since then it is broadcast from the right. onnx's converter ignores
+        the difference.
+        """
         for index in reversed(range(len(graph.node))):
             node = graph.node[index]
             if node.op_type != "PRelu" or node.domain not in ("", "ai.onnx"):
                 continue
             x, slope = (types.get(name) for name in node.input)
             if slope is not None and [d.dim_value for d in slope.tensor_type.shape.dim] in ([], [1]):
-                continue  # one slope for all
+                continue  # one slope for all channels
             if x is None or not x.tensor_type.HasField("shape"):
                 self._problem(node, "the rank of its input is not known")
                 continue
@@ -181,17 +184,17 @@ class _Conversion:
             return False
         old, new = schema(node.op_type, "", self.source), schema(node.op_type, "", self.target)
         if old is None:
-            return False  # not an operator of the model's version; for `check` to say
+            return False  # not an operator of the model's version; `check` reports it
         if any(a.HasField("g") or a.graphs for a in node.attribute):
             if node.op_type == "Scan" and self.source < 9:
-                self._problem(node, "Scan of operator set 8 has another meaning than the later ones")
+                self._problem(node, "Scan has another meaning in operator set 8 than in later ones")
             return False  # If, Loop and Scan only gained types
         return new is None or new.deprecated or old.since_version != new.since_version
 
     def _unfit(self, node: onnx.NodeProto) -> str:
-        """Return why onnx's converter must not see this node: it trusts its input, and a wrong attribute crashes it."""
+        """Return why the node cannot go to onnx's converter, which crashes on invalid attributes; "" if it can."""
         if any(a.ref_attr_name for a in node.attribute):
-            return "its attributes are the caller's, which onnx's converter does not keep"
+            return "it reads attributes of the caller, which onnx's converter drops"
         context = onnx.checker.C.CheckerContext()
         context.ir_version = 10
         context.opset_imports = {"": self.source}
@@ -227,7 +230,7 @@ class _Conversion:
                 out.node[-1].name = f"a{index}"
             else:
                 out.node.add(op_type="Mask", domain=_MASK, name=f"m{index}", input=node.input, output=node.output)
-        # A value that nothing reads would still be one: every result is an output, so that the converter keeps it.
+        # The converter drops unused values, so every result is declared as an output.
         for name in dict.fromkeys(o for n in graph.node for o in n.output if o):
             _describe(out.output.add(name=name), types)
         converted = version_converter.convert_version(masked, self.target).graph
@@ -250,7 +253,7 @@ class _Conversion:
         return nodes, tensors
 
     def _restore(self, node: onnx.NodeProto, graph: onnx.GraphProto, renamed: dict[str, str]) -> onnx.NodeProto:
-        """Return a converted node with what the converter does not keep."""
+        """Return a converted node with the information that the converter drops."""
         new = onnx.NodeProto()
         if node.domain == _MASK:
             new.CopyFrom(graph.node[int(node.name[1:])])
@@ -296,9 +299,9 @@ class _Conversion:
 
 
 def _repair_resize(nodes: Iterable[onnx.NodeProto]) -> None:
-    """Let a Resize that was one of operator set 10, or an Upsample, divide coordinates by the scale as it did.
+    """Keep dividing coordinates by the scale where a Resize was one of operator set 10 or an Upsample.
 
-    Operator set 11 made half_pixel the default; onnx's converter lets the node slip into it.
+    Operator set 11 made half_pixel the default; onnx's converter silently switches the node to it.
     """
     for node in nodes:
         if node.op_type == "Resize" and all(a.name != "coordinate_transformation_mode" for a in node.attribute):
@@ -309,7 +312,7 @@ def _repair_resize(nodes: Iterable[onnx.NodeProto]) -> None:
 def _declare(
     graph: onnx.GraphProto, name: str, types: Types, constants: Mapping[str, onnx.TensorProto], wanted: bool
 ) -> None:
-    """Declare an outer value as an input; a small constant that an adapter may want to read comes with its data."""
+    """Declare an outer value as an input; a small constant, which an adapter may read, keeps its data."""
     _describe(graph.input.add(name=name), types)
     tensor = constants.get(name)
     if wanted and tensor is not None and tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -330,18 +333,18 @@ def _infer(proto: onnx.ModelProto, graphs: list[onnx.GraphProto]) -> onnx.GraphP
     for graph in graphs:
         for field in ("node", "input", "output", "initializer", "sparse_initializer", "value_info"):
             getattr(model.graph, field).extend(getattr(graph, field))
-    for _ in range(2):  # a gradient of a gradient needs a second pass
+    for _ in range(2):  # a second derivative needs a second pass
         try:
             inferred = onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=True)
         except (RuntimeError, ValueError, onnx.shape_inference.InferenceError):
-            return model.graph  # the model contradicts itself; `check` says where
+            return model.graph  # the model is inconsistent; `check` reports where
         if not _type_gradients(model.graph, _types_of(inferred.graph, {})):
             break
     return inferred.graph
 
 
 def _type_gradients(graph: onnx.GraphProto, types: Types) -> bool:
-    """Describe the outputs of `Gradient` nodes, for which onnx has no inference; return whether there were new ones."""
+    """Infer the types of `Gradient` outputs, which onnx cannot do; return whether any type is new."""
     added = False
     for node in graph.node:
         if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN:

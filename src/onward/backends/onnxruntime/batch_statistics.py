@@ -1,7 +1,7 @@
-"""BatchNormalization hands out the statistics of its batch, which the backward pass would compute again.
+"""Let BatchNormalization output the batch statistics, which the backward pass would recompute.
 
-The operator has no output for them. With momentum 0, though, its running statistics *are* those of the batch; what the
-running statistics were to become is then a sum of two vectors. That saves three passes over the layer's input.
+The operator has no output for them. With momentum 0, however, its new running statistics *are* those of the batch; the
+actual running statistics are then a sum of two vectors. That saves three passes over the layer's input.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onward.passes.base import Pass, Unit, rewrite_nodes
 
 
 @dataclasses.dataclass(frozen=True)
-class _Again:
-    """The statistics that the backward pass has computed again, with the axes of X."""
+class _Recomputed:
+    """The statistics that the backward pass recomputes, with the axes of X."""
 
     mean: Value
     variance: Value
@@ -27,13 +27,13 @@ class _Again:
 
 
 class ShareBatchStatistics(Pass):
-    """Compute the statistics of a batch once, where the backward pass computes them again."""
+    """Compute the statistics of a batch once, where the backward pass recomputes them."""
 
     def run(self, unit: Unit) -> bool:
         return rewrite_nodes(unit, "BatchNormalization", _share)
 
 
-def _computed_again(node: ir.Node) -> _Again | None:
+def _find_recomputed(node: ir.Node) -> _Recomputed | None:
     """Return mean(X) and mean((X - mean(X))²) over all axes but the channels', if the graph has both."""
     X = node.inputs[0]
     rank = len(X.shape) if X is not None and X.shape is not None else 0
@@ -46,11 +46,11 @@ def _computed_again(node: ir.Node) -> _Again | None:
     old_mean, old_variance = _original(node.inputs[3]), _original(node.inputs[4])
     if mean is None or variance is None or old_mean is None or old_variance is None:
         return None
-    return _Again(mean, variance, old_mean, old_variance)
+    return _Recomputed(mean, variance, old_mean, old_variance)
 
 
 def _original(value: Value | None) -> Value | None:
-    """Return what `ProtectRunningStatistics` copied for the operator, which writes into the copy."""
+    """Return the value that `ProtectRunningStatistics` copied, because the operator writes into the copy."""
     outer = None if value is None else value.producer()
     inner = None if outer is None or outer.inputs[0] is None else outer.inputs[0].producer()
     if outer is None or inner is None or (inner.op_type, outer.op_type) not in (("Neg", "Neg"), ("Mul", "Div")):
@@ -76,8 +76,8 @@ def _mean_of(value: Value, rank: int) -> Value | None:
 
 
 def _share(node: ir.Node, op: Builder) -> bool:
-    X, again = node.inputs[0], _computed_again(node)
-    if again is None or X is None or X.shape is None or node.attributes.get_int("training_mode", 0) != 1:
+    X, recomputed = node.inputs[0], _find_recomputed(node)
+    if recomputed is None or X is None or X.shape is None or node.attributes.get_int("training_mode", 0) != 1:
         return False
     momentum = node.attributes.get_float("momentum", 0.9)
     Y, mean, variance = op.call(
@@ -91,8 +91,8 @@ def _share(node: ir.Node, op: Builder) -> bool:
     spread = [0, *range(2, len(X.shape))]
     replaced = [(node.outputs[0], Y)]
     for old, new, running, value in (
-        (again.old_mean, mean, node.outputs[1:2], again.mean),
-        (again.old_variance, variance, node.outputs[2:3], again.variance),
+        (recomputed.old_mean, mean, node.outputs[1:2], recomputed.mean),
+        (recomputed.old_variance, variance, node.outputs[2:3], recomputed.variance),
     ):
         if running and (running[0].uses() or running[0].is_graph_output()):
             replaced.append((running[0], op.Add(op.Mul(old, momentum), op.Mul(new, 1.0 - momentum))))

@@ -1,11 +1,10 @@
-"""The optimizer's update as one loop over flat buffers, generated from its graph and compiled by numba.
+"""Run the optimizer's update as one loop over flat buffers, generated from its graph and compiled by numba.
 
-Stock ONNX Runtime runs an optimizer's dozen element-wise operators as a dozen passes over the parameters. Here the
-element-wise end of the step graph, from the gradients to the new state, is cut off, written as one scalar expression
-per element, and compiled. Parameters, moments and gradients are views into flat buffers, one per slot of the
-expression, so that all parameters take one loop, in place: the graph has finished before the loop writes. Only
-operators that IEEE 754 rounds exactly are taken and no re-association is allowed, so the bits are those of the plain
-graph.
+Stock ONNX Runtime runs the dozen element-wise operators of an optimizer as a dozen passes over the parameters. Here the
+element-wise end of the step graph, from the gradients to the new state, becomes one compiled scalar expression per
+element. Parameters, moments and gradients are views into flat buffers, one per slot of the expression. So one loop
+updates all parameters in place, after the graph has finished. The loop contains only operators that IEEE 754 rounds
+exactly, without re-association, so the results are bit-identical to those of the plain graph.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ _UNARY = {"Neg": "-{0}", "Sqrt": "np.sqrt({0})", "Abs": "abs({0})", "Identity": 
 _EXACT = {*_BINARY, *_COMPARE, *_UNARY, "Where", "Sign", "Reciprocal"}
 _TYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 
-# Elements for which a thread of its own pays: a quarter of a millisecond's work. Waking one is quick, but on a machine
-# with few cores it may have to wait a time slice for a thread of ONNX Runtime that is still spinning.
+# Elements per thread that are worth a thread: a quarter of a millisecond of work. Waking a thread is quick, but on few
+# cores it may wait a time slice for a spinning thread of ONNX Runtime.
 SMALLEST_PART = 524_288
 ALIGNMENT = 16  # elements; every view starts on a cache line of its flat buffer
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Tensors with the same update expression: one loop serves them all.
+    """Tensors with the same update expression, which one loop updates.
 
     `source` is the loop's Python text; `slots[k]` names, per tensor, the k-th array operand; `scalars` the scalar
     operands; `outputs[j]` the states that output j replaces; `target[j]` the slot it is written to.
@@ -66,10 +65,10 @@ class Plan:
 
 
 def plan_update(model: ir.Model, replaces: Mapping[str, str], shared: Collection[str] = ()) -> Plan | None:
-    """Split the step graph, in place, and return how.
+    """Split the step graph, in place, and return the plan.
 
-    Return None, with the graph unchanged, if it has no element-wise update worth a loop, or if the loop would replace a
-    state in `shared`.
+    Return None, with the graph unchanged, if it has no element-wise update, or if the loop would replace a state in
+    `shared`.
     """
     finder = _Finder(model, replaces)
     groups = finder.groups()
@@ -87,7 +86,7 @@ class _Finder:
         self.pulled = self._pull()
 
     def _pull(self) -> set[ir.Node]:
-        """Return the element-wise nodes all of whose results end in new state."""
+        """Return the element-wise nodes whose results only reach new state."""
         pulled: set[ir.Node] = set()
         final = {v for v in self.graph.outputs if v.name in self.replaces}
         for node in reversed(list(self.graph)):
@@ -134,7 +133,7 @@ class _Finder:
         return [_merge(group) for group in merged.values()]
 
     def _components(self) -> list[_Component]:
-        """Return the pulled nodes by connection through arrays, each in topological order."""
+        """Return the connected components of the element-wise nodes, each in topological order."""
         order = [n for n in self.graph if n in self.pulled]
         parent: dict[ir.Node, ir.Node] = {n: n for n in order}
 
@@ -228,7 +227,7 @@ class _Component:
 
     @property
     def complete(self) -> bool:
-        """One shape, one type, and some new state at the end."""
+        """Whether all nodes have one shape and one type, and some give new state."""
         return len(self.shapes) == 1 and self.dtype is not None and bool(self.states)
 
     @property
@@ -286,7 +285,7 @@ def _expression(op_type: str, operands: list[str]) -> str:
 
 def _merge(components: list[_Component]) -> Group:
     first = components[0]
-    shapes = tuple(min(c.shapes) for c in components)  # each has one
+    shapes = tuple(min(c.shapes) for c in components)  # each component has one shape
     slots = [tuple(c.arrays[k] for c in components) for k in range(len(first.arrays))]
     targets = []
     outputs = []
@@ -315,7 +314,7 @@ def _source(component: _Component, slots: int, targets: list[int]) -> str:
     parameters = [f"a{k}" for k in range(slots)]
     parameters += [f"s{k}" for k in range(len(component.scalars))]
     parameters += [f"c{k}" for k in range(len(component.constants))]
-    # Counting from 0 to the array's own size lets the compiler see that no index is negative, and vectorise.
+    # With a range from 0 to the array's size, the compiler knows that no index is negative, and vectorises.
     lines = [f"def update({', '.join(['one', 'zero', *parameters])}):", "    for i in range(a0.shape[0]):"]
     lines += [f"        v{k} = a{k}[i]" for k in range(len(component.arrays))]
     lines += [f"        {line}" for line in component.body]
@@ -329,8 +328,8 @@ def compiled(source: str) -> Callable[..., None]:
     import numba
 
     namespace: dict[str, Any] = {"np": np}
-    exec(source, namespace)  # the text is generated above from a graph's structure; no name or value of a file is in it
-    # Threads are ours (FlatBuffers.run): OpenMP's would spin on the cores that ONNX Runtime needs.
+    exec(source, namespace)  # generated above from the structure of a graph, without names or values of a file
+    # FlatBuffers.run starts the threads: OpenMP's would spin on the cores that ONNX Runtime needs.
     function: Callable[..., None] = numba.njit(nogil=True, error_model="numpy")(namespace["update"])
     return function
 

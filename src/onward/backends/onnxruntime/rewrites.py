@@ -1,9 +1,9 @@
-"""What is rewritten in a step graph for ONNX Runtime, and nowhere else."""
+"""The rewrites of step graphs for ONNX Runtime."""
 
 from __future__ import annotations
 
 from onward.backends.onnxruntime.batch_statistics import ShareBatchStatistics
-from onward.backends.onnxruntime.recurrence import KeepGates
+from onward.backends.onnxruntime.lstm_gates import KeepGates
 from onward.passes.base import Pass
 
 REWRITES: tuple[Pass, ...] = (KeepGates(), ShareBatchStatistics())

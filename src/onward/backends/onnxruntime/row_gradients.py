@@ -1,9 +1,9 @@
-"""Gradients that are zero but for a few rows, an embedding's: only those rows leave the graph.
+"""Row-sparse gradients, such as those of embeddings: only the nonzero rows are outputs of the graph.
 
-The plain graph adds the rows into zeros of the whole table with ScatterElements, which ONNX Runtime runs on one thread
-over an index per element, and the table's gradient is written in full at each step. Here the table's gradient is a view
-into the flat buffer of the fused update: the rows are added into it, in the order of ScatterElements, so with its bits,
-and made zero again after the update.
+The plain graph adds the rows to zeros of the size of the table with ScatterElements. ONNX Runtime runs it on one thread
+with one index per element, and writes the complete gradient at each step. Here the gradient of the table is a view into
+the flat buffer of the fused update. The rows are added to it in the order of ScatterElements, which gives bit-identical
+results, and zeroed after the update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onward.graph import shapes
 
 @dataclasses.dataclass(frozen=True)
 class RowGradient:
-    """The gradient is zeros, with `rows` added at `indices` (one per row, as a column)."""
+    """A gradient of zeros with `rows` added at `indices` (one per row, as a column)."""
 
     gradient: str
     indices: str
@@ -28,7 +28,7 @@ class RowGradient:
 
 
 def row_gradient(value: ir.Value) -> RowGradient | None:
-    """Return what the gradient consists of if it is a sum of rows in a matrix of zeros, else None."""
+    """Return the rows and indices of a gradient that adds rows to a matrix of zeros; None for any other."""
     node = value.producer()
     if node is None or node.op_type != "ScatterElements" or node.domain or len(shapes.static_shape(value) or ()) != 2:
         return None
@@ -72,7 +72,7 @@ class RowBuffer:
         _add_rows()(self.table, self._touched, rows)
 
     def clear(self) -> None:
-        """Make the rows of this step zero again."""
+        """Set the rows of this step back to zero."""
         if self._touched is not None:
             self.table[self._touched] = 0
         self._touched = None

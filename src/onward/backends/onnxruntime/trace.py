@@ -1,4 +1,4 @@
-"""Every value of a graph, in the order of its nodes: to explain where a NaN came from."""
+"""Compute every value of a graph, in the order of its nodes, to locate the origin of a NaN."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import onnxruntime
 
 
 def trace(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> list[tuple[str, str, np.ndarray]] | None:
-    """Return (name, place, array) of every value in the order of the nodes; None when the graph cannot be run here.
+    """Return (name, place, array) of every value in the order of the nodes; None if the graph cannot be run here.
 
-    This only explains an error that has already happened, so a graph that ONNX Runtime refuses gives no explanation
-    and no second error.
+    This explains an error that has already happened. So a graph that ONNX Runtime refuses gives no explanation, and not
+    a second error.
     """
     places = {
         out: f"node `{node.name or '(no name)'}` ({node.op_type})"

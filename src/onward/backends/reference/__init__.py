@@ -1,4 +1,4 @@
-"""The numpy oracle: onnx's reference evaluator, with the operators it gets wrong put right."""
+"""The numpy oracle: onnx's reference evaluator with corrected operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate a plain ONNX model in numpy, exactly as the standard says, in any floating-point type."""
+"""Evaluate a plain ONNX model in numpy, as the standard defines it, in any floating-point type."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Evaluator:
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return every output of the model for `feeds`."""
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other in ONNX, not warnings
+        with np.errstate(all="ignore"):  # infinities and NaN are ordinary results in ONNX
             results = self._evaluator.run(None, dict(feeds))
         return dict(zip(self.output_names, results, strict=True))
 
 
 class _Corrected(ReferenceEvaluator):
-    """onnx's evaluator with our operators, in the bodies of functions too, for which it makes evaluators without."""
+    """onnx's evaluator with our operators, also in function bodies, where onnx itself would not use them."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **{**keywords, "new_ops": OPERATORS})
 
 
 def _with_every_output_named(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with names for outputs that have none, the model itself if all have one.
+    """Return `model` with a name for each unnamed output; the model itself if all have names.
 
     onnx 1.23 keeps the value of an output called "" and gives it to every later node whose optional input is "".
     """

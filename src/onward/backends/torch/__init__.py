@@ -1,4 +1,7 @@
-"""The torch backend, and `to_torch`: a training model as a module and an optimizer. torch is imported on first use."""
+"""The torch backend, and `to_torch`: convert a training model to a module and an optimizer.
+
+torch is imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,19 @@ def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
 
     Parameters and buffers have the ONNX names, so `state_dict()` round-trips; tied weights stay tied; `.train()` runs
     the training-mode forward (dropout, batch statistics) and `.eval()` the inference graph.
-    `module.loss(*inputs, *targets)` is the model's own loss. The optimizer is `torch.optim`'s where the update is
-    exactly that, with its state, and `GraphOptimizer`, which runs the model's own update graph, where it is not. A
-    model with several training entries (a GAN's two) gives a dict of optimizers by the entries' names.
+    `module.loss(*inputs, *targets)` is the model's own loss. The optimizer is one of `torch.optim`, with its state, if
+    that computes exactly the same update. Otherwise it is a `GraphOptimizer`, which runs the model's own update graph.
+    A model with several training entries (a GAN) gives a dict of optimizers by entry name.
 
     Args:
         model: a `TrainingModel`, a `ModelProto`, or a path.
         mode: "both"; "inference" gives only the evaluation forward and no optimizer; "training" refuses `.eval()`.
         options: `prefer_graph=True` always gives a `GraphOptimizer`. `gradients="graph"` differentiates
-            `module.loss` by the backward pass that the file's Gradient stands for, lowered by Onward's rules, instead
-            of PyTorch's autograd.
+            `module.loss` with the lowered Gradient node of the file instead of PyTorch's autograd.
 
     Raises:
-        ArgumentError: an unknown mode, or a model without training information where mode needs it.
-        BackendError: operators that the torch backend does not have; all of them.
+        ArgumentError: the mode is unknown, or it needs training information that the model lacks.
+        BackendError: lists all operators that the torch backend lacks.
     """
     versions.check(installed_torch("onward.to_torch"))
     from onward.backends.torch.convert import convert
@@ -39,7 +41,7 @@ def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:
 
 
 def installed_torch(purpose: str) -> dict[str, str]:
-    """Return the version of torch, as `onward.versions.check` takes it; an error that names `purpose` without torch."""
+    """Return the version of torch for `onward.versions.check`; raise an error that names `purpose` without torch."""
     try:
         import torch
     except ModuleNotFoundError as error:

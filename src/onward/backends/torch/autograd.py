@@ -1,8 +1,8 @@
-"""Gradients by PyTorch's autograd: the forward part of a gradients graph, recorded and differentiated.
+"""Differentiate the forward half of a gradients graph with PyTorch's autograd.
 
-A program's gradients graph holds its backward pass written out. PyTorch's own, operator by operator, is faster (one
-kernel for what takes several plain operators) and is what DistributedDataParallel hooks into. Both are the same
-numbers up to rounding; where a graph asks for more than gradients of one value by parameters, the written one runs.
+The gradients graph of a program contains an explicit backward pass. Autograd is faster, because one kernel replaces
+several plain operators, and DistributedDataParallel needs it. Both give the same numbers up to rounding. The explicit
+backward pass runs if a graph needs more than gradients of one value with respect to parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from onward.compiler.program import Entry, PlainGraph
 from onward.graph import walk
 
-# Their gradient is a choice (`onward.straight_through`) that autograd does not know of.
+# `onward.straight_through` chooses their gradient; autograd does not know it.
 _ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear"}
 _BRANCHING = {"If", "Loop", "Scan"}
 
@@ -27,7 +27,7 @@ Run = Callable[[Mapping[str, Any]], dict[str, Any]]
 class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
     """The forward part of a gradients graph; calling it returns the value that is differentiated.
 
-    Its parameters are stand-ins for the states: `differentiate` lets them look at the current ones.
+    Its parameters are placeholders; `differentiate` points them to the current states.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
         state: Mapping[str, Tensor],
         whole: Callable[[Any], Tensor],
     ) -> None:
-        """Prepare the graph, for an entry that `why_not` has nothing against.
+        """Prepare the graph of an entry for which `why_not` returns "".
 
-        `make` returns what runs a graph up to some of its values; `whole` gathers a value that is spread over
+        `make` returns an interpreter of a graph up to given values; `whole` gathers a value that is distributed over
         processes.
         """
         super().__init__()
@@ -64,9 +64,9 @@ class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
     def differentiate(
         self, module: nn.Module, values: Mapping[str, Any], state: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """Return the outputs, the gradients among them; `module` is this one, or what wraps it.
+        """Return the outputs, including the gradients; `module` is this one or a wrapper of it.
 
-        The gradient by a state that the value does not depend on is zero.
+        The gradient with respect to a state that the value does not depend on is zero.
         """
         for name, tensor in zip(self.names, self.tensors, strict=True):
             tensor.data, tensor.grad = state[name], None
@@ -88,16 +88,16 @@ class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
 
 
 def why_not(entry: Entry) -> str:
-    """Return why autograd cannot find the gradients of an entry, or "" if it can."""
+    """Return why autograd cannot compute the gradients of an entry, or "" if it can."""
     step = entry.gradients
     if step is None or entry.update is None:
         return "the program has no gradients graph (compile it with split=True)"
     gradients = step.gradient_of
     read = entry.update.input_names
     if not gradients or any(n in read and n not in gradients for n in step.outputs):
-        return "it differentiates with respect to other values than states, or by rules of your own"
+        return "it differentiates with respect to values other than state, or uses your own gradient rules"
     if len({y for y, _ in gradients.values()}) > 1:
-        return "there are gradients of several values"
+        return "it differentiates several values"
     graph = step.model.graph
     outputs = {v.name: v for v in graph.outputs}
     defined = {v.name for n in graph for v in n.outputs}
@@ -110,7 +110,7 @@ def why_not(entry: Entry) -> str:
     if given & behind:
         return "an output is computed from a gradient"
     if any(n.op_type in _ROUNDING for n in behind):
-        return "it rounds to integers, whose gradient is a choice of the compiled program"
+        return "it rounds to integers, and the compiled program chose the gradient"
     return ""
 
 
@@ -119,7 +119,7 @@ def _detached(value: Any) -> Any:
         return value.detach()
     if isinstance(value, list):
         return [_detached(v) for v in value]
-    if hasattr(value, "tensor"):  # a share, or a part of a sum
+    if hasattr(value, "tensor"):  # a Share or a Partial
         value.tensor = value.tensor.detach()
         if getattr(value, "total", None) is not None:
             value.total = value.total.detach()

@@ -1,10 +1,10 @@
-"""Values that are spread over processes, and the interpreter that runs a graph on them.
+"""Values that are distributed over processes, and the interpreter that runs a graph on them.
 
-Every value means what it means in one process. What is stored differs: a tensor is whole in every process, a `Share`
-is cut along one axis (the samples of a batch, say), and a `Partial` is a sum of which each process has a part (a
-gradient). A node runs on its share wherever the rule of its operator (`batch_split_rules`) says that this is the same;
-where none does, its inputs are made whole first, and every process computes all of it. So the numbers are those of one
-process, up to the order of sums: batch statistics, the mean of a loss with weights and ignored labels, dropout masks.
+A tensor is complete in every process. A `Share` is cut along one axis, such as the samples of a batch. A `Partial` is a
+sum of which each process has one summand, such as a gradient. A node runs on the local share if the rule of its
+operator (`batch_split_rules`) gives the same result. Otherwise its inputs are made whole first, and every process
+computes all of it. So the results are those of a single process, up to the order of sums: batch statistics, the mean of
+a loss with weights and ignored labels, dropout masks.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from onward.errors import BackendError, Diagnostic, define
 
 B303 = define(
     "B303",
-    "the processes do not fit together",
+    "the training processes are inconsistent",
     why="All processes of a run train the same model on the same batches, each on its share of them.",
     fix="Start all of them with the same command and the same data.",
 )
 
 
 class Cut(NamedTuple):
-    """How an axis is shared out: the sizes of all processes' parts, one after the other, so many times over.
+    """How an axis is divided: the sizes of all processes' shares, in order, repeated `turns` times.
 
-    An axis of samples has one turn. Five steps of three samples in one axis of 15, as a reshape of [5, 3] gives, are
-    five turns.
+    An axis of samples has one turn. An axis of 15 that was reshaped from [5 steps, 3 samples] has five turns.
     """
 
     sizes: tuple[int, ...]
@@ -49,17 +48,17 @@ class Cut(NamedTuple):
 
 
 class Share:
-    """This process's part of a tensor that is cut along `axis`."""
+    """This process's share of a tensor that is cut along `axis`."""
 
     __slots__ = ("axis", "cut", "own_positions", "tensor")
 
     def __init__(self, tensor: Tensor, axis: int, cut: Cut, own_positions: bool = False) -> None:
         self.tensor, self.axis, self.cut = tensor, axis, cut
-        self.own_positions = own_positions  # the values are flat positions, each in this process's own part
+        self.own_positions = own_positions  # the values are flat positions within this process's share
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole."""
+        """The shape of the whole tensor."""
         return (*self.tensor.shape[: self.axis], self.cut.total, *self.tensor.shape[self.axis + 1 :])
 
     @property
@@ -98,30 +97,30 @@ class Partial:
 
 
 def spread(value: Any) -> bool:
-    """Return whether a value is not whole in this process."""
+    """Return whether a value is distributed over the processes."""
     if isinstance(value, list):
         return any(spread(v) for v in value)
     return isinstance(value, (Share, Partial))
 
 
 class Team:
-    """The processes that share values: who this one is, how a batch is cut, and the messages between them."""
+    """The processes that share values: the rank of this one, the division of a batch, and the messages."""
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
         self.samples: tuple[int, ...] = (0,) * size  # of the batch, by process
 
     def start(self, sizes: Sequence[int]) -> int:
-        """Return where this process's part begins."""
+        """Return where this process's share begins."""
         return sum(sizes[: self.rank])
 
     def evenly(self, count: int) -> tuple[int, ...]:
-        """Return the sizes of the parts of `count` things; they differ by one at most."""
+        """Return the sizes of the shares of `count` items; they differ by one at most."""
         parts = [share(count, r, self.size) for r in range(self.size)]
         return tuple(p.stop - p.start for p in parts)
 
     def cut(self, value: Tensor, axis: int, cut: Cut) -> Tensor:
-        """Return this process's part of a whole tensor; no copy where there is one turn."""
+        """Return this process's share of a whole tensor, without a copy if there is one turn."""
         start, size = self.start(cut.sizes), cut.sizes[self.rank]
         if cut.turns == 1:
             return value.narrow(axis, start, size)
@@ -131,7 +130,7 @@ class Team:
         return Share(self.cut(value, axis, cut), axis, cut)
 
     def whole(self, value: Any) -> Any:
-        """Return the whole of a value: gathered, or added up; anything else as it is."""
+        """Return the whole value: a share gathered, a partial summed, anything else unchanged."""
         if isinstance(value, Share):
             return self._gather(value)
         if isinstance(value, Partial):
@@ -141,7 +140,7 @@ class Team:
         return [self.whole(v) for v in value] if isinstance(value, list) else value
 
     def add(self, value: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Return the sum (or another reduction, which has no gradient) of every process's `value`."""
+        """Return the sum of every process's `value` (or another reduction, without a gradient)."""
         if needs_gradient(value) and operation == dist.ReduceOp.SUM:
             total: Tensor = _Added.apply(value, self)
             return total
@@ -153,7 +152,7 @@ class Team:
         """Exchange tensors with the other processes.
 
         Raises:
-            BackendError: one of them is gone.
+            BackendError: another process was lost.
         """
         try:
             message(*arguments)
@@ -161,7 +160,7 @@ class Team:
             raise self.lost(error) from error
 
     def lost(self, error: Exception) -> BackendError:
-        """Return the error for a message that did not get through."""
+        """Return the error for a failed message."""
         return BackendError(
             Diagnostic(
                 B303,
@@ -171,30 +170,30 @@ class Team:
         )
 
     def add_all(self, values: dict[str, Partial]) -> None:
-        """Find the totals of all values, in one message per element type."""
+        """Compute the totals of all values, with one message per element type."""
         open_ones = [v for v in dict.fromkeys(values.values()) if v.total is None]
         for dtype in dict.fromkeys(v.dtype for v in open_ones):
             members = [v for v in open_ones if v.dtype == dtype]
             flat = torch.cat([v.tensor.reshape(-1) for v in members])
             self.send(dist.all_reduce, flat)
             for value, part in zip(members, flat.split([v.tensor.numel() for v in members]), strict=True):
-                value.total = value.tensor = part.reshape(value.shape)  # the part alone is not needed any more
+                value.total = value.tensor = part.reshape(value.shape)  # the summand is not needed any more
 
     def can_cut(self, shape: Sequence[int]) -> bool:
         """Return whether a tensor of this shape is worth cutting along its first axis."""
         return bool(shape) and shape[0] >= self.size
 
     def scatter(self, value: Partial) -> Any:
-        """Return this process's part of the sum, along axis 0; all of it where it is too small to be cut."""
+        """Return this process's share of the sum along axis 0; the whole sum if it is too small to cut."""
         if not self.can_cut(value.shape):
             return self.whole(value)
         cut = Cut(self.evenly(value.shape[0]))
         return Share(self.cut(self.whole(value), 0, cut).clone(), 0, cut)
 
     def once(self, value: Any) -> Any:
-        """Return what counts once in a sum over the processes: the value in the first, zeros in the others.
+        """Return a summand that counts `value` once: the value in the first process, zeros in the others.
 
-        The zeros depend on the value, too, so that every process sends the same messages on the way back.
+        The zeros also depend on the value, so that every process sends the same messages in the backward pass.
         """
         if not self.rank:
             return value
@@ -210,7 +209,7 @@ class Team:
         return self.gather(value.tensor.detach(), value.axis, value.cut)
 
     def gather(self, tensor: Tensor, axis: int, cut: Cut) -> Tensor:
-        """Return the whole of which each process has a part, cut along `axis`."""
+        """Return the whole tensor of which each process has a share along `axis`."""
         value = Share(tensor, axis, cut)
         sizes, turns = value.cut
         local = value.tensor.movedim(value.axis, 0)
@@ -225,17 +224,17 @@ class Team:
 
 
 def needs_gradient(value: Tensor) -> bool:
-    """Return whether autograd records what is done with a tensor."""
+    """Return whether autograd records operations on a tensor."""
     return bool(torch.is_grad_enabled() and value.requires_grad)
 
 
-# Messages that autograd goes back through. Every process differentiates the same loss, so a value that all of them have
-# counts once for each: what they find by a parameter is, on average, the gradient, and DistributedDataParallel takes
-# that average.
+# Messages with a backward pass. Every process differentiates the same loss, so a value that all of them have counts
+# once for each. The average of their gradients with respect to a parameter is the gradient; DistributedDataParallel
+# computes that average.
 
 
 class _Added(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
-    """The sum over processes: what comes back is the sum as well."""
+    """The sum over processes; its backward is the sum as well."""
 
     @staticmethod
     def forward(context: Any, value: Tensor, team: Team) -> Tensor:
@@ -248,7 +247,7 @@ class _Added(torch.autograd.Function):  # type: ignore[misc]  # torch is not typ
 
 
 class _Gathered(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
-    """The whole of a share: what comes back is the sum, of which each process takes its part."""
+    """The whole of a share; in its backward each process takes its share of the sum."""
 
     @staticmethod
     def forward(context: Any, value: Tensor, team: Team, axis: int, cut: Cut) -> Tensor:
@@ -266,7 +265,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*op_types: str) -> Callable[[Rule], Rule]:
-    """Register how operators run on shares; a rule returns None where the inputs must be made whole."""
+    """Register a rule for operators on shares; it returns None if the inputs must be made whole."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(op_types, function))
@@ -275,7 +274,7 @@ def rule(*op_types: str) -> Callable[[Rule], Rule]:
     return register
 
 
-# These hand their inputs on as they are, or run bodies that know shares themselves.
+# These return their inputs unchanged, or run bodies that support shares.
 _OPAQUE = frozenset(
     {"If", "Loop", "Scan", "SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength"}
     | {"Optional", "OptionalGetElement", "OptionalHasElement", "Identity"}
@@ -283,9 +282,9 @@ _OPAQUE = frozenset(
 
 
 class Shared(Interpreter):
-    """An interpreter whose feeds may be `Share` and `Partial`, and whose outputs may be.
+    """An interpreter whose feeds and outputs may be `Share` and `Partial`.
 
-    Outputs in `cut` that are sums are added up as soon as they are there, and each process keeps its part along axis 0.
+    Partial outputs in `cut` are summed as soon as they are computed, and each process keeps its share along axis 0.
     """
 
     def __init__(
@@ -300,7 +299,7 @@ class Shared(Interpreter):
     ) -> None:
         importlib.import_module("onward.backends.torch.batch_split_layers")  # registers all rules
         self.team = team
-        self.made_whole = set() if made_whole is None else made_whole  # operators that had no rule, for the curious
+        self.made_whole = set() if made_whole is None else made_whole  # operators without a rule, for diagnosis
         self._masks = _ranges_of_masks(graph)
         super().__init__(graph, opset, outputs=outputs)
         self._cut = {slot for name, slot in zip(self.output_names, self._outputs, strict=True) if name in set(cut)}
@@ -309,7 +308,7 @@ class Shared(Interpreter):
         return SharedBody(graph, Shared(graph, self.opset, self.team, made_whole=self.made_whole), self.team)
 
     def plain(self, instruction: Instruction, arguments: Sequence[Any]) -> Any:
-        """Return what the operator gives for tensors as they are in this process."""
+        """Return the result of the operator on the local tensors."""
         return instruction.handler(instruction.attributes, *on_device(instruction, list(arguments)))
 
     def call(self, instruction: Instruction, arguments: list[Any]) -> Any:
@@ -343,7 +342,7 @@ class Shared(Interpreter):
         return super().call(instruction, [self.team.whole(a) for a in arguments])
 
     def _mask_range(self, arguments: Sequence[Any]) -> Share | None:
-        """Return this process's part of the numbers from which a mask is made, where the mask has samples."""
+        """Return this process's share of the Range behind a random mask, if the mask has an axis of samples."""
         count, length = sum(self.team.samples), int(number(arguments[1]))
         if not count or length % count:
             return None
@@ -354,14 +353,14 @@ class Shared(Interpreter):
 
 
 class SharedBody(Body):
-    """The body of a control-flow node whose values may be spread."""
+    """The body of a control-flow node whose values may be distributed."""
 
     def __init__(self, graph: ir.Graph, interpreter: Interpreter, team: Team) -> None:
         super().__init__(graph, interpreter)
         self.team = team
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        # A number may decide how often a loop runs: it is needed here.
+        # A number may control the iterations of a loop, so it must be whole.
         return [self.team.whole(v) if isinstance(v, Partial) and not v.ndim else v for v in super().__call__(*inputs)]
 
     def select(self, value: Any, axis: int, index: int) -> Any:
@@ -383,7 +382,7 @@ class SharedBody(Body):
 
 
 def _ranges_of_masks(graph: ir.Graph) -> set[str]:
-    """Return the names of the Range nodes of random masks (lower/random.py): only they are mixed by BitwiseXor."""
+    """Return the names of the Range nodes of random masks (passes/randomness.py): only they reach BitwiseXor."""
     return {
         node.name or ""
         for node in graph
@@ -392,5 +391,5 @@ def _ranges_of_masks(graph: ir.Graph) -> set[str]:
 
 
 def elements(value: Any) -> int:
-    """Return how many elements the whole of a value has."""
+    """Return the number of elements of the whole value."""
     return math.prod(value.shape)

@@ -1,4 +1,4 @@
-"""How layers, indexing and losses run on shares; see `batch_split_rules`."""
+"""Rules for layers, indexing and losses on shares; see `batch_split_rules`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def max_pool(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
 
 @rule("BatchNormalization")
 def batch_normalization(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
-    """Statistics of the whole batch: the sums of all processes."""
+    """Normalise with the statistics of the whole batch: the sums over all processes."""
     value = inputs[0]
     scale, bias, mean, variance = (run.team.whole(v) for v in inputs[1:])
     if not isinstance(value, Share) or value.axis:
@@ -194,7 +194,7 @@ def one_hot(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
 
 @rule("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 def cross_entropy(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
-    """The mean is over the samples of all processes that count, by their weights."""
+    """Return the loss over the samples of all processes, with weights and without ignored labels."""
     scores, labels, weights = [*inputs, None][:3]
     if not isinstance(scores, Share) or scores.axis:
         return None

@@ -1,8 +1,8 @@
-"""How operators run on shares: one rule per kind of operator.
+"""Rules for operators on shares: one rule per kind of operator.
 
-A rule takes the interpreter, the instruction and its inputs, of which at least one is a `Share` or a `Partial`, and
-returns the outputs, or None where the inputs must be made whole. It decides by shapes of the whole and by how values
-are cut, never by numbers, so that all processes decide alike. Layers, indices and losses are in `batch_split_layers`.
+A rule takes the interpreter, the instruction and its inputs, of which at least one is a `Share` or a `Partial`. It
+returns the outputs, or None if the inputs must be made whole. The decision depends on whole shapes and on cuts, never
+on numbers, so that all processes decide alike. Layers, indices and losses are in `batch_split_layers`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ NOT_BESIDE = object()
 
 
 def beside(run: Shared, value: Any, leader: Share, axis: int, rank: int) -> Any:
-    """Return this process's part of `value` beside `leader`, whose cut axis is `axis` of `rank`, or `NOT_BESIDE`."""
+    """Return the local share of `value` that matches `leader`, cut along `axis` of `rank`; or `NOT_BESIDE`."""
     if value is None or (isinstance(value, Host) and not value.shape):
         return value
     if isinstance(value, Share) and (value.axis + rank - value.ndim, value.cut) == (axis, leader.cut):
@@ -86,7 +86,7 @@ def beside(run: Shared, value: Any, leader: Share, axis: int, rank: int) -> Any:
 
 
 def _linear(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
-    """Return the result as a sum that is still open, where the operator is linear in what is open."""
+    """Return the result as a `Partial`, if the operator is linear in its `Partial` inputs."""
     is_open = [isinstance(v, Partial) for v in inputs]
     if not any(is_open) or any(isinstance(v, Share) for v in inputs):
         return None
@@ -116,7 +116,7 @@ def cast_like(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
 
 @rule("Shape", "Size")
 def shape(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
-    return run.plain(node, inputs)  # a value knows the shape of the whole
+    return run.plain(node, inputs)  # the shape of a share is that of the whole tensor
 
 
 @rule("Reshape", "Flatten")
@@ -138,7 +138,7 @@ def reshape(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
 
 
 def reshaped(value: Any, new: Sequence[int]) -> Any:
-    """Return `value` with the shape `new` of the whole; None where the cut would not lie along an axis."""
+    """Return `value` with the shape `new` of the whole; None if the cut would not be along an axis."""
     if isinstance(value, Partial):
         return Partial(value.tensor.reshape(list(new)))
     turns, behind = math.prod(value.shape[: value.axis]) * value.cut.turns, math.prod(value.shape[value.axis + 1 :])
@@ -293,7 +293,7 @@ def mat_mul(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
         return None
     rank = max(len(a.shape), len(b.shape))
     inner_a, inner_b = len(a.shape) - 1, len(b.shape) - 2
-    if isinstance(a, Share) and isinstance(b, Share) and not _meet(a, b, rank):
+    if isinstance(a, Share) and isinstance(b, Share) and not _are_cut_alike(a, b, rank):
         if elements(a) < elements(b):
             a = run.team.whole(a)
         else:
@@ -311,7 +311,7 @@ def mat_mul(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
     return None if any(v is NOT_BESIDE for v in local) else leader.like(run.plain(node, local), axis)
 
 
-def _meet(a: Share, b: Share, rank: int) -> bool:
+def _are_cut_alike(a: Share, b: Share, rank: int) -> bool:
     """Return whether two factors are cut along the same axis of the product, or both along the inner one."""
     if a.cut != b.cut:
         return False

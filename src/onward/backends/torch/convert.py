@@ -1,4 +1,4 @@
-"""`to_torch`, once torch is there."""
+"""The implementation of `to_torch`, which imports torch."""
 
 from __future__ import annotations
 

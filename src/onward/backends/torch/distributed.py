@@ -1,12 +1,12 @@
-"""Several processes, one model: each takes its share of every batch, and all keep the same state.
+"""Train one model in several processes: each computes its share of every batch, and all keep the same state.
 
-The program's graphs run on shares (`shares`), so that every number is the one of a single process: the gradients are
-found by autograd under DistributedDataParallel, which averages them, or by the written `gradients` graph, which gives
-each process a part of every gradient that one message adds up; `updates` runs in every process on the same numbers.
+The program's graphs run on shares (`batch_split`), so all results equal those of a single process. Autograd computes
+the gradients under DistributedDataParallel, which averages them. Alternatively the explicit `gradients` graph gives
+each process a summand of every gradient, and one message sums them. `update` runs in every process on the same numbers.
 
-With `shard=True` a process also keeps only its part of the parameters and of the optimizer's state, as PyTorch's
-fully_shard does: a weight is gathered for each node that reads it and dropped again, a gradient is added up as soon as
-it is there and cut, and the update runs on the parts.
+With `shard=True` a process keeps only its share of the parameters and of the optimizer's state, like PyTorch's
+fully_shard. A weight is gathered for each node that reads it and then freed. A gradient is summed and cut as soon as it
+is computed, and the update runs on the shares.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from onward.errors import ArgumentError, BackendError, Diagnostic
 
 
 class Group(Team):
-    """The processes of a run. Made once per session; needs the program's gradients and updates as graphs of their own.
+    """The processes of a run, created once per session. The program needs separate gradients and update graphs.
 
     Raises:
-        ArgumentError: the program has no such graphs.
+        ArgumentError: the program lacks these graphs.
         BackendError: the other processes cannot be reached.
     """
 
@@ -61,7 +61,7 @@ class Group(Team):
         self._checked = False
 
     def kept(self, value: np.ndarray) -> torch.Tensor | Share:
-        """Return what this process keeps of a state."""
+        """Return the state, or the share of it, that this process keeps."""
         if not self.shard or not self.can_cut(value.shape):
             return to_tensor(value).to(self.device)
         sizes = self.evenly(value.shape[0])
@@ -69,7 +69,7 @@ class Group(Team):
         return Share(to_tensor(value[start : start + sizes[self.rank]]).to(self.device), 0, Cut(sizes))
 
     def shares(self, feeds: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the batch with its samples shared out; what is no batch is whole in every process."""
+        """Return the feeds with the batch divided over the processes; other feeds are whole in every process."""
         count = next((_samples(feeds[n]) for n in names if n in feeds and np.ndim(feeds[n])), 0)
         self.samples = self.evenly(count)
         own = share(count, self.rank, self.size)
@@ -90,10 +90,10 @@ class Group(Team):
         return found
 
     def gradients(self, session: Any, name: str, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Return what the gradients graph of entry `name` gives, together with the other processes.
+        """Return the outputs of the gradients graph of entry `name`, computed together with the other processes.
 
         Raises:
-            BackendError: another process is gone; the state is the one before this step.
+            BackendError: another process was lost; the state is that before this step.
         """
         program: Program = session.program
         gradients, update = program.entries[name].gradients, program.entries[name].update
@@ -102,7 +102,7 @@ class Group(Team):
         if not self._checked:
             self._check_same(feeds)
             if not self.shard:
-                self._take_from_first(session._state)
+                self._broadcast_from_first(session._state)
             self._checked = True
         try:
             own = {**feeds, **self.shares(feeds, program.input_names)}
@@ -117,7 +117,7 @@ class Group(Team):
         return results
 
     def parallel(self, forward: Forward) -> torch.nn.Module:
-        """Return the module in DistributedDataParallel, which averages gradients while others are still computed."""
+        """Return the module in DistributedDataParallel, which averages gradients during the backward pass."""
         module = torch.nn.parallel.DistributedDataParallel(
             forward, static_graph=not forward.branches, find_unused_parameters=forward.branches
         )
@@ -126,7 +126,7 @@ class Group(Team):
 
     @staticmethod
     def is_lost(error: Exception) -> bool:
-        """Return whether an error of PyTorch is about another process that is gone."""
+        """Return whether an error of PyTorch means that another process was lost."""
         return isinstance(error, dist.DistError) or "gloo" in str(error)
 
     def as_kept(self, value: Any, before: Any) -> Any:
@@ -138,17 +138,17 @@ class Group(Team):
             return Share(self.cut(whole, before.axis, before.cut).clone(), before.axis, before.cut)
         return self.whole(value)
 
-    def _take_from_first(self, values: dict[str, torch.Tensor]) -> None:
-        """Replace the values by process 0's."""
+    def _broadcast_from_first(self, values: dict[str, torch.Tensor]) -> None:
+        """Replace the values by those of process 0."""
         for name in values:
             values[name] = values[name].contiguous()
             self.send(dist.broadcast, values[name], 0)
 
     def _check_same(self, feeds: Mapping[str, np.ndarray]) -> None:
-        """Raise in every process unless all were given the same batch."""
+        """Raise in every process unless all have the same batch."""
         digest = 0
         for name, value in sorted(feeds.items()):
-            part = _is_part(value)  # of which only the number of samples is the same in all
+            part = _is_part(value)  # only the number of samples is the same in all processes
             digest = zlib.crc32(f"{name} {_samples(value) if np.ndim(value) else 1}".encode(), digest)
             digest = digest if part else zlib.crc32(np.asarray(value).tobytes(), digest)
         ends = self.add(torch.tensor([digest, -digest], device=self.device), dist.ReduceOp.MAX)
@@ -156,7 +156,7 @@ class Group(Team):
             raise ArgumentError(
                 Diagnostic(
                     B303,
-                    "the processes were given different batches",
+                    "the processes have different batches",
                     hint="each process needs the same data, the same seed and the same checkpoint, and takes its share "
                     "of a batch itself",
                 )
@@ -172,8 +172,9 @@ def _samples(value: Any) -> int:
 
 
 def _join(backend: str, own: int, size: int) -> None:
-    """Meet the other processes. After a restart the store may still hold the dead ones' addresses; each try has its
-    own names in it.
+    """Connect to the other processes.
+
+    After a restart the store may still contain addresses of dead processes, so each attempt uses its own names.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store, _, _ = next(iter(dist.rendezvous("env://", own, size)))
@@ -184,10 +185,10 @@ _PARALLEL: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def _leave() -> None:
-    """Leave the other processes while Python still runs.
+    """Disconnect from the other processes before Python exits.
 
-    What DistributedDataParallel keeps holds the connection, and in a cycle it would outlive Python: the connection's
-    threads would then be destroyed while they run, which aborts the process.
+    DistributedDataParallel keeps the connection in a reference cycle, so it would outlive Python. Its running threads
+    would then be destroyed, which aborts the process.
     """
     for module in list(_PARALLEL):
         for held in ("reducer", "logger", "process_group"):

@@ -1,5 +1,6 @@
-"""Values that are known on the host: shapes, axes, sizes. They stay Python numbers, so that `torch.compile` and
-`torch.export` see constants (or symbolic sizes) where ONNX computes with int64 tensors.
+"""Host values: shapes, axes and sizes as Python numbers.
+
+Where ONNX computes with int64 tensors, `torch.compile` and `torch.export` thus see constants or symbolic sizes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def host_constant(array: np.ndarray) -> Host:
 
 
 def ints(value: Any) -> list[int]:
-    """Return an integer value (axes, shape, pads) as Python numbers; reads a tensor back if it must."""
+    """Return an integer value (axes, shape, pads) as Python numbers; copies a tensor to the host if necessary."""
     if isinstance(value, Host):
         return list(value.values)
     if isinstance(value, torch.Tensor):

@@ -1,8 +1,8 @@
 """Run an ONNX graph with PyTorch operators.
 
-The graph is lowered to plain tuples once; running it is a loop over them, which autograd records and `torch.compile`
-and `torch.export` trace. Values that are known on the host (shapes, axes, sizes) stay Python numbers (`host.Host`), so
-that a traced graph sees constants and no data-dependent control flow.
+The graph is converted to a list of instructions once. A run is a loop over them, which autograd records and
+`torch.compile` and `torch.export` trace. Shapes, axes and sizes stay Python numbers (`host.Host`), so that a traced
+graph has constants and no data-dependent control flow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Instruction:
     attributes: Attributes
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    dead: tuple[int, ...]  # slots that nobody reads after this node
+    dead: tuple[int, ...]  # slots that no later node reads
     name: str
     bodies: tuple[Body, ...] = ()
 
@@ -79,7 +79,7 @@ class Interpreter:
         self._outputs = [self._slot(v) for v in wanted]
         self.instructions = self._with_lifetimes(instructions)
         self._size = len(self._slots)
-        self._slots = {}  # the graph is not kept: what stays can be copied, and traced by torch.compile
+        self._slots = {}  # without the graph, the interpreter can be copied, and traced by torch.compile
 
     def _slot(self, value: ir.Value) -> int:
         return self._slots.setdefault(value, len(self._slots))
@@ -165,7 +165,7 @@ class Interpreter:
         return Body(graph, Interpreter(graph, self.opset))
 
     def call(self, instruction: Instruction, arguments: list[Any]) -> Any:
-        """Return what a node gives for its inputs."""
+        """Return the outputs of a node for its inputs."""
         result = run_on_host(instruction.op_type, instruction.attributes, arguments)
         if result is not None:
             return result
@@ -177,7 +177,7 @@ class Interpreter:
 
 
 class Body:
-    """The graph of an If, Loop or Scan; `body(*inputs)` runs it with the outer values of the moment."""
+    """The graph of an If, Loop or Scan; `body(*inputs)` runs it with the current outer values."""
 
     def __init__(self, graph: ir.Graph, interpreter: Interpreter) -> None:
         self.captured = walk.captured(graph)
@@ -205,7 +205,7 @@ class Body:
 
 
 def _expand_functions(graph: ir.Graph, opset: int, wanted: list[ir.Value]) -> list[ir.Value]:
-    """Replace nodes without a handler by the standard's own definition of them, to any depth; return `wanted` anew."""
+    """Replace nodes without a handler by their function bodies of the standard; return the new `wanted`."""
     names: Names | None = None
     by_name = [v.name for v in wanted]
     queue = list(graph)
@@ -229,7 +229,7 @@ def _expand_functions(graph: ir.Graph, opset: int, wanted: list[ir.Value]) -> li
 
 
 def _infer(graph: ir.Graph, opset: int) -> None:
-    """Find the types of new values: a function's body may depend on them."""
+    """Infer the types of new values, because a function body may depend on them."""
     if graph.opset_imports:
         shapes.infer_shapes(ir.Model(graph, ir_version=10))
 
@@ -247,7 +247,7 @@ def _label(node: ir.Node) -> str:
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
-# Inputs that a handler wants as Python numbers: (operator, position). All other host values become tensors.
+# Inputs that a handler needs as Python numbers: (operator, position). All other host values become tensors.
 _WANTED_ON_HOST = {
     "Reshape": {1}, "Expand": {1}, "Tile": {1}, "Pad": {1, 3}, "Slice": {1, 2, 3, 4}, "Squeeze": {1}, "Unsqueeze": {1},
     "ConstantOfShape": {0}, "Split": {1}, "TopK": {1}, "Resize": {2, 3, 4}, "OneHot": {1}, "Trilu": {1}, "CumSum": {1},
@@ -262,7 +262,7 @@ _WANTED_ON_HOST = {
 
 
 def on_device(instruction: Instruction, arguments: list[Any]) -> list[Any]:
-    """Return the arguments with host values as tensors beside the other tensors, except where numbers are wanted."""
+    """Return the arguments with host values as tensors on the device, except where a handler needs numbers."""
     if not any(isinstance(a, Host) for a in arguments):
         return arguments
     kept = _WANTED_ON_HOST.get(instruction.op_type, set())
@@ -282,7 +282,7 @@ def _constant_node(node: ir.Node) -> Any:
         return constant(np.asarray(attribute.as_tensor().numpy()))
     kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     if attribute.name not in kinds:
-        raise BackendError(Diagnostic(B302, f"PyTorch has no place for a Constant with `{attribute.name}`"))
+        raise BackendError(Diagnostic(B302, f"the torch backend does not support a Constant with `{attribute.name}`"))
     return constant(np.array(attribute.value, kinds[attribute.name]))
 
 

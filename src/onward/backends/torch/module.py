@@ -16,7 +16,7 @@ from onward.backends.torch.rewrites import ConstantsAsInputs, WeightsAsInputs
 from onward.backends.torch.tensors import to_tensor
 from onward.compiler.compile import Compiler
 from onward.compiler.recipes import GRADIENTS, INFER, LOSS, TRAINING_FORWARD, UPDATE, Recipe
-from onward.compiler.unit import state_names
+from onward.compiler.sources import state_names
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph import walk
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, entry_roles
@@ -30,13 +30,13 @@ class _Forward:
     interpreter: Interpreter
     outputs: list[str]
     updates: dict[str, str]  # output name -> buffer name
-    constants: dict[str, str]  # input name -> the parameter that it is, without a gradient
-    gradients: dict[str, str] = dataclasses.field(default_factory=dict)  # output name -> parameter, where written out
-    counters: _Forward | None = None  # run after this one: what a forward pass changes and no batch decides
+    constants: dict[str, str]  # input name -> parameter, read without a gradient
+    gradients: dict[str, str] = dataclasses.field(default_factory=dict)  # output name -> parameter, if explicit
+    counters: _Forward | None = None  # runs afterwards: state that changes independently of the batch
 
 
 class _Node(nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """A step on the path of a dotted name; holds parameters and buffers only."""
+    """One component of a dotted name; contains parameters and buffers only."""
 
 
 class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -54,7 +54,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         *,
         written: bool = False,
     ) -> None:
-        """Make the module; with `written`, the gradient of `loss` is the backward pass that the file means."""
+        """Create the module; with `written`, the gradient of `loss` is the lowered Gradient node of the file."""
         super().__init__()
         self.mode = mode
         self.input_names = list(model.inputs)
@@ -90,7 +90,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
             self._hold(RANDOM_KEY, torch.zeros((), dtype=torch.int64))
             self._hold(RANDOM_STEP, torch.zeros((), dtype=torch.int64))
         self._written_for = next((p.dtype for p in self.parameters()), torch.float32)
-        self._drawn: list[tuple[Any, Tensor]] = []  # the inputs of the last forwards that drew masks, and their steps
+        self._drawn: list[tuple[Any, Tensor]] = []  # inputs and steps of the last forward passes with random masks
         if mode == "inference":
             self.eval()
 
@@ -110,7 +110,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
             owner = inner
         else:
             path = []
-        if path or hasattr(owner, last):  # a name that a module cannot have, such as `forward`, or `a` beside `a.b`
+        if path or hasattr(owner, last):  # an invalid attribute name, such as `forward`, or `a` beside `a.b`
             owner, last = self, "onnx_" + name.replace(".", "_")
             while hasattr(owner, last):
                 last += "_"
@@ -136,7 +136,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         return {name: self.tensor(name) for name in self._paths}
 
     def _apply(self, fn: Any, recurse: bool = True) -> OnnxModule:
-        """Take the constants of the graphs along to another device, and `.half()` and `.bfloat16()` into the graphs."""
+        """Move the constants of the graphs to another device, and apply `.half()` and `.bfloat16()` to the graphs."""
         super()._apply(fn, recurse)
         device = next((t.device for t in self.named_tensors().values()), None)
         narrow = next((p.dtype for p in self.parameters() if p.dtype in (torch.float16, torch.bfloat16)), None)
@@ -154,7 +154,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         chosen = self._train if self.training and self._train is not None else self._eval
         if chosen is None:
             raise ArgumentError(
-                Diagnostic(A101, "this module was made for training only", hint='use mode="both" for .eval() as well')
+                Diagnostic(A101, "this module is for training only", hint='use mode="both" for .eval() as well')
             )
         results = self._run(chosen, feeds)
         values = [results[name] for name in chosen.outputs]
@@ -182,19 +182,19 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         return found
 
     def _without_gradient(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the feeds of a loss whose backward pass is written out, in the parameters' type.
+        """Return the feeds of a loss with an explicit backward pass, in the type of the parameters.
 
         Raises:
-            ArgumentError: one of them wants a gradient, which that pass does not find.
+            ArgumentError: a feed requires a gradient, which that pass does not compute.
         """
         wanted = [n for n, v in feeds.items() if isinstance(v, Tensor) and v.requires_grad]
         if wanted and torch.is_grad_enabled():
             raise ArgumentError(
                 Diagnostic(
                     A101,
-                    "the backward pass that is written out finds gradients by parameters only",
+                    "the explicit backward pass has gradients with respect to parameters only",
                     found="inputs that require a gradient: " + ", ".join(f"`{n}`" for n in wanted),
-                    hint="detach them, or let autograd find the gradients: to_torch(model)",
+                    hint="detach them, or use autograd: to_torch(model)",
                 )
             )
         own = next((p.dtype for p in self.parameters()), torch.float32)
@@ -244,13 +244,13 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         return results
 
     def _is_repeated(self, feeds: Mapping[str, Tensor], tensors: dict[str, Tensor]) -> bool:
-        """Return whether gradient checkpointing repeats an earlier forward; the step of its masks is then in `tensors`.
+        """Return whether gradient checkpointing repeats an earlier forward; if so, put its mask step in `tensors`.
 
         Raises:
-            ArgumentError: which one it repeats cannot be told.
+            ArgumentError: the repeated forward cannot be identified.
         """
         key = next((v for v in feeds.values() if isinstance(v, Tensor)), None)
-        if torch._C._current_graph_task_id() == -1:  # not inside of a backward pass
+        if torch._C._current_graph_task_id() == -1:  # not in a backward pass
             self._drawn = [(k, s) for k, s in self._drawn if k() is not None and k() is not key][-7:]
             if key is not None:
                 self._drawn.append((weakref.ref(key), tensors[RANDOM_STEP].clone()))
@@ -260,7 +260,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
             raise ArgumentError(
                 Diagnostic(
                     A101,
-                    "a forward pass is repeated inside of a backward pass, and its dropout masks are not known",
+                    "a backward pass repeats a forward pass whose dropout masks are unknown",
                     hint="use torch.utils.checkpoint.checkpoint(..., use_reentrant=False) on this module itself",
                 )
             )
@@ -281,7 +281,7 @@ def _forward(model: TrainingModel, recipe: Recipe, entry: TrainingEntry | None) 
 
 
 class _Differentiated(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
-    """A loss whose gradients by the parameters are known already."""
+    """A loss whose gradients with respect to the parameters are already known."""
 
     @staticmethod
     def forward(context: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
@@ -295,7 +295,7 @@ class _Differentiated(torch.autograd.Function):  # type: ignore[misc]  # torch i
 
 
 def _written_loss(model: TrainingModel, entry: TrainingEntry, roles: EntryRoles) -> _Forward:
-    """Return the loss with its gradients, by the backward pass that the file means."""
+    """Return the loss with its gradients, from the lowered Gradient node of the file."""
     compiler = Compiler(model)
     step, update = compiler.build(GRADIENTS, entry), compiler.build(UPDATE, entry)
     left = {n for n in roles.forward_state if n not in step.replaces.values()}
@@ -309,7 +309,7 @@ def _written_loss(model: TrainingModel, entry: TrainingEntry, roles: EntryRoles)
 
 
 def _has_own_rules(model: TrainingModel, entry: TrainingEntry) -> bool:
-    """Return whether a gradient rule that the user has registered is needed, which autograd does not know."""
+    """Return whether the entry needs a gradient rule that the user registered; autograd does not know it."""
     assert entry.algorithm is not None
     places: list[walk.GraphLike] = [model.graph, entry.algorithm, *model.ir.functions.values()]
     return any(is_own(n.op_type, n.domain, model.opset) for place in places for n in walk.all_nodes(place))

@@ -1,8 +1,8 @@
-"""The optimizer of a training model as a `torch.optim.Optimizer`.
+"""Convert the optimizer of a training model to a `torch.optim.Optimizer`.
 
-Where the file says which optimizer it holds and that one is exactly `torch.optim`'s, it is that, with its state; the
-claim is verified by numbers once. Otherwise `GraphOptimizer` runs the model's own update graph, whatever is in it:
-clipping, accumulation, averages, an update of one's own.
+If the file names an optimizer with an exact equivalent in `torch.optim`, that is used, with its state; a numeric test
+verifies it once. Otherwise `GraphOptimizer` runs the model's own update graph with everything in it: clipping,
+accumulation, averages, custom updates.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _WITH_OWN_DECAY = {"TorchAdamW", "NAdam", "RAdam"}  # decoupled weight decay is 
 def build_optimizer(
     model: TrainingModel, entry: TrainingEntry, module: OnnxModule, *, prefer_graph: bool = False
 ) -> torch.optim.Optimizer:
-    """Return torch's own optimizer where it is exactly the model's update, else a `GraphOptimizer`."""
+    """Return torch's own optimizer if it computes exactly the model's update, else a `GraphOptimizer`."""
     graph = GraphOptimizer(model, entry, module)
     if prefer_graph:
         return graph
@@ -108,7 +108,7 @@ def _torch_optimizer(model: TrainingModel, entry: TrainingEntry, module: OnnxMod
     if settings.get("decoupled") and settings["name"] not in _WITH_OWN_DECAY:
         return None
     kind, translate, slots = found
-    groups: dict[str, list[str]] = {}  # by their settings, as text: a group of the file may be one parameter of several
+    groups: dict[str, list[str]] = {}  # by their settings as text: the file may have one group per parameter
     for name in entry_roles(model, entry).gradients.values():
         chosen = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g)), None)
         own = {**settings, **(settings["groups"][chosen] if chosen is not None else {})}
@@ -138,7 +138,7 @@ def _load_state(
     settings: Mapping[str, Any],
     slots: Mapping[str, str],
 ) -> None:
-    """Give torch's optimizer the state of the file; before the first step it has none."""
+    """Load the state of the file into torch's optimizer, which has none before the first step."""
     assert entry.algorithm is not None
     roles, known = entry_roles(model, entry), state_of(model)
     steps = int(known[roles.slots[STEP, ""]]) if (STEP, "") in roles.slots else 0
@@ -182,10 +182,10 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
         super().__init__([group], {})
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)  # torch's own keeps the parameters and their state only
+        return dict(self.__dict__)  # torch's method only includes the parameters and their state
 
-    def _take_rate(self) -> None:
-        """Use the rate that was changed since the last step: in the group, or else in the settings."""
+    def _sync_rate(self) -> None:
+        """Use the learning rate that changed since the last step: that of the group, or else of the settings."""
         if self._rate_name is None:
             return
         (group,) = self.param_groups
@@ -196,12 +196,12 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
 
     @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not typed here
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Apply the update to the parameters that have a gradient in `.grad`; all of them must."""
+        """Apply the update to the parameters, all of which need a gradient in `.grad`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._take_rate()
+        self._sync_rate()
         feeds: dict[str, Any] = {**self.settings, **self._own, **self._module.named_tensors()}
         for gradient, name in self._gradients.items():
             parameter = self._module.tensor(name)
@@ -230,7 +230,7 @@ class GraphOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is n
 
 
 def _agree(exact: torch.optim.Optimizer, graph: GraphOptimizer, module: OnnxModule) -> bool:
-    """Return whether both optimizers make the same two steps from here; everything is put back afterwards."""
+    """Return whether both optimizers make the same two steps; restore everything afterwards."""
     before = {n: t.detach().clone() for n, t in module.named_tensors().items()}
     own = {n: t.clone() for n, t in graph._own.items()}
     saved = deep_copy(exact.state_dict())

@@ -21,8 +21,8 @@ Handler = Callable[..., Any]
 
 B300 = define(
     "B300",
-    "the torch backend has no such operator",
-    why="The model uses an operator that Onward has not written for PyTorch.",
+    "the torch backend does not support an operator",
+    why="The model uses an operator that Onward does not implement for PyTorch.",
     fix="Use backend='onnxruntime', or add one function in backends/torch/ops (onward.backends.torch.registry.op).",
 )
 
@@ -71,7 +71,7 @@ def missing(names: list[str]) -> BackendError:
 
 
 def _defaults(op_type: str, domain: str, opset: int) -> dict[str, Any]:
-    """Return the schema's defaults; found once, because torch.compile cannot look into the schema."""
+    """Return the schema's defaults, read once, because torch.compile cannot trace the schema."""
     raw = raw_schema(op_type, domain, opset if domain in ("", "ai.onnx") else None)
     names = () if raw is None else raw.attributes
     found = {name: attribute_default(op_type, domain, opset, name) for name in names}
@@ -85,7 +85,7 @@ class Attributes:
         self._key = (op_type, domain, opset)
         self._values = dict(given)
         self._defaults = _defaults(op_type, domain, opset)
-        self.outputs = outputs  # how many outputs the node has: optional ones need not be computed
+        self.outputs = outputs  # number of outputs; others need not be computed
         self.opset = opset
 
     def get(self, name: str, default: Any = None) -> Any:

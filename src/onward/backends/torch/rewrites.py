@@ -1,4 +1,4 @@
-"""What is rewritten in a graph for `OnnxModule`, which holds the weights and lets autograd differentiate."""
+"""The rewrites of graphs for `OnnxModule`, which owns the weights and differentiates with autograd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onward.passes.base import Pass, Unit
 
 
 class WeightsAsInputs(Pass):
-    """Turn floating-point initializers into inputs: the module holds them."""
+    """Turn floating-point initializers into inputs, because the module owns them."""
 
     def __init__(self, owned: Collection[str]) -> None:
         self._owned = owned
@@ -29,7 +29,8 @@ class WeightsAsInputs(Pass):
 class ConstantsAsInputs(Pass):
     """Turn values that forward a parameter as a constant of Gradient into inputs.
 
-    Autograd would differentiate with respect to the parameter there, too. `found` maps each value to its parameter.
+    Otherwise autograd would also differentiate with respect to the parameter there. `found` maps each value to its
+    parameter.
     """
 
     def __init__(self, model: TrainingModel) -> None:

@@ -1,4 +1,4 @@
-"""Between numpy, ONNX element types and torch tensors."""
+"""Conversions between numpy arrays, ONNX element types and torch tensors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _ONNX_TYPES = {theirs: ours for ours, theirs in _TORCH_TYPES.items()}
 
 B302 = define(
     "B302",
-    "an element type that PyTorch does not have",
-    why="PyTorch has no tensors of strings or of numbers of 4 bits and less.",
+    "PyTorch does not support an element type",
+    why="PyTorch has no tensors of strings, or of numbers with 4 bits or less.",
     fix="Use backend='reference', or store the tensor in another type.",
 )
 
@@ -48,7 +48,7 @@ def torch_type(dtype: int | ir.DataType) -> torch.dtype:
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor with the values of `array`; the memory is its own."""
+    """Return a tensor with a copy of the values of `array`."""
     array = np.asarray(array)
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
@@ -60,7 +60,7 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return the values of a tensor as an array of its own."""
+    """Return a copy of the values of a tensor as an array."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         import ml_dtypes

@@ -1,4 +1,4 @@
-"""PyTorch modules become training models."""
+"""`from_torch`: convert PyTorch modules to training models."""
 
 from __future__ import annotations
 

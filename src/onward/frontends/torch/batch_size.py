@@ -1,4 +1,4 @@
-"""Proof that the captured step is not one for the example's batch size only, which PyTorch can make of `len(x)`."""
+"""Check that the captured step works for other batch sizes: PyTorch may capture `len(x)` as a constant."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def check_batch_size(
     batch: int | None,
     wanted_free: bool,
 ) -> None:
-    """Make sure that a batch of twice the example's size has the loss in the file that it has in PyTorch.
+    """Check that file and PyTorch give the same loss for a batch of twice the example's size.
 
-    Nothing is compared where the batch size is fixed (an error if it was `wanted_free`), where random numbers are
-    drawn, or where the module or the loss itself takes no other size.
+    Nothing is compared if the batch size is fixed (an error if it was `wanted_free`), if random numbers are drawn, or
+    if the module or the loss itself accepts no other size.
     """
     (entry,) = model.entries
     assert entry.algorithm is not None
@@ -41,7 +41,7 @@ def check_batch_size(
     ]
     drawn = [n for n in [*all_nodes(model.graph), *all_nodes(entry.algorithm)] if is_random(n)]
     if wanted_free and not all(free):
-        raise _constant(module, batch or 0, "the file takes no such batch")
+        raise _constant(module, batch or 0, "the file does not accept such a batch")
     if not free or not all(free) or any(n.op_type != "Dropout" for n in drawn):
         return
 
@@ -55,15 +55,15 @@ def check_batch_size(
             outputs = module(*inputs, **keywords)
             expected = loss(outputs) if targets is None else loss(outputs, wanted)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
-            return  # for this module or loss, such a batch is none
+            return  # the module or the loss does not accept this batch size
     leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(wanted))
     try:
         found, _ = evaluate(model, entry, [t for t in leaves if isinstance(t, torch.Tensor)], differentiate=False)
     except BackendError:
-        return  # check_training has warned that no backend runs it
+        return  # check_training has already warned that no backend runs it
     except OnwardError:
         raise
-    except Exception as error:  # kernels raise anything
+    except Exception as error:  # kernels raise any type
         raise _constant(module, batch or 0, f"{type(error).__name__}: {error}".splitlines()[0]) from error
     if not _close(found, expected):
         problem = f"a loss of {float(found):.6g} where PyTorch has {float(expected):.6g}"
@@ -76,8 +76,8 @@ def _constant(module: torch.nn.Module, batch: int, problem: str) -> ArgumentErro
             capture.A200,
             "the batch size of the example is a constant in the captured graph",
             place=f"{type(module).__name__}, or its loss",
-            found=f"for {2 * batch} samples in place of {batch}: {problem}",
-            hint="write x.shape[0] in place of len(x), and no int() of a size; dynamic=False fixes the batch size",
+            found=f"for {2 * batch} samples instead of {batch}: {problem}",
+            hint="write x.shape[0] instead of len(x), and no int() of a size; dynamic=False fixes the batch size",
         )
     )
 

@@ -1,8 +1,8 @@
 """Capture modules and losses as ONNX graphs, with PyTorch's own exporter.
 
-The module is exported in training mode, so that Dropout is there, with batch normalisation written as ONNX's
-BatchNormalization (the exporter would hard-code inference and lose the momentum). `make_trainable` then gives the
-inference graph its inference mode and the algorithm its training mode.
+The module is exported in training mode, which keeps Dropout. Batch normalisation becomes ONNX's BatchNormalization; the
+exporter alone would write inference mode and lose the momentum. `make_trainable` then switches the inference graph to
+inference mode, and the algorithm to training mode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from onward.errors import ArgumentError, Diagnostic, define
 from onward.frontends.torch.cross_entropy import cross_entropy_loss
-from onward.frontends.torch.numbers import activations, exact_numbers, number
+from onward.frontends.torch.float64_constants import activations, exact_numbers, number
 from onward.frontends.torch.versions import always_used, installed
 from onward.graph.schema import WORKING_OPSET
 from onward.versions import beyond_tested
@@ -31,13 +31,13 @@ from onward.versions import beyond_tested
 A200 = define(
     "A200",
     "the module cannot be captured",
-    why="torch.export follows the module once with example inputs; it cannot follow control flow that depends on data, "
-    "hooks that change values, or code that leaves the tensors. And some operators have no ONNX form.",
-    fix="Write that part with other torch operators (torch.where, torch.cond), or split the module.",
+    why="torch.export traces the module once with example inputs. It does not support data-dependent control flow, "
+    "hooks that change values, or code outside of torch. Some operators have no ONNX equivalent.",
+    fix="Rewrite the code with other torch operators (torch.where, torch.cond), or split the module.",
 )
 OPSET = max(20, WORKING_OPSET)
 
-Dynamic = Any  # True, False, or what torch.export takes as dynamic_shapes
+Dynamic = Any  # True, False, or dynamic_shapes of torch.export
 
 
 def export(
@@ -49,10 +49,10 @@ def export(
     output_names: Sequence[str] | None,
     what: str,
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
-    """Return `module` as ONNX, nothing folded and nothing merged, and as the program that PyTorch captured.
+    """Return `module` as an ONNX model, without folding or merging, and as the program that PyTorch captured.
 
     Raises:
-        ArgumentError: with the exporter's own reason, where the module cannot be captured.
+        ArgumentError: the module cannot be captured; gives the reason of the exporter.
     """
     try:
         with _quiet():
@@ -69,7 +69,7 @@ def export(
                 output_names=list(output_names) if output_names else None,
                 custom_translation_table={op: always_used(f) for op, f in _translations().items()},
             )
-    except Exception as error:  # the exporter raises many kinds; each becomes one clear error
+    except Exception as error:  # the exporter raises many types
         raise ArgumentError(
             Diagnostic(
                 A200,
@@ -81,28 +81,28 @@ def export(
     assert program is not None
     proto: onnx.ModelProto = program.model_proto
     exact_numbers(proto, program.exported_program)
-    _forget_shapes(proto)
+    _drop_shapes(proto)
     return proto, program.exported_program
 
 
-def _forget_shapes(proto: onnx.ModelProto) -> None:
-    """Drop what the exporter says of shapes behind a loss per sample: with free sizes, it takes it for one number."""
+def _drop_shapes(proto: onnx.ModelProto) -> None:
+    """Remove the shapes behind a per-sample loss: with dynamic sizes the exporter infers a scalar there."""
     losses = [n for n in proto.graph.node if n.op_type == "SoftmaxCrossEntropyLoss"]
     if any(a.s == b"none" for n in losses for a in n.attribute if a.name == "reduction"):
         del proto.graph.value_info[:]
 
 
 def _hint(error: BaseException) -> str:
-    """Return what to do: an operator that the exporter does not know is another matter than control flow."""
+    """Return the hint for an error of the exporter: an unknown operator, or control flow."""
     for link in _chain(error):
         unknown = _UNKNOWN_OPERATOR.search(str(link))
         if unknown:
             return (
-                f"PyTorch's exporter has no ONNX form of `{unknown[1]}`: write that part with other torch operators; a "
-                "newer onnxscript may know more of them"
+                f"PyTorch's exporter does not support `{unknown[1]}`: use other torch operators; a newer onnxscript "
+                "may support it"
             )
         if "_ctc_loss" in str(link):
-            return "PyTorch's exporter does not know CTC; onward.losses has it"
+            return "PyTorch's exporter does not support CTC; use the CTC loss of onward.losses"
     return (
         "data-dependent Python control flow must be written with torch operators; dynamic=False captures fixed shapes"
     )
@@ -112,7 +112,7 @@ _UNKNOWN_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([^
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first words of the innermost cause."""
+    """Return the first lines of the innermost cause."""
     chain = _chain(error)
     lines = [line.strip() for line in str(chain[-1]).strip().splitlines() if line.strip()]
     return " ".join(lines[:2])[:300] or type(chain[-1]).__name__
@@ -126,7 +126,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _place(error: BaseException, module: torch.nn.Module) -> str:
-    """Return the module, and the line of the user's code that PyTorch stopped at, if it says."""
+    """Return the module, and the line of the user's code where PyTorch stopped, if it is known."""
     found = ""
     for link in _chain(error):
         for frame in traceback.extract_tb(link.__traceback__):
@@ -140,7 +140,7 @@ _NOT_THE_USERS = (f"{os.sep}torch{os.sep}", f"{os.sep}onnxscript{os.sep}", f"{os
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's progress prints and warnings to itself; errors still come through."""
+    """Suppress the progress messages and warnings of the exporter, but not its errors."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -158,11 +158,11 @@ def _swallowed() -> Iterator[None]:
 
 
 def _translations() -> dict[Any, Callable[..., Any]]:
-    """Return how batch normalisation and cross-entropy are written.
+    """Return our translations of batch normalisation and cross-entropy.
 
-    A BatchNormalization in the result is one in training mode. One that the user put into evaluation mode, or that
-    keeps no statistics, is written as arithmetic, which is the same in training and evaluation and which
-    `make_trainable` leaves as it is.
+    A BatchNormalization in the result is in training mode. A batch normalisation that the user put into evaluation
+    mode, or that keeps no statistics, becomes arithmetic. That is the same in training and evaluation, and
+    `make_trainable` does not change it.
     """
     from onnxscript import opset20 as op
 
@@ -234,7 +234,7 @@ def _translations() -> dict[Any, Callable[..., Any]]:
 class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
     """A callable `loss(outputs, targets)` as a module over a tuple of tensors.
 
-    Not over `*values`: the guards that PyTorch 2.9 writes for such a signature name a variable that is not there.
+    Not over `*values`: for that signature PyTorch 2.9 writes guards that read an undefined variable.
     """
 
     def __init__(self, loss: Callable[..., Any], outputs: Any, targets: Any) -> None:
@@ -245,7 +245,7 @@ class LossModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
         flat_outputs, self._outputs = pytree.tree_flatten(outputs)
         flat_targets, self._targets = pytree.tree_flatten(() if targets is None else targets)
         self.output_count = len(flat_outputs)
-        # A view with gaps would make its strides part of the loss, for which ONNX has no operator.
+        # With a non-contiguous view, the exported loss would depend on strides, for which ONNX has no operator.
         self.example = tuple(
             t.contiguous() if isinstance(t, torch.Tensor) else t for t in (*flat_outputs, *flat_targets)
         )

@@ -1,4 +1,4 @@
-"""What a module must be like before it is captured, and proof afterwards that the graph is the module."""
+"""Check a module before it is captured, and compare the captured graph with the module afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
 from onward.frontends.torch import capture
-from onward.frontends.torch.embeddings import checked_bags
+from onward.frontends.torch.embeddings import refuse_unsupported_bags
 from onward.frontends.torch.gradients import WithoutDropout, evaluate, without_recurrent_dropout
 from onward.graph.walk import all_nodes
 from onward.model.training_model import TrainingModel
@@ -21,54 +21,54 @@ from onward.model.training_model import TrainingModel
 A202 = define(
     "A202",
     "the module is not on the CPU",
-    why="Weights are read from the module as they are; Onward does not move other people's modules.",
-    fix="Call module.cpu() first; move it back after.",
+    why="Onward reads the weights from the CPU and does not move the module itself.",
+    fix="Call module.cpu() first, and move the module back afterwards.",
 )
 A203 = define(
     "A203",
-    "training and evaluation differ in a way that ONNX cannot tell apart",
-    why="Beside Dropout and batch normalisation, the module itself asks whether it is training.",
+    "training and evaluation differ in a way that ONNX cannot express",
+    why="Apart from Dropout and batch normalisation, the forward pass of the module itself depends on the mode.",
     fix="Give the module the same forward in both modes, or convert the two modes separately.",
 )
 A204 = define(
     "A204",
     "a buffer or parameter changes during the forward pass",
-    why="Only batch normalisation's running statistics can be updated; what else the forward writes would be lost.",
+    why="A file can only update running statistics of batch normalisation; other writes of the forward would be lost.",
     fix="Make the buffer constant, or keep it outside the module; let only the optimizer write parameters.",
 )
 A205 = define(
     "A205",
     "a hook on the backward pass",
-    why="Gradients are computed by the file's own graph, which holds no Python; the hook would be lost in silence.",
+    why="The graph of the file computes the gradients and contains no Python, so the hook would be silently lost.",
     fix="Remove the hook. Clipping is an option of onward.optimizers (clip_value=, clip_norm=, clip_global_norm=).",
 )
 
 A206 = define(
     "A206",
-    "the captured training step is not the module's",
-    why="Loss and gradients of the graph are compared with PyTorch's on the example; they must be the same. A file "
-    "holds no torch.autograd.Function with a backward of its own, and no gradient that detach() or no_grad() cuts.",
-    fix="Write that part with ordinary operators; freeze what is not to be trained with requires_grad_(False). If "
-    "there is no such part, please report the module. Nothing was written.",
+    "the captured training step differs from the module's",
+    why="Loss and gradients of the graph must equal PyTorch's on the example. A file cannot express a "
+    "torch.autograd.Function with its own backward, nor a gradient that detach() or no_grad() cuts.",
+    fix="Use ordinary operators instead; freeze weights that must not train with requires_grad_(False). If the module "
+    "uses none of these, please report it. Nothing was written.",
 )
 
 A207 = define(
     "A207",
     "the module or the loss fails on the example",
-    why="The module and the loss are run once in PyTorch, before anything is captured.",
+    why="Onward first runs the module and the loss once in PyTorch.",
     fix="Call module(*example_inputs), and the loss on its outputs, yourself: the same error appears.",
 )
 A208 = define(
     "A208",
-    "the loss does not depend on what is trained",
-    why="Without a path from the parameters to the loss there is nothing to train.",
+    "the loss does not depend on the trained parameters",
+    why="Training needs a path from the parameters to the loss.",
     fix="Compute the loss from the module's outputs, without detach() and outside of torch.no_grad().",
 )
 A209 = define(
     "A209",
-    "weights that cannot be trained in a file",
-    why="ONNX has gradients of real numbers that have a value.",
-    fix="Keep complex numbers as two real parts; run a lazy module once before it is converted.",
+    "the module has weights that a file cannot train",
+    why="ONNX defines gradients of real tensors only, and a lazy parameter has no value yet.",
+    fix="Store a complex weight as two real ones; run a lazy module once before the conversion.",
 )
 
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm
@@ -76,9 +76,9 @@ BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 
 @contextlib.contextmanager
 def training_mode(module: torch.nn.Module) -> Iterator[None]:
-    """Run in training mode, and put back the mode of every part, the random state and the gradients' switch after.
+    """Run in training mode, and restore the mode of every submodule, the random state and the gradient mode afterwards.
 
-    A module in evaluation mode is switched as a whole; in one that is training already, parts that the user put into
+    A module in evaluation mode is switched as a whole. In a module that is already in training mode, submodules in
     evaluation mode (frozen batch normalisation) stay there.
     """
     modes = {part: part.training for part in module.modules()}
@@ -95,7 +95,7 @@ def training_mode(module: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
-    """Run in evaluation mode, and put back the mode of every part and the random state after."""
+    """Run in evaluation mode, and restore the mode of every submodule and the random state afterwards."""
     modes = {part: part.training for part in module.modules()}
     random = torch.get_rng_state()
     module.eval()
@@ -108,7 +108,7 @@ def evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
 
 
 def check_module(module: torch.nn.Module) -> None:
-    """Raise, with every problem, unless the module can be captured: weights on the CPU, no hooks on the backward."""
+    """Raise, with every problem, unless the module is on the CPU, without backward hooks and exportable."""
     check_weights(module)
     held = [*module.named_parameters(), *module.named_buffers()]
     elsewhere: dict[str, list[str]] = {}
@@ -140,7 +140,7 @@ def check_module(module: torch.nn.Module) -> None:
             problems.append(
                 Diagnostic(
                     A205,
-                    "a module has a backward hook, which a file cannot hold",
+                    "a module has a backward hook, which a file cannot contain",
                     place=f"`{name or '(the module itself)'}` ({type(part).__name__})",
                     hint="remove the hook before converting",
                 )
@@ -150,7 +150,7 @@ def check_module(module: torch.nn.Module) -> None:
             problems.append(
                 Diagnostic(
                     A205,
-                    "a parameter has a hook on its gradient, which a file cannot hold",
+                    "a parameter has a hook on its gradient, which a file cannot contain",
                     place=f"`{name}`",
                     hint="remove the hook before converting",
                 )
@@ -160,11 +160,11 @@ def check_module(module: torch.nn.Module) -> None:
 
 
 def check_weights(module: torch.nn.Module) -> None:
-    """Raise, with every problem, unless this is a module with weights that a file can hold and train."""
+    """Raise, with every problem, unless `module` is a module with weights that a file can train."""
     if not isinstance(module, torch.nn.Module):
-        hint = "make one of the class: Module(...)" if isinstance(module, type) else "wrap it in a torch.nn.Module"
+        hint = "create an instance: Module(...)" if isinstance(module, type) else "wrap it in a torch.nn.Module"
         raise ArgumentError(
-            Diagnostic(A101, "this is not a module", place="module", found=repr(module)[:200],
+            Diagnostic(A101, "module is not a torch.nn.Module", place="module", found=repr(module)[:200],
                        needed="a torch.nn.Module", hint=hint)
         )  # fmt: skip
     lazy = torch.nn.parameter.UninitializedTensorMixin
@@ -173,7 +173,7 @@ def check_weights(module: torch.nn.Module) -> None:
                    hint="the module is lazy: run it once on an example first")
         if isinstance(tensor, lazy)
         else Diagnostic(A209, f"`{name}` is complex", place=type(module).__name__, found=str(tensor.dtype),
-                        hint="hold real and imaginary parts as two real parameters")
+                        hint="store real and imaginary parts as two real parameters")
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
         if isinstance(tensor, lazy) or tensor.is_complex()
     ]  # fmt: skip
@@ -185,12 +185,12 @@ def check_weights(module: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def example_fails(what: str, module: torch.nn.Module, hint: str = "") -> Iterator[None]:
-    """Turn whatever the user's own code raises on the example into an error that says where."""
+    """Turn any exception of the user's code on the example into an ArgumentError with its place."""
     try:
         yield
     except OnwardError:
         raise
-    except Exception as error:  # a module or a loss may raise anything
+    except Exception as error:  # a module or a loss may raise any type
         line = str(error).strip().splitlines()
         raise ArgumentError(
             Diagnostic(
@@ -204,12 +204,12 @@ def example_fails(what: str, module: torch.nn.Module, hint: str = "") -> Iterato
 
 @contextlib.contextmanager
 def graph_fails(module: torch.nn.Module) -> Iterator[None]:
-    """Turn what a kernel raises on the captured graph into an error that blames the capture, not the user's code."""
+    """Turn any exception of the captured graph into an ArgumentError about the export."""
     try:
         yield
     except OnwardError:
         raise
-    except Exception as error:  # kernels raise anything
+    except Exception as error:  # kernels raise any type
         line = str(error).strip().splitlines()
         raise ArgumentError(
             Diagnostic(
@@ -217,7 +217,7 @@ def graph_fails(module: torch.nn.Module) -> Iterator[None]:
                 f"the graph that PyTorch's exporter made fails on the example: {type(error).__name__}: "
                 f"{line[0] if line else ''}",
                 place=type(module).__name__,
-                hint="the module runs and its graph does not: the exporter wrote an operator wrongly",
+                hint="the module itself runs, so the exporter wrote an operator wrongly",
             )
         ) from error
 
@@ -233,15 +233,15 @@ def check_dependence(value: torch.Tensor, outputs: list[torch.Tensor], name: str
                 A208,
                 "the loss does not depend on the outputs of the module",
                 place=f"loss={name}",
-                found="a value that was detached, or computed from the targets alone",
+                found="a value that is detached or computed from the targets alone",
             )
         )
 
 
 def example_outputs(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Return the outputs in training mode; a parameter or buffer that changes is an error, running statistics apart."""
+    """Return the outputs in training mode; raise if the forward changes anything but running statistics."""
     with training_mode(module), restored(module) as before:
-        with torch.no_grad(), checked_bags(module), example_fails("the module", module, _input_hint(inputs)):
+        with torch.no_grad(), refuse_unsupported_bags(module), example_fails("the module", module, _input_hint(inputs)):
             outputs = module(*inputs, **keywords)
         allowed = _statistics(module)
         changed = [n for n, t in _tensors(module).items() if n not in allowed and not _same(t, before.get(n))]
@@ -253,9 +253,9 @@ def example_outputs(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: 
                     A204,
                     f"{'parameter' if n in parameters else 'buffer'} `{n}` changes during the forward pass",
                     place=type(module).__name__,
-                    hint="a renormalisation such as max_norm cannot be held by a file: leave it out"
+                    hint="a file cannot express a renormalisation such as max_norm: remove it"
                     if n in parameters
-                    else "only the running statistics of batch normalisation can be updated by a file",
+                    else "a file can only update running statistics of batch normalisation",
                 )
                 for n in changed
             ]
@@ -269,7 +269,7 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def restored(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield copies of all parameters and buffers, and put them back after where the forward wrote into them."""
+    """Yield copies of all parameters and buffers, and restore those that the forward changed."""
     before = {n: t.detach().clone() for n, t in _tensors(module).items()}
     try:
         yield before
@@ -284,7 +284,7 @@ def _input_hint(inputs: tuple[Any, ...]) -> str:
     strange = next((x for x in inputs if not isinstance(x, (torch.Tensor, int, float, bool, str, dict, tuple))), None)
     if strange is None:
         return ""
-    return f"example_inputs= takes a tensor, a tuple of them or a dict by name; found a {type(strange).__name__}"
+    return f"example_inputs= takes a tensor, a tuple of tensors or a dict by name; found a {type(strange).__name__}"
 
 
 def _same(a: torch.Tensor, b: torch.Tensor | None) -> bool:
@@ -305,7 +305,7 @@ def _statistics(module: torch.nn.Module) -> set[str]:
 def check_evaluation(
     module: torch.nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any], model: TrainingModel
 ) -> None:
-    """Make sure that the inference graph is the module in evaluation mode: by its numbers on the example."""
+    """Check that the inference graph and the module in evaluation mode give the same outputs on the example."""
     with evaluation_mode(module), torch.no_grad():
         expected = [t for t in pytree.tree_leaves(module(*inputs, **keywords)) if isinstance(t, torch.Tensor)]
     flat = [t for t in pytree.tree_leaves((inputs, keywords)) if isinstance(t, torch.Tensor)]
@@ -323,11 +323,11 @@ def check_evaluation(
         if wanted.shape != wide.shape or not np.allclose(
             wide, wanted, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True
         ):
-            raise _differs(module, f"output `{name}`", "other numbers on the example inputs")
+            raise _differs(module, f"output `{name}`", "different numbers on the example inputs")
 
 
 def _run(model: TrainingModel, flat: list[torch.Tensor]) -> list[np.ndarray]:
-    """Return the outputs of the inference graph, on torch's own kernels where it has them all."""
+    """Return the outputs of the inference graph, computed with torch's kernels where it has all of them."""
     from onward.backends.torch.module import OnnxModule
     from onward.backends.torch.tensors import to_numpy
 
@@ -352,11 +352,11 @@ def check_training(
     targets: Any,
     model: TrainingModel,
 ) -> None:
-    """Make sure that the file trains as the module does: its own gradients, lowered, against PyTorch's on the example.
+    """Check that the lowered gradients of the file equal PyTorch's on the example.
 
-    `loss` is the callable over (outputs, targets). Dropout, whose masks differ, is left out of both. What draws other
-    random numbers is not compared, nor are gradients that no backend can run here: a warning says so. Another one says
-    where float64 has fewer digits than it should.
+    `loss` is the callable over (outputs, targets). Both sides run without Dropout, whose masks differ. A module that
+    draws other random numbers, or that no backend can run here, gives a warning instead. So do gradients that are less
+    accurate than float64.
     """
     from onward.passes.randomness import is_random
 
@@ -364,7 +364,7 @@ def check_training(
     assert entry.algorithm is not None
     random = [n for n in [*all_nodes(model.graph), *all_nodes(entry.algorithm)] if is_random(n)]
     if any(n.op_type != "Dropout" for n in random):
-        _not_compared("the module or the loss draws random numbers of its own")
+        _warn_not_compared("the module or the loss draws random numbers of its own")
         return
     inputs, keywords = arguments
     leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(targets))
@@ -372,7 +372,7 @@ def check_training(
         with graph_fails(module):
             ours, gradients = evaluate(model, entry, [t for t in leaves if isinstance(t, torch.Tensor)])
     except BackendError as error:
-        _not_compared(str(error))
+        _warn_not_compared(str(error))
         return
     weights = {n: p for n, p in module.named_parameters() if n in gradients}
     found = [gradients[n] for n in weights]
@@ -387,7 +387,7 @@ def check_training(
         outputs = module(*inputs, **keywords)
         value = loss(outputs) if targets is None else loss(outputs, targets)
         if not torch.equal(before, torch.get_rng_state()):
-            _not_compared("the module or the loss draws random numbers of its own")
+            _warn_not_compared("the module or the loss draws random numbers of its own")
             return
         expected = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
     pairs = {name: (_dense(a), _dense(b)) for name, a, b in zip(weights, found, expected, strict=True)}
@@ -410,26 +410,26 @@ def check_training(
                 hint=f"in PyTorch no gradient reaches {', '.join(f'`{n}`' for n in cut[:5])}: the forward cuts it with "
                 "detach() or no_grad(); freeze them with requires_grad_(False)"
                 if cut
-                else "a hook on a tensor, detach() of a part, or a torch.autograd.Function with a backward of its own "
-                "cannot be captured; or the exporter writes an operator wrongly",
+                else "a hook on a tensor, detach(), or a torch.autograd.Function with its own backward cannot be "
+                "captured; or the exporter wrote an operator wrongly",
             )
         )
     off = max((_distance(a, b) for a, b in pairs.values()), default=0.0)
-    # A number of 32 bits shows as 1e-8 and more; a sixth that PyTorch itself has in 32 bits (hardsigmoid) as 1.5e-9.
+    # A constant rounded to 32 bits shows as 1e-8 or more; the 1/6 of PyTorch's own hardsigmoid, in 32 bits, as 1.5e-9.
     if off > 5e-9 and all(p.dtype == torch.float64 for p in weights.values()):
         warnings.warn(
-            f"the gradients of the file differ from PyTorch's by {off:.0e} of their size, much for float64: an "
-            "attribute of ONNX, such as an epsilon, has 32 bits, or a part of the module computes in fewer",
+            f"the gradients of the file have a relative error of {off:.0e}, which is large for float64: an "
+            "attribute of ONNX, such as an epsilon, has 32 bits, or the module computes in a narrower type",
             stacklevel=3,
         )
 
 
-def _not_compared(reason: str) -> None:
+def _warn_not_compared(reason: str) -> None:
     warnings.warn(f"the gradients of the file were not compared with PyTorch's: {reason}", stacklevel=4)
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return ‖a - b‖ / ‖b‖, and 0 for gradients that are nothing but rounding."""
+    """Return ‖a - b‖ / ‖b‖, or 0 for gradients that consist of rounding errors only."""
     size = float(torch.linalg.vector_norm(b))
     return float(torch.linalg.vector_norm(a - b)) / size if size > 1e-12 else 0.0
 
@@ -447,7 +447,7 @@ def _differs(module: torch.nn.Module, what: str, found: str) -> ArgumentError:
             f"{what} of the module in evaluation mode differs from its graph",
             place=type(module).__name__,
             found=found,
-            hint="the module's forward asks `self.training` itself, draws random numbers of its own (noise, "
-            "F.dropout without training=self.training), or has an operator that PyTorch's exporter writes wrongly",
+            hint="the forward reads `self.training`, draws its own random numbers (noise, F.dropout without "
+            "training=self.training), or has an operator that PyTorch's exporter writes wrongly",
         )
     )

@@ -1,4 +1,4 @@
-"""`from_torch`: a module, its loss and its optimizer as they are now become one training model."""
+"""`from_torch`: convert a module, its loss and its optimizer, with their state, to a training model."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from onward.frontends.torch.checks import (
     example_outputs,
     training_mode,
 )
-from onward.frontends.torch.dropouts import written_dropouts
+from onward.frontends.torch.dropouts import decompose_dropouts
 from onward.frontends.torch.embeddings import (
     all_graphs,
     check_options,
-    hold_padding,
+    decompose_bags,
+    exclude_padding_from_gradient,
     padded_lookups,
-    part_tables,
-    written_bags,
+    split_padding_reads,
 )
 from onward.frontends.torch.entries import merge_entries, name_entry
 from onward.frontends.torch.optimizers import convert_optimizer, optimizer_state
@@ -55,10 +55,10 @@ A201 = define(
 A213 = define(
     "A213",
     "the loss reads parameters of the module",
-    why="The loss is captured as a function of the module's outputs and the targets; a parameter in it would be a "
-    "constant of the file, without a gradient.",
-    fix="Compute that part in the module, and return it as one more output, which the loss adds. An L2 penalty of the "
-    "weights is the optimizer's weight_decay.",
+    why="The loss is captured as a function of the module's outputs and the targets; a parameter in it would become a "
+    "constant without a gradient.",
+    fix="Compute the penalty in the module, return it as one more output and add it in the loss. For an L2 penalty, "
+    "use the optimizer's weight_decay.",
 )
 
 
@@ -78,10 +78,10 @@ def from_torch(
 ) -> TrainingModel:
     """Return `module`, its loss and its optimizer, as they are now, as a `TrainingModel`.
 
-    Weights keep their names from `state_dict()`; tied weights have their first name. What requires a gradient *and* is
-    in the optimizer's `param_groups` trains, with its group's settings; the optimizer's current state comes along, so a
-    half-trained model continues. Running statistics use PyTorch's unbiased variance. The module, its modes and the
-    random state are left as they were.
+    Weights keep their names from `state_dict()`; tied weights have their first name. A parameter trains, with the
+    settings of its group, if it requires a gradient *and* is in the optimizer's `param_groups`. The model includes the
+    optimizer's current state, so that a half-trained model continues. Running statistics use PyTorch's unbiased
+    variance. The module, its modes and the random state do not change.
 
     Args:
         loss: a callable over (outputs, targets) that returns a scalar, such as `torch.nn.CrossEntropyLoss()`; or a name
@@ -120,16 +120,16 @@ def from_torch(
     outputs = example_outputs(module, inputs, keywords)
     batch = _batch_size(inputs, keywords)
     _check_names(input_names, inputs, keywords)
-    losses = {k: _loss(p, outputs, module) for k, p in parts.items()}  # a loss that cannot be: before the slow part
+    losses = {k: _loss(p, outputs, module) for k, p in parts.items()}  # check the losses before the slow export
     with training_mode(module), stand_in_momentum(module) as replaced:
         shapes = (
             _dynamic_shapes(module, inputs, keywords) if dynamic is True else (None if dynamic is False else dynamic)
         )
-        with written_bags(), written_dropouts():
+        with decompose_bags(), decompose_dropouts():
             proto, program = capture.export(module, inputs, keywords, shapes, input_names, output_names, "the module")
     _use_first_names(proto, module)
     lookups = padded_lookups(program, module, trained, [v.name for v in proto.graph.output])
-    aliases = part_tables(proto, lookups)
+    aliases = split_padding_reads(proto, lookups)
     models: dict[str, TrainingModel] = {}
     for key, part in parts.items():
         ours, chosen = converted[key]
@@ -143,11 +143,11 @@ def from_torch(
             loss_name="loss" if len(parts) == 1 else f"{key}/loss",
             batch_norm="always",
             unbiased_variance=True,
-            keep_shared=True,  # nothing was merged; what is one weight here is tied in the module
+            keep_shared=True,  # the export merges nothing; a shared weight is tied in the module
         )
         if not models:
             check_evaluation(module, inputs, keywords, model)
-        hold_padding(model, aliases)
+        exclude_padding_from_gradient(model, aliases)
         if isinstance(wrapped, capture.LossModule):
             check_training(module, wrapped.loss, (inputs, keywords), part.targets, model)
             check_batch_size(module, wrapped.loss, (inputs, keywords), part.targets, model, batch, dynamic is True)
@@ -163,28 +163,28 @@ def from_torch(
                 batch_norm="always",
                 keep_shared=True,
             )
-            hold_padding(tried, aliases)
+            exclude_padding_from_gradient(tried, aliases)
             check_training(module, _probe, (inputs, keywords), None, tried)
             check_batch_size(module, _probe, (inputs, keywords), None, tried, batch, dynamic is True)
         fix_running_statistics(model, module, replaced)
         if isinstance(part.optimizer, torch.optim.Optimizer):
-            _put_state(model, optimizer_state(part.optimizer, names, part.scheduler))
+            _store_state(model, optimizer_state(part.optimizer, names, part.scheduler))
         models[key] = model
         if len(parts) > 1:
             name_entry(model, key)
-            proto = _with_functions(proto, model)  # so that the next entry's functions have names of their own
+            proto = _with_functions(proto, model)  # so that the next entry's functions get different names
     return merge_entries(models)
 
 
 def _probe(outputs: Any) -> torch.Tensor:
-    """Return a loss of any outputs, to try the module's gradients with where the loss is one of `onward.losses`."""
+    """Return a scalar of any outputs, to test the module's gradients where the loss is one of `onward.losses`."""
     found = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
     return torch.stack([(0.5 * t * t + t).mean() for t in found]).sum()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What becomes one training entry."""
+    """The arguments for one training entry."""
 
     loss: Any
     optimizer: Any
@@ -200,7 +200,7 @@ def _parts(loss: Any, optimizer: Any, targets: Any, scheduler: Any, label: Any) 
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "several optimizers need a loss each, under the same names",
+                "several optimizers need one loss each, under the same names",
                 place="loss=",
                 found=f"losses: {', '.join(loss) if isinstance(loss, Mapping) else type(loss).__name__}",
                 needed=f"one for each of: {', '.join(optimizer)}",
@@ -214,7 +214,7 @@ def _parts(loss: Any, optimizer: Any, targets: Any, scheduler: Any, label: Any) 
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "with several losses, the example targets are given by the losses' names",
+                "with several losses, example_targets= must be a mapping by the losses' names",
                 place="example_targets=",
                 needed=f"a mapping from {', '.join(loss)}",
             )
@@ -282,7 +282,7 @@ def _check_names(names: Sequence[str] | None, inputs: tuple[Any, ...], keywords:
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "the number of input names does not fit the example inputs",
+                "the number of input names differs from the number of example inputs",
                 place="input_names=",
                 found=f"{len(names)}: {', '.join(names)}",
                 needed=f"{count}, one for each tensor",
@@ -291,7 +291,7 @@ def _check_names(names: Sequence[str] | None, inputs: tuple[Any, ...], keywords:
 
 
 def _loss(part: _Part, outputs: Any, module: torch.nn.Module) -> Any:
-    """Return the loss: as a module over flat tensors if it is a callable of torch's, else as it is."""
+    """Return a torch callable as a module over flat tensors, and any other loss unchanged."""
     loss = part.loss
     if isinstance(loss, type) and issubclass(loss, torch.nn.Module):
         raise ArgumentError(
@@ -389,7 +389,7 @@ def _is_ours(loss: object) -> bool:
 
 
 def _present(chosen: Sequence[str], proto: onnx.ModelProto) -> list[str]:
-    """Return the trained parameters that the graph uses; one that the forward does not read has no gradient."""
+    """Return the trained parameters that the graph reads; the others have no gradient."""
     known = {i.name for i in proto.graph.initializer}
     return [n for n in chosen if n in known]
 
@@ -401,13 +401,13 @@ def _batch_size(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> int | N
 
 
 def _dynamic_shapes(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Return shapes, by argument, in which the first dimension of every tensor is one free batch size."""
+    """Return dynamic shapes, by argument, in which the first dimension of every tensor is the batch size."""
     size = _batch_size(inputs, keywords)
     if size == 1:
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "the example batch has one sample, so PyTorch cannot tell the batch size from a fixed 1",
+                "the example batch has one sample, so PyTorch cannot distinguish the batch size from a fixed 1",
                 place="example_inputs=",
                 needed="at least two samples, or dynamic=False",
             )
@@ -437,14 +437,14 @@ def _capture_loss(wrapped: capture.LossModule, dynamic: Any, batch: int | None) 
 
 
 def _any_size(value: Any) -> Any:
-    """Return the shape of an output or target as the loss reads it: free wherever PyTorch finds that it may be."""
+    """Return the dynamic shape of an output or target of the loss; PyTorch decides which sizes are dynamic."""
     if not isinstance(value, torch.Tensor):
         return None
     return dict.fromkeys(range(value.ndim), torch.export.Dim.AUTO) or None
 
 
 def _use_first_names(proto: onnx.ModelProto, module: torch.nn.Module) -> None:
-    """Rename tied weights, of which the exporter keeps the last alias, to their first name."""
+    """Rename tied weights to their first name; the exporter keeps the last one."""
     first = {id(t): n for n, t in [*module.named_parameters(), *module.named_buffers()]}
     aliases = {
         n: first[id(t)]
@@ -468,7 +468,7 @@ def _use_first_names(proto: onnx.ModelProto, module: torch.nn.Module) -> None:
                     node.input[index] = aliases[name]
 
 
-def _put_state(model: TrainingModel, state: Mapping[tuple[str, str], np.ndarray]) -> None:
+def _store_state(model: TrainingModel, state: Mapping[tuple[str, str], np.ndarray]) -> None:
     known, slots = model.initializers(), entry_roles(model, model.entries[0]).slots
     for slot, array in state.items():
         name = slots.get(slot, "")

@@ -1,4 +1,4 @@
-"""Cross-entropy with smoothed labels or with probabilities, which PyTorch's exporter writes without either."""
+"""Export cross-entropy with label smoothing or class probabilities, which PyTorch's exporter ignores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onward.frontends.torch.numbers import number
+from onward.frontends.torch.float64_constants import number
 from onward.model.training_model import FLOAT_TYPES
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -20,7 +20,7 @@ def cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Return the loss as PyTorch defines it: onnxscript ignores `label_smoothing` and takes indices only."""
+    """Return the loss as PyTorch defines it; onnxscript ignores `label_smoothing` and accepts class indices only."""
     from onnxscript import opset20 as op
 
     indices = ir.DataType(int(target.dtype)) not in FLOAT_TYPES

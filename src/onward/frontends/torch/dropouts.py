@@ -1,6 +1,6 @@
-"""Dropout of channels, and of SELU networks, by ONNX's Dropout: PyTorch's exporter would drop in evaluation too.
+"""Express channel dropout and alpha dropout with ONNX's Dropout; PyTorch's exporter would also drop in evaluation.
 
-Each is written with the element-wise dropout of ones, which are the mask in training and stay ones in evaluation.
+The mask is the element-wise dropout of a tensor of ones: it stays ones in evaluation.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-_SATURATION = 1.7580993408473766  # -SELU(-∞), as PyTorch has it
+_SATURATION = 1.7580993408473766  # -SELU(-∞), PyTorch's constant
 
 
 @contextlib.contextmanager
-def written_dropouts() -> Iterator[None]:
-    """Write the dropouts of `torch.nn.functional` that are not element-wise by the one that is."""
+def decompose_dropouts() -> Iterator[None]:
+    """Replace the dropouts of `torch.nn.functional` that are not element-wise by the element-wise one."""
     written: dict[str, Callable[..., Any]] = {
         "dropout1d": _channels(unbatched=2),
         "dropout2d": _channels(unbatched=0),
@@ -53,7 +53,10 @@ def _channels(unbatched: int) -> Callable[..., Any]:
 
 
 def _alpha(of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a dropout that puts SELU's lowest value, and restores mean and variance; one mask for each of `of(x)`."""
+    """Return an alpha dropout, with one mask element for each element of `of(x)`.
+
+    Dropped elements get SELU's lowest value; an affine map then restores mean and variance.
+    """
 
     def dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
         if not training or p == 0.0:

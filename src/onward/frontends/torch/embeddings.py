@@ -1,4 +1,4 @@
-"""Embeddings as PyTorch trains them: padding without a gradient, bags written out as Gather and a reduction."""
+"""Export embeddings as PyTorch trains them: padding without a gradient, bags as Gather and a reduction."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from onward.model.training_model import TrainingModel, is_gradient
 
 A212 = define(
     "A212",
-    "an embedding that PyTorch trains in a way that a file cannot hold",
-    why="`max_norm` changes the table in the forward pass, `sparse` and `scale_grad_by_freq` change what the optimizer "
-    "sees, and a bag with offsets or padding has rows of different lengths. An ordinary gradient would train "
-    "something else.",
-    fix="Leave the option out, or write the bag as torch.nn.Embedding and a sum or mean over a 2-D batch.",
+    "PyTorch trains an embedding in a way that a file cannot express",
+    why="`max_norm` changes the table in the forward pass, `sparse` and `scale_grad_by_freq` change the gradients, "
+    "and a bag with offsets or padding has rows of different lengths. An ordinary gradient would give other "
+    "results.",
+    fix="Remove the option, or write the bag as torch.nn.Embedding and a sum or mean over a 2-D batch.",
 )
 
 BAG_INSTEAD = (
-    "pad the bags to one length, take torch.nn.Embedding of the 2-D batch, and reduce over dimension 1 (a sum, "
-    "weighted with 0 where there is padding)"
+    "pad the bags to one length, apply torch.nn.Embedding to the 2-D batch, and reduce over dimension 1 (a sum "
+    "with weight 0 for padding)"
 )
 
 
 def check_options(module: torch.nn.Module) -> None:
-    """Raise, with every problem, for embeddings whose own options say that a file cannot train them."""
+    """Raise, with every problem, for embeddings with options that a file cannot express."""
     problems = []
     for name, part in module.named_modules():
         if not isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
@@ -64,11 +64,11 @@ def padded_lookups(
 ) -> list[Lookup]:
     """Return the embeddings of trained tables whose padding row gets no gradient in PyTorch.
 
-    The captured graph is read, not the modules, so `torch.nn.functional.embedding` counts as well. `outputs` are the
-    names that the model's outputs have in the file.
+    This reads the captured graph, not the modules, so it includes `torch.nn.functional.embedding`. `outputs` are the
+    names of the model's outputs in the file.
 
     Raises:
-        ArgumentError: with every embedding that an ordinary gradient would train otherwise than PyTorch does.
+        ArgumentError: lists every embedding that an ordinary gradient would train differently from PyTorch.
     """
     first = {id(p): n for n, p in module.named_parameters()}
     aliases = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
@@ -96,7 +96,7 @@ def padded_lookups(
             if padding < 0:
                 continue
             if table is None:
-                problems.append(_padding(_place_of(node), padding, "the table is computed, not a parameter itself"))
+                problems.append(_padding(_place_of(node), padding, "the table is computed, not a parameter"))
             elif table in trained:
                 kind = np.dtype(str(node.args[1].meta["val"].dtype).removeprefix("torch."))
                 found.append(Lookup(table, padding, renamed.get(node.name, node.name), kind, _place_of(node)))
@@ -105,15 +105,15 @@ def padded_lookups(
     return found
 
 
-def part_tables(proto: onnx.ModelProto, lookups: Sequence[Lookup]) -> dict[str, tuple[str, str]]:
-    """Let each padded embedding read its padding row through a value of its own; return (trained, constant) by table.
+def split_padding_reads(proto: onnx.ModelProto, lookups: Sequence[Lookup]) -> dict[str, tuple[str, str]]:
+    """Let each padded embedding read its padding row through a separate alias; return (trained, constant) by table.
 
-    Gradient can only tell whole tensors apart, and a table may be read by a tied output as well. So everything reads
-    the table through one Identity, by which Gradient differentiates, but padding is read through another, which is
-    constant for Gradient (`hold_padding`). The numbers of the graph stay what they are. `proto` is changed.
+    Gradient can only distinguish whole tensors, and a tied output may also read the table. So padding rows are read
+    through one Identity of the table, and everything else through another. `exclude_padding_from_gradient` then
+    differentiates with respect to the second only. The results of the graph do not change. Changes `proto` in place.
 
     Raises:
-        ArgumentError: an embedding is not written as one Gather.
+        ArgumentError: the exporter did not write an embedding as one Gather.
     """
     graph = proto.graph
     names = Names({n for g in all_graphs(graph) for node in g.node for n in (*node.input, *node.output)})
@@ -165,10 +165,10 @@ def _set_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     graph.node.extend(kept)
 
 
-def hold_padding(model: TrainingModel, aliases: Mapping[str, tuple[str, str]]) -> None:
-    """Differentiate by the part of each table that trains, at the constant part: PyTorch's gradient, padding included.
+def exclude_padding_from_gradient(model: TrainingModel, aliases: Mapping[str, tuple[str, str]]) -> None:
+    """Differentiate with respect to the trained alias of each table, so that padding rows get no gradient.
 
-    Weight decay still reaches the padding row, as in PyTorch.
+    Weight decay still changes the padding row, as in PyTorch.
     """
     if not aliases:
         return
@@ -190,7 +190,7 @@ def hold_padding(model: TrainingModel, aliases: Mapping[str, tuple[str, str]]) -
 
 
 def all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
-    """Return the graph and the graphs of the attributes in it, to any depth."""
+    """Return the graph and its subgraphs, to any depth."""
     found = [graph]
     for node in graph.node:
         for attribute in node.attribute:
@@ -200,14 +200,14 @@ def all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
 
 
 @contextlib.contextmanager
-def checked_bags(module: torch.nn.Module) -> Iterator[None]:
-    """Refuse, as it is called, every `embedding_bag` that `written_bags` cannot write out."""
+def refuse_unsupported_bags(module: torch.nn.Module) -> Iterator[None]:
+    """Raise at each call of `embedding_bag` that `decompose_bags` cannot express."""
     names = {id(p): n for n, p in module.named_parameters()}
     original = torch.nn.functional.embedding_bag
 
     def embedding_bag(input: Any, weight: Any, offsets: Any = None, *rest: Any, **options: Any) -> Any:
         given = dict(zip(_BAG_OPTIONS, rest, strict=False)) | options
-        place = f"embedding_bag of `{names.get(id(weight), 'a table that is no parameter')}`"
+        place = f"embedding_bag of `{names.get(id(weight), 'a table that is not a parameter')}`"
         problems = _options(place, given.get("scale_grad_by_freq"), given.get("sparse"))
         if given.get("max_norm") is not None:
             problems.append(_renorm(place, f"max_norm={given['max_norm']}"))
@@ -225,10 +225,10 @@ def checked_bags(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def written_bags() -> Iterator[None]:
-    """Write `embedding_bag` of a 2-D batch as an embedding and a reduction, which is what it computes.
+def decompose_bags() -> Iterator[None]:
+    """Replace `embedding_bag` of a 2-D batch by an embedding and a reduction.
 
-    PyTorch's exporter makes a Loop of If nodes of it, on which ONNX Runtime 1.31.1 crashes.
+    PyTorch's exporter writes a Loop with If nodes, on which ONNX Runtime 1.31.1 crashes.
     """
 
     def embedding_bag(input: Any, weight: Any, offsets: Any = None, *rest: Any, **options: Any) -> Any:
@@ -279,18 +279,18 @@ def _options(place: str, by_frequency: Any, sparse: Any) -> list[Diagnostic]:
     if sparse:
         found.append(
             Diagnostic(A212, "an embedding has sparse gradients", place=place, found="sparse=True",
-                       hint="use sparse=False: with sparse gradients PyTorch's optimizers skip the rows of no sample")
+                       hint="use sparse=False: with sparse gradients PyTorch's optimizers skip rows outside the batch")
         )  # fmt: skip
     return found
 
 
 def _renorm(place: str, found: str) -> Diagnostic:
     return Diagnostic(A212, "an embedding changes its table in the forward pass", place=place, found=found,
-                      hint="leave max_norm out; a bound of the update is clip_norm= of onward.optimizers")  # fmt: skip
+                      hint="remove max_norm; to bound the update, use clip_norm= of onward.optimizers")  # fmt: skip
 
 
 def _bag(place: str, found: str) -> Diagnostic:
-    return Diagnostic(A212, "an embedding bag that has no form in a file", place=place, found=found,
+    return Diagnostic(A212, "a file cannot express this embedding bag", place=place, found=found,
                       needed="2-D indices without padding_idx, through torch.nn.functional.embedding_bag or "
                       "torch.nn.EmbeddingBag", hint=BAG_INSTEAD)  # fmt: skip
 
@@ -298,9 +298,9 @@ def _bag(place: str, found: str) -> Diagnostic:
 def _padding(place: str, row: int, found: str) -> Diagnostic:
     return Diagnostic(
         A212,
-        f"row {row} of an embedding's table is padding, and its gradient cannot be told from the others'",
+        f"row {row} of an embedding's table is padding, and its gradient cannot be separated from the others'",
         place=place,
         found=found,
-        needed="a parameter itself as the table, outside of torch.cond and the like",
+        needed="a parameter as the table, outside of control flow such as torch.cond",
         hint="use padding_idx=None (then the row trains like the others)",
     )

@@ -1,4 +1,4 @@
-"""Several losses with an optimizer each (a GAN's two) as training entries of one model."""
+"""Combine several losses, each with its optimizer (a GAN), as training entries of one model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onward.model.training_model import TrainingEntry, TrainingModel
 
 
 def name_entry(model: TrainingModel, name: str) -> None:
-    """Give the one entry of `model` a name, and what is its own (counter, moments, learning rate) that prefix."""
+    """Name the only entry of `model`, and prefix its own values (counter, moments, learning rate) with the name."""
     (entry,) = model.entries
     algorithm = entry.algorithm
     assert algorithm is not None
@@ -29,10 +29,10 @@ def name_entry(model: TrainingModel, name: str) -> None:
 
 
 def merge_entries(models: Mapping[str, TrainingModel]) -> TrainingModel:
-    """Return one model with the entries of all, which share the inference graph; the first model is changed.
+    """Return one model with the entries of all `models`, which share the inference graph; changes the first model.
 
-    The models come from one graph, so values of the same name are the same; running statistics that several entries
-    update are one state.
+    The models come from one graph, so equal names mean equal values. Running statistics that several entries update
+    are one state.
     """
     merged, *others = models.values()
     known = merged.values()

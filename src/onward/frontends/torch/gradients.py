@@ -1,4 +1,4 @@
-"""Loss and gradients as the file computes them: by its Gradient, lowered with the rules that will train it."""
+"""Compute loss and gradients as the file does: with its Gradient node, lowered by Onward's rules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from onward.model.training_model import TrainingEntry, TrainingModel
 
 _DROPOUTS = (F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, F.alpha_dropout,
              torch.alpha_dropout, F.feature_alpha_dropout, torch.feature_alpha_dropout)  # fmt: skip
-# At which position these take `dropout_p`.
+# The position of the argument `dropout_p`.
 _DROPOUT_ARGUMENT: dict[Any, int] = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 
 
 class WithoutDropout(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Where this is active, PyTorch's dropout hands on its input."""
+    """A mode in which PyTorch's dropout returns its input."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
@@ -40,7 +40,7 @@ class WithoutDropout(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
 
 @contextlib.contextmanager
 def without_recurrent_dropout(module: torch.nn.Module) -> Iterator[None]:
-    """Take out the dropout between the layers of recurrent modules, which is inside of PyTorch's kernels."""
+    """Disable the dropout between the layers of recurrent modules, which PyTorch's kernels apply."""
     found = {part: part.dropout for part in module.modules() if isinstance(part, torch.nn.RNNBase)}
     for part in found:
         part.dropout = 0.0
@@ -56,12 +56,12 @@ def evaluate(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss of one training step without dropout, and its gradient with respect to each parameter.
 
-    `inputs` are the model's inputs and targets, in order. The graph runs on torch's kernels or, if it lacks some, in
-    numpy. Without `differentiate` there are no gradients.
+    `inputs` are the model's inputs and targets, in order. The graph runs with torch's kernels or, if some are missing,
+    in numpy. Without `differentiate` there are no gradients.
 
     Raises:
         NotDifferentiable: a rule is missing.
-        BackendError: neither can run the graph.
+        BackendError: neither torch nor numpy can run the graph.
     """
     from onward.backends.torch.interpreter import Interpreter
     from onward.backends.torch.tensors import to_numpy, to_tensor

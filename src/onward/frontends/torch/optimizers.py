@@ -1,4 +1,4 @@
-"""From `torch.optim` to Onward's optimizers, settings and current state, exactly or not at all."""
+"""Convert optimizers of `torch.optim`, with settings and current state, exactly or not at all."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from onward.optimizers import (
 
 A210 = define(
     "A210",
-    "an optimizer that cannot be converted",
+    "the optimizer cannot be converted",
     why="An optimizer is converted exactly or not at all.",
     fix="Use one of the supported optimizers and options, or pass an optimizer of onward.optimizers "
-    "(onward.optimizers.Custom takes an update function of your own).",
+    "(onward.optimizers.Custom takes your own update function).",
 )
 
 Settings = dict[str, Any]
@@ -111,7 +111,7 @@ def convert_optimizer(
 ) -> tuple[Optimizer, list[str]]:
     """Return our optimizer and the parameters it trains (`requires_grad` ∩ `param_groups`).
 
-    `names` maps id(parameter) to its name. Raises ArgumentError for an optimizer or an option that is not exact.
+    `names` maps id(parameter) to its name. Raises ArgumentError for an optimizer or option without an exact equivalent.
     """
     kind = type(optimizer)
     if kind not in _TABLE:
@@ -167,7 +167,7 @@ def convert_optimizer(
     return ours(**base, groups=overrides), chosen
 
 
-# What these do is no function of a parameter, its gradient and its state alone.
+# Their update is not a function of only a parameter, its gradient and its state.
 _WHY_NOT = {
     "LBFGS": "an optimizer that evaluates the loss several times in one step",
     "SparseAdam": "an optimizer of sparse gradients, which ONNX does not have",
@@ -180,11 +180,11 @@ def _full_name(kind: type) -> str:
 
 
 def _hooks(optimizer: torch.optim.Optimizer) -> list[Diagnostic]:
-    """Return a problem for each kind of hook that changes what a step does; a file holds no Python."""
+    """Return a problem for each kind of hook that changes a step; a file contains no Python."""
     return [
         Diagnostic(
             A210,
-            "the optimizer has hooks, which a file cannot hold",
+            "the optimizer has hooks, which a file cannot contain",
             place=f"torch.optim.{type(optimizer).__name__}",
             found=name,
             hint="remove the hook; clipping is an option of onward.optimizers (clip_norm=, clip_global_norm=)",
@@ -197,7 +197,7 @@ def _hooks(optimizer: torch.optim.Optimizer) -> list[Diagnostic]:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], scheduler: Any = None
 ) -> dict[tuple[str, str], np.ndarray]:
-    """Return the current state by slot and parameter (empty for the count of steps); empty before the first step."""
+    """Return the current state by (slot, parameter), with parameter "" for the step count; {} before the first step."""
     slots = _TABLE[type(optimizer)][2]
     found: dict[tuple[str, str], np.ndarray] = {}
     steps: dict[int, str] = {}
@@ -216,7 +216,7 @@ def optimizer_state(
         raise ArgumentError(
             Diagnostic(
                 A210,
-                "the parameters have taken different numbers of steps, and one counter serves them all",
+                "the parameters have taken different numbers of steps, but the file has one counter for all",
                 found=counts,
                 hint="train them the same number of steps, or start with a fresh optimizer",
             )
@@ -225,6 +225,6 @@ def optimizer_state(
         found[STEP, ""] = np.array(steps_of(scheduler), np.int64)
     elif steps:
         found[STEP, ""] = np.array(next(iter(steps)), np.int64)
-    elif found:  # SGD keeps no counter; any step but the first is like any other
+    elif found:  # SGD has no counter; all steps but the first are alike
         found[STEP, ""] = np.array(1, np.int64)
     return found

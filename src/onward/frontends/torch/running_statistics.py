@@ -1,4 +1,4 @@
-"""Batch normalisation's counters, and running statistics that are plain averages (`momentum=None`)."""
+"""Export the batch counters of batch normalisation, and running statistics with `momentum=None`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from onward.model.training_model import TrainingModel
 
 A214 = define(
     "A214",
-    "running statistics that several calls update",
-    why="A batch normalisation that is called several times in a step updates its statistics one call after the other. "
-    "With `momentum=None`, and in float64, the update is rewritten after the capture, which knows of one call only.",
+    "several calls update the same running statistics",
+    why="A batch normalisation that is called several times in a step updates its statistics at each call. With "
+    "`momentum=None`, and in float64, Onward rewrites the update after the export and supports one call only.",
     fix="Give the module a batch normalisation for each call, or a momentum.",
 )
 
-_STAND_IN = 0.5  # the momentum under which such a module is captured
+_STAND_IN = 0.5  # the momentum during the export of such a module
 
 
 @contextlib.contextmanager
 def stand_in_momentum(module: torch.nn.Module) -> Iterator[dict[str, float | None]]:
-    """Give some batch normalisations another momentum for the time of the capture; yield the true one by name.
+    """Replace the momentum of some batch normalisations during the export; yield the original ones by name.
 
-    With `momentum=None` PyTorch averages over all batches so far, with a factor that it reads from a counter, which
-    torch.export cannot follow. And for float64 an attribute of ONNX, which has 32 bits, is not exact enough.
+    With `momentum=None` PyTorch averages over all batches so far; torch.export cannot trace its batch counter. For
+    float64, an ONNX attribute with its 32 bits is not exact enough.
     """
     found = {
         name: part
@@ -51,12 +51,12 @@ def stand_in_momentum(module: torch.nn.Module) -> Iterator[dict[str, float | Non
 
 
 def _calls(algorithm: ir.Graph, mean: ir.Value) -> int:
-    """Return how many batch normalisations of the training step update the running mean."""
+    """Return the number of batch normalisations in the training step that update the running mean."""
     return sum(n.op_type == "BatchNormalization" and n.inputs[3] is mean for n in algorithm)
 
 
 def fix_running_statistics(model: TrainingModel, module: torch.nn.Module, replaced: Mapping[str, float | None]) -> None:
-    """Count batches as PyTorch does (`num_batches_tracked`), and turn stand-in momenta into the true ones."""
+    """Count batches as PyTorch does (`num_batches_tracked`), and restore the original momenta."""
     entry = model.entries[0]
     algorithm = entry.algorithm
     assert algorithm is not None
@@ -99,8 +99,8 @@ def fix_running_statistics(model: TrainingModel, module: torch.nn.Module, replac
             for kind in ("running_mean", "running_var"):
                 old = model.graph.initializers[prefix + kind]
                 mixed = produced[entry.update_binding[prefix + kind]]
-                # mixed = old + s (batch - old) with the stand-in s; new = old + m (batch - old), where without a
-                # momentum m = 1 / count.
+                # mixed = old + s (batch - old) with the stand-in s; new = old + m (batch - old) with the original m.
+                # For momentum=None, m = 1 / count.
                 change = op.Sub(mixed, old)
                 if momentum is None:
                     new = op.Add(old, op.Div(change, op.Mul(op.Cast(following, to=old.dtype), _STAND_IN)))

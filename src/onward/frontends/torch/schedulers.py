@@ -1,4 +1,4 @@
-"""From `torch.optim.lr_scheduler` to Onward's schedules: the rate of every optimizer step, exactly or not at all."""
+"""Convert schedulers of `torch.optim.lr_scheduler` to Onward's schedules, exactly or not at all."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from onward.schedules import CosineAnnealing, Schedule
 
 A211 = define(
     "A211",
-    "a scheduler that cannot be converted",
+    "the scheduler cannot be converted",
     why="In the file the learning rate is a function of the number of updates; a scheduler is converted exactly or not "
     "at all.",
-    fix="Use one of the schedulers that the message lists, stepped after every optimizer step; or leave it out and "
+    fix="Use one of the schedulers that the message lists, stepped after every optimizer step; or omit it and "
     "give the Trainer a function: trainer.fit(..., learning_rate=lambda step: ...).",
 )
 
 
 def convert_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> tuple[list[float], Schedule, int]:
-    """Return the base rate of each group, the schedule (with the first group's rate), and how often it was stepped.
+    """Return the base rate of each group, the schedule (with the first group's rate), and its number of steps.
 
     Raises:
-        ArgumentError: a scheduler of another kind, with other options, of another optimizer, or not stepped once per
+        ArgumentError: the scheduler has no exact equivalent, belongs to another optimizer, or was not stepped once per
             optimizer step.
     """
     kind_of = type(scheduler)
@@ -41,7 +41,7 @@ def convert_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> tuple
                 f"`{kind_of.__name__}` cannot be converted",
                 place="scheduler=",
                 needed="one of: " + ", ".join(sorted(k.__name__ for k in _TABLE)),
-                hint="leave it out, and pass trainer.fit(..., learning_rate=function of the step)",
+                hint="omit it, and pass trainer.fit(..., learning_rate=function of the step)",
             )
         )
     if kind_of is lr_scheduler.OneCycleLR:
@@ -60,7 +60,7 @@ def convert_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> tuple
                 "the scheduler is not stepped after every optimizer step",
                 place="scheduler=",
                 found=f"{steps} scheduler steps, {taken} optimizer steps",
-                hint="the file counts optimizer steps; leave the scheduler out, and the current rate is kept",
+                hint="the file counts optimizer steps; without the scheduler, the current rate is kept",
             )
         )
     for index, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
@@ -69,7 +69,7 @@ def convert_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> tuple
             problems.append(
                 Diagnostic(
                     A211,
-                    "the learning rate is not what the scheduler makes it",
+                    "the learning rate differs from that of the scheduler",
                     place=f"param_groups[{index}]",
                     found=f"lr={float(group['lr']):g}",
                     needed=f"{ours:g} after {steps} steps of {kind_of.__name__}",
@@ -81,13 +81,13 @@ def convert_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> tuple
 
 
 def steps_of(scheduler: Any) -> int:
-    """Return how often a scheduler was stepped."""
-    chained = isinstance(scheduler, lr_scheduler.ChainedScheduler)  # it keeps no count of its own
+    """Return the number of steps of a scheduler."""
+    chained = isinstance(scheduler, lr_scheduler.ChainedScheduler)  # it has no counter
     return int((scheduler._schedulers[0] if chained else scheduler).last_epoch)
 
 
 def _steps_taken(optimizer: torch.optim.Optimizer) -> int | None:
-    """Return how many steps the optimizer has made; None where it keeps no counter."""
+    """Return the number of steps of the optimizer; None if it has no counter."""
     return next((int(s["step"]) for s in optimizer.state.values() if "step" in s), None)
 
 
@@ -100,7 +100,7 @@ def _step(s: Any, rates: list[float]) -> Schedule:
 
 
 def _multi_step(s: Any, rates: list[float]) -> Schedule:
-    boundaries = sorted(s.milestones)  # a Counter: a milestone may count twice
+    boundaries = sorted(s.milestones)  # a Counter: a milestone may occur twice
     factors, power = [], 0
     for boundary in boundaries:
         power += s.milestones[boundary]
@@ -166,16 +166,16 @@ def _product(s: Any, rates: list[float]) -> Schedule:
 
 
 def _parts(s: Any, rates: list[float], allowed: Collection[type]) -> list[Schedule]:
-    """Return the parts of a scheduler of schedulers, which must all be of the kinds that are exact there."""
+    """Return the schedules inside a composite scheduler; raise unless all of them have `allowed` types."""
     others = [type(part).__name__ for part in s._schedulers if type(part) not in allowed]
     if others:
         known = ", ".join(sorted(k.__name__ for k in allowed))
-        raise _refuse(type(s).__name__, " and ".join(dict.fromkeys(others)), f"its parts may be: {known}")
+        raise _refuse(type(s).__name__, " and ".join(dict.fromkeys(others)), f"it may contain: {known}")
     return [_TABLE[type(part)](part, rates) for part in s._schedulers]
 
 
 _OF_PARTS = {lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler}
-# Chained, PyTorch multiplies the rate of the moment: exact for schedulers that only multiply.
+# ChainedScheduler multiplies the current rate: exact for schedulers that only multiply.
 _FACTORS = {lr_scheduler.StepLR, lr_scheduler.MultiStepLR, lr_scheduler.ConstantLR, lr_scheduler.LinearLR,
             lr_scheduler.ExponentialLR}  # fmt: skip
 

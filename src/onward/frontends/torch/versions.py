@@ -1,4 +1,4 @@
-"""What depends on the version of PyTorch and of the exporter (onward.versions says which are supported)."""
+"""Code that depends on the versions of PyTorch and its exporter (onward.versions lists the supported ones)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def check_versions() -> None:
 
 
 def always_used(translation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `translation` so that every exporter takes it for every call of its operator.
+    """Return `translation` in a form that every exporter uses for every call of its operator.
 
-    Up to 2.9 at least, the exporter compares a call with the signature and passes a translation over in silence where
-    an optional tensor is absent. A partial has no name, so no signature is made of it and none is compared.
+    The exporter, up to 2.9 at least, compares a call with the signature, and silently skips a translation if an
+    optional tensor is absent. A partial has no name, so the exporter derives no signature from it.
     """
     return functools.partial(translation)

@@ -1,8 +1,8 @@
-"""The operators of `com.microsoft` that exported transformers contain, written as operators of `ai.onnx`.
+"""Decompose the `com.microsoft` operators of exported transformers into operators of `ai.onnx`.
 
-ONNX Runtime's optimizer and its exporters put them into files; no other runtime has them, and no gradient is defined
-for them. `decompose_microsoft` replaces them before anything else looks at the graph. What it cannot express (packed or
-shared caches, rare mask layouts) stays as it is, and is reported by whoever cannot handle it.
+ONNX Runtime's optimizer and its exporters write them; no other runtime supports them, and they have no gradient.
+`decompose_microsoft` replaces them first. Nodes that it cannot express (packed or shared caches, rare mask layouts)
+stay in the graph; later stages report them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Names, Value
-from onward.upgrade.microsoft import attention as attention  # registers its decompositions
+from onward.upgrade.microsoft import attention as attention  # importing it registers its decompositions
 from onward.upgrade.microsoft import plain as plain
 from onward.upgrade.microsoft.call import SIMPLIFIED, TABLE, Call, CannotDecompose
 
@@ -21,14 +21,14 @@ DOMAIN = "com.microsoft"
 
 
 def decompose_microsoft(model: ir.Model) -> bool:
-    """Replace the known `com.microsoft` operators of `model`, in place; return whether any was there.
+    """Replace the known `com.microsoft` operators of `model`, in place; return whether there were any.
 
-    Subgraphs and functions are looked through too. Names of outputs are kept. Works at any opset from 13.
+    Subgraphs and functions are included. Outputs keep their names. Works at any opset from 13.
     """
     everything: list[walk.GraphLike] = [model.graph, *model.functions.values()]
     changed = False
     while has_microsoft(model):
-        # Some need to know ranks, and nobody infers shapes behind an operator that is still there: round by round.
+        # Some need ranks, which shape inference only finds behind operators that are already replaced: repeat.
         shapes.infer_shapes(model)
         if not _replace_once(model):
             break
@@ -39,7 +39,7 @@ def decompose_microsoft(model: ir.Model) -> bool:
 
 
 def has_microsoft(model: ir.Model) -> bool:
-    """Return whether `decompose_microsoft` knows an operator of the model."""
+    """Return whether the model has an operator that `decompose_microsoft` knows."""
     return _find([model.graph, *model.functions.values()], _is_known)
 
 

@@ -1,4 +1,4 @@
-"""The attentions and the rotary embedding of `com.microsoft`."""
+"""Attention and rotary embedding of `com.microsoft`."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def attention(call: Call) -> list[Value | None]:
 
 @decomposes("MultiHeadAttention")
 def multi_head_attention(call: Call) -> list[Value | None]:
-    """output = softmax(scale Q K^T + mask) V, the inputs with bias added, split into heads."""
+    """output = softmax(scale Q K^T + mask) V with bias added to the inputs, split into heads."""
     op, query, key, value = call.op, call.required(0), call.required(1), call.required(2)
     if call.rank(query) != 3 or call.rank(key) not in (3, 4) or call.input(8) is not None or call.input(9) is not None:
         raise CannotDecompose("packed inputs or a shared cache")
     bias, separate = call.input(3), call.rank(key) == 4
     if bias is not None:
         if separate:
-            raise CannotDecompose("a bias for keys that are heads already")
+            raise CannotDecompose("a bias for keys that are already split into heads")
         width = call.shape(call.size(query, -1))
         twice = op.Mul(width, np.array([2]))
         query = op.Add(query, op.Slice(bias, np.array([0]), width))
@@ -91,14 +91,14 @@ def _scale(call: Call, q: Value, size: int | None) -> float | Value:
 
 
 def _padding(call: Call, mask: Value | None, k: Value) -> Value | None:
-    """Return what is added to the scores: `mask_filter_value` where a key is padding. 1 in a mask means a real key."""
+    """Return the mask to add to the scores: `mask_filter_value` where a key is padding (0 in `mask`)."""
     if mask is None:
         return None
     op, rank = call.op, call.rank(mask)
     if rank == 1:
         batch, length = call.size(call.required(0), 0), call.size(mask, 0)
         if isinstance(batch, int) and isinstance(length, int) and batch != length:
-            raise CannotDecompose("a mask of starts and ends")
+            raise CannotDecompose("a mask of start and end positions")
         total = op.Slice(op.Shape(k), np.array([2]), np.array([3]))
         places = op.Cast(call.range(total), to=ir.DataType.INT32)
         real = op.Less(places, op.Unsqueeze(op.Cast(mask, to=ir.DataType.INT32), np.array([1])))
@@ -141,7 +141,7 @@ def _attend(
 
 @decomposes("RotaryEmbedding")
 def rotary_embedding(call: Call) -> list[Value | None]:
-    """output = input with each pair of coordinates turned by the angle of its position."""
+    """output = input with each pair of coordinates rotated by the angle of its position."""
     op, x, positions = call.op, call.required(0), call.required(1)
     if call.attr("is_packed_batching", 0):
         raise CannotDecompose("packed batches")

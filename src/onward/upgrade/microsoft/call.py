@@ -1,4 +1,4 @@
-"""What a decomposition sees of the node it replaces, and the table of decompositions."""
+"""`Call`: the node that a decomposition replaces; `decomposes`: the table of decompositions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import onnx_ir as ir
 from onward.graph import shapes
 from onward.graph.builder import Builder, Value
 
-SIMPLIFIED = "SimplifiedLayerNormalization"  # ONNX Runtime puts it into the default domain too
+SIMPLIFIED = "SimplifiedLayerNormalization"  # ONNX Runtime also puts it into the default domain
 _END = np.array([np.iinfo(np.int64).max])
 
 
 class CannotDecompose(Exception):
-    """This use of an operator has no equivalent here; the node stays."""
+    """A node has no equivalent in plain operators; it stays in the graph."""
 
 
 class Call:
-    """One node to replace: its inputs, attributes and shapes, and a builder for what takes its place."""
+    """One node to replace: its inputs, attributes and shapes, and a builder for its replacement."""
 
     def __init__(self, node: ir.Node, op: Builder) -> None:
         self.node, self.op = node, op
 
     def input(self, index: int) -> Value | None:
-        """Return an input, None where it is absent."""
+        """Return an input, or None if it is absent."""
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def required(self, index: int) -> Value:
-        """Return an input that must be there."""
+        """Return an input; raise CannotDecompose if it is absent."""
         value = self.input(index)
         if value is None:
             raise CannotDecompose(f"input {index} of {self.node.op_type} is absent")
@@ -50,7 +50,7 @@ class Call:
         return self.op.Slice(self.op.Shape(value), np.array([axis]), np.array([axis + 1]) if axis != -1 else _END)
 
     def rank(self, value: Value) -> int:
-        """Return the rank, which must be known."""
+        """Return the rank; raise CannotDecompose if it is unknown."""
         if value.shape is None:
             raise CannotDecompose(f"the rank of `{value.name}` is unknown")
         return len(value.shape)

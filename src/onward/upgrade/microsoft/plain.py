@@ -36,7 +36,7 @@ def bias_gelu(call: Call) -> list[Value | None]:
 
 @decomposes("FastGelu")
 def fast_gelu(call: Call) -> list[Value | None]:
-    """Y = Gelu(X + bias), by tanh."""
+    """Y = Gelu(X + bias), with the tanh approximation."""
     x, bias = call.required(0), call.input(1)
     return [_gelu(call.op, x if bias is None else call.op.Add(x, bias), tanh=True)]
 
@@ -125,7 +125,7 @@ def _mean(op: Builder, x: Value, axis: int = -1) -> Value:
 
 
 def _layer_norm(op: Builder, x: Value, gamma: Value, beta: Value | None, epsilon: float) -> list[Value]:
-    """Return the normalized x, its mean and the reciprocal of its deviation."""
+    """Return the normalized x, its mean and the reciprocal of its standard deviation."""
     if op.opset >= 17:
         return list(op.multi("LayerNormalization", x, gamma, beta, outputs=3, axis=-1, epsilon=epsilon))
     mean = _mean(op, x)
@@ -136,7 +136,7 @@ def _layer_norm(op: Builder, x: Value, gamma: Value, beta: Value | None, epsilon
 
 
 def _rms_norm(op: Builder, x: Value, gamma: Value, epsilon: float) -> list[Value]:
-    """Return x over its root mean square times gamma, and the reciprocal of that root."""
+    """Return gamma * x / rms(x) and 1 / rms(x), where rms is the root mean square."""
     inverse = op.Reciprocal(op.Sqrt(op.Add(_mean(op, op.Mul(x, x)), epsilon)))
     return [op.Mul(op.Mul(x, inverse), gamma), inverse]
 

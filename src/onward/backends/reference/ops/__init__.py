@@ -1,7 +1,7 @@
 """Operators that onnx's reference evaluator computes wrongly or not at all (onnx 1.23), as the standard defines them.
 
-One file per family, each with a list `OPERATORS` of `OpRun` classes; each class says what is wrong upstream. Delete it
-when upstream is right.
+One file per family, each with a list `OPERATORS` of `OpRun` classes; each class states the upstream bug. Delete the
+class when upstream has fixed it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activations, put right."""
+"""Corrected activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arithmetic, put right."""
+"""Corrected arithmetic operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention and the causal convolution as the standard says, in the type of the inputs."""
+"""Corrected attention and causal convolution, computed in the type of the inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _compute: Callable[..., Any] = op_attention._compute_attention
 
 
 class Attention(OpRun):
-    """Upstream gives the capped scores as qk_matmul_output in mode 0 too, where the raw ones are due."""
+    """Upstream gives the capped scores as qk_matmul_output in mode 0 too, where the standard wants the raw ones."""
 
     def _run(self, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
         results = _compute(*inputs, _validate_attention25=False, **attributes)
@@ -48,7 +48,7 @@ class CausalConvWithState(OpRun):
 
 
 class LinearAttention(OpRun):
-    """Upstream computes in float32 whatever the inputs are, which finite differences cannot use."""
+    """Upstream computes in float32 for any input type, which is too inaccurate for finite differences."""
 
     def _run(
         self,

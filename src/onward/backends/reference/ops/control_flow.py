@@ -1,4 +1,4 @@
-"""Loop and Scan."""
+"""Corrected Loop and Scan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx.reference.op_run import OpRun
 
 
 def _empty(info: onnx.ValueInfoProto, axis: int = 0) -> np.ndarray:
-    """Return what zero iterations stack to: no elements of the declared type and shape."""
+    """Return the scan output of zero iterations: an empty array of the declared type and shape."""
     tensor = info.type.tensor_type
     dims = [d.dim_value if d.HasField("dim_value") else 0 for d in tensor.shape.dim]
     dims.insert(axis if axis >= 0 else len(dims) + 1 + axis, 0)
@@ -60,7 +60,7 @@ class Loop(OpRun):
 
 
 class Scan(OpRun):
-    """onnx 1.23 knows neither axes nor directions, nor scan outputs of zero steps."""
+    """onnx 1.23 supports neither axes nor directions nor scan outputs of zero steps."""
 
     def need_context(self) -> bool:
         return True

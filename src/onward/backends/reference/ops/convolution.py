@@ -11,7 +11,7 @@ from onnx.reference.op_run import OpRun
 
 
 def same_pads(auto_pad: str, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Return begins and ends with which there are ceil(size / stride) windows."""
+    """Return the begin and end pads that give ceil(size / stride) windows."""
     totals = [max(0, (-(-n // s) - 1) * s + r - n) for n, r, s in zip(sizes, reach, strides, strict=True)]
     less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
     return less + more if auto_pad == "SAME_UPPER" else more + less
@@ -26,7 +26,7 @@ def pad(X: np.ndarray, pads: Sequence[int], value: float = 0) -> np.ndarray:
 def taps(
     kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], counts: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Return for each tap its position in the kernel and the slice of the padded data that it meets."""
+    """Return for each tap its position in the kernel and its slice of the padded data."""
     found = []
     for tap in product(*(range(k) for k in kernel)):
         where = [
@@ -38,7 +38,7 @@ def taps(
 
 
 def _with_bias(result: np.ndarray, B: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
-    """Return [N, C, ...] with a bias for each channel, in `dtype`."""
+    """Return `result` [N, C, ...] plus a bias for each channel, in `dtype`."""
     if B is not None:
         result = result + B.reshape(-1, *[1] * (result.ndim - 2))
     return np.ascontiguousarray(result).astype(dtype)
@@ -125,7 +125,7 @@ class ConvTranspose(OpRun):
 
 
 class DeformConv(OpRun):
-    """Upstream has two spatial axes only and divides by zero where one of them has size 1."""
+    """Upstream supports two spatial axes only and divides by zero where one of them has size 1."""
 
     def _run(
         self,

@@ -1,4 +1,4 @@
-"""Corrected operators of the family `creation`."""
+"""Corrected OneHot."""
 
 from __future__ import annotations
 

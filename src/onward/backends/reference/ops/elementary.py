@@ -1,4 +1,4 @@
-"""Elementary functions, put right."""
+"""Corrected elementary functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrected operators of the family `image`."""
+"""Corrected GridSample and AffineGrid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _cubic(t: np.ndarray) -> list[np.ndarray]:
 
 
 class GridSample(OpRun):
-    """GridSample in the type of its input; onnx 1.23 has float32 coordinates and no modes of opset 16."""
+    """GridSample in the type of its input; onnx 1.23 has float32 coordinates and lacks the modes of opset 16."""
 
     op_domain = ""
 

@@ -1,4 +1,4 @@
-"""Corrected operators of the family `indexing`."""
+"""Corrected GatherElements and Scatter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from onnx.reference.op_run import OpRun
 
 
 class GatherElements(OpRun):
-    """GatherElements with a negative axis; onnx 1.23 compares the wrong dimensions then and refuses."""
+    """GatherElements with a negative axis; onnx 1.23 then compares the wrong dimensions and fails."""
 
     op_domain = ""
 

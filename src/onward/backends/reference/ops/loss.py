@@ -1,4 +1,4 @@
-"""Losses over classes, put right."""
+"""Corrected classification losses."""
 
 from __future__ import annotations
 

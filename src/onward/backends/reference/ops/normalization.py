@@ -1,4 +1,4 @@
-"""Normalizations, put right."""
+"""Corrected normalizations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx.reference.op_run import OpRun
 
 
 def _wide(x: np.ndarray, stash_type: int) -> np.ndarray:
-    """Return x in the type to compute in: the stash type, but never fewer digits than x has."""
+    """Return x in the stash type, or in its own type if that is wider."""
     stash = onnx.helper.tensor_dtype_to_np_dtype(stash_type)
     return x if x.dtype.itemsize > np.dtype(stash).itemsize else x.astype(stash)
 
@@ -22,7 +22,7 @@ def _standardize(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> tuple[
 
 
 class LayerNormalization(OpRun):
-    """Upstream gives Mean and InvStdDev in the type of X (the standard: stash_type), and only knows stash_type 1.
+    """Upstream gives Mean and InvStdDev in the type of X (the standard: stash_type), and only supports stash_type 1.
 
     The standard's body computes in stash_type even for double, losing half the digits; here double stays double.
     """
@@ -45,7 +45,7 @@ class LayerNormalization(OpRun):
 
 
 class RMSNormalization(OpRun):
-    """Upstream only knows stash_type 1, and computes half precision in half precision."""
+    """Upstream only supports stash_type 1, and computes half precision in half precision."""
 
     def _run(
         self, x: np.ndarray, scale: np.ndarray, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
@@ -95,7 +95,7 @@ class LpNormalization(OpRun):
 
 
 class LRN(OpRun):
-    """Upstream loops over the batch's size instead of the channels', and only takes four dimensions."""
+    """Upstream loops over the batch size instead of the channels, and only accepts four dimensions."""
 
     def _run(
         self, x: np.ndarray, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int = 1

@@ -17,7 +17,7 @@ class _Pool(OpRun):
         self, X: np.ndarray, fill: float, auto_pad: str | None, ceil_mode: Any, dilations: Any, kernel: Any, pads: Any,
         strides: Any,
     ) -> tuple[list[np.ndarray], list[np.ndarray], list[int], list[int]]:  # fmt: skip
-        """Return the values under each tap, whether they are inside X, the pads begins, and the pads ends."""
+        """Return the values under each tap, whether they are inside X, the begin pads and the end pads."""
         rank = X.ndim - 2
         strides, dilations = strides or [1] * rank, dilations or [1] * rank
         reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
@@ -67,7 +67,7 @@ class MaxPool(_Pool):
 
 
 class AveragePool(_Pool):
-    """Upstream mistakes the order of pads, ignores dilations at old versions and has no SAME pads for 1-D and 3-D."""
+    """Upstream confuses the order of pads, ignores dilations in old versions and lacks SAME pads for 1-D and 3-D."""
 
     def _run(
         self, X: np.ndarray, auto_pad: Any = None, ceil_mode: Any = None, count_include_pad: Any = None,
@@ -77,7 +77,7 @@ class AveragePool(_Pool):
         found, inside, begins, ends = self._windows(X, 0, auto_pad, *options, pads, strides)
         counts = np.sum(inside, axis=0)
         if count_include_pad:
-            # Pads count, what ceil_mode adds beyond them does not.
+            # Pads count; positions that ceil_mode adds beyond them do not.
             counted = pad(np.ones(X.shape), [*begins, *ends], 1)
             beyond, _, _, _ = self._windows(counted, 0, "NOTSET", *options, None, strides)
             counts = np.sum(beyond, axis=0)[tuple(slice(0, n) for n in counts.shape)]
@@ -85,7 +85,7 @@ class AveragePool(_Pool):
 
 
 class LpPool(_Pool):
-    """Upstream multiplies the average by the kernel's size, which is wrong at pads, and loses dilations."""
+    """Upstream multiplies the average by the kernel's size, which is wrong at pads, and ignores dilations."""
 
     def _run(
         self, X: np.ndarray, auto_pad: Any = None, ceil_mode: Any = None, dilations: Any = None,

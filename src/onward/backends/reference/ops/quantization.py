@@ -1,4 +1,4 @@
-"""Quantization, put right."""
+"""Corrected DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from onnx.reference.ops.op_dequantize_linear import _CommonDequantizeLinear
 
 
 class DequantizeLinear(_CommonDequantizeLinear):
-    """Upstream has it only from opset 19 on; its common part computes every version."""
+    """Upstream has it only from opset 19 on; its base class computes every version."""
 
 
 OPERATORS: list[type[OpRun]] = [DequantizeLinear]

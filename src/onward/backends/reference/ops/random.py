@@ -1,4 +1,4 @@
-"""Randomness, put right. The same seed gives the same draw as upstream; without one, every run draws anew."""
+"""Corrected random operators. A seed gives the same numbers as upstream; without a seed, every run differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions, put right."""
+"""Corrected reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrected operators of the family `resize`."""
+"""Upsample of opset 9."""
 
 from __future__ import annotations
 

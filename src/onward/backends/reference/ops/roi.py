@@ -1,4 +1,4 @@
-"""Corrected operators of the family `roi`."""
+"""MaxRoiPool."""
 
 from __future__ import annotations
 

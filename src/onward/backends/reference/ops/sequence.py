@@ -1,4 +1,4 @@
-"""Sequences and optionals."""
+"""Corrected operators of sequences and optionals."""
 
 from __future__ import annotations
 

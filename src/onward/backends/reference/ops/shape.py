@@ -1,4 +1,4 @@
-"""Corrected operators of the family `shape`."""
+"""Corrected Flatten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx.reference.op_run import OpRun
 
 
 class Flatten(OpRun):
-    """Flatten of a tensor without elements; onnx 1.23 lets numpy guess a dimension, which it cannot."""
+    """Flatten of an empty tensor; onnx 1.23 lets numpy infer a dimension, which fails."""
 
     op_domain = ""
 

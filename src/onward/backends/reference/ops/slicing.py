@@ -1,4 +1,4 @@
-"""Corrected operators of the family `slicing`."""
+"""Corrected Pad."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from onnx.reference.op_run import OpRun
 
 
 class Pad(OpRun):
-    """Pad with negative pads, which cut off; onnx 1.23 hands them to numpy, which refuses them."""
+    """Pad with negative pads, which crop; onnx 1.23 passes them to numpy, which refuses them."""
 
     op_domain = ""
 

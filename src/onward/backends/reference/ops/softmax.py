@@ -1,4 +1,4 @@
-"""Softmax's relatives, put right."""
+"""Corrected LogSoftmax."""
 
 from __future__ import annotations
 

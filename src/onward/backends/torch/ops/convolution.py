@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Conv, ConvTranspose, DeformConv and Col2Im."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pads_of(
 
 
 def pad_spatial(x: Tensor, pads: list[tuple[int, int]], value: float = 0.0) -> Tensor:
-    """Pad the spatial axes, all behind the first two."""
+    """Pad the spatial axes, which are all but the first two."""
     if not any(v for pair in pads for v in pair):
         return x
     return F.pad(x, [v for pair in reversed(pads) for v in pair], value=value)

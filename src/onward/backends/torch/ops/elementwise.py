@@ -30,18 +30,18 @@ _BINARY = {
 }  # fmt: skip
 
 
-_FEW_KERNELS = (torch.uint16, torch.uint32, torch.uint64)  # PyTorch stores them but computes next to nothing with them
+_FEW_KERNELS = (torch.uint16, torch.uint32, torch.uint64)  # PyTorch has almost no kernels for them
 
 
 def widened(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function(attributes, *tensors)` computed in int64 where PyTorch has no kernels for the unsigned type.
 
-    Results wrap around as they should; comparing and dividing uint64 from 2^63 on is beyond it.
+    Results wrap around correctly, except when comparing and dividing uint64 values from 2^63 on.
     """
 
     def run(attributes: Attributes, *inputs: Any) -> Any:
         few = [x.dtype for x in inputs if isinstance(x, Tensor) and x.dtype in _FEW_KERNELS]
-        kind = few[0] if few else None  # not next(): torch.compile of PyTorch 2.8 does not know it with a default
+        kind = few[0] if few else None  # not next(): torch.compile of PyTorch 2.8 does not support its default
         if kind is None:
             return function(attributes, *inputs)
         wide = [x.to(torch.int64) if isinstance(x, Tensor) and x.dtype in _FEW_KERNELS else x for x in inputs]
@@ -150,7 +150,7 @@ def is_inf(attributes: Attributes, x: Tensor) -> Tensor:
 def clip(attributes: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     if low is None and high is None:
         return x
-    # Not by maximum and minimum, whose gradient is a half where the value is the limit.
+    # Not maximum and minimum: their gradient is 1/2 where the value equals the limit.
     return torch.clamp(x, None if low is None else low.to(x.dtype), None if high is None else high.to(x.dtype))
 
 
@@ -188,7 +188,7 @@ def thresholded_relu(attributes: Attributes, x: Tensor) -> Tensor:
 def hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
     line = attributes["alpha"] * x + attributes["beta"]
     inside = (line > 0) & (line < 1)
-    return torch.where(inside, line, torch.clamp(line, 0, 1).detach())  # flat at the limits, as PyTorch's own
+    return torch.where(inside, line, torch.clamp(line, 0, 1).detach())  # gradient 0 at the limits, as in PyTorch
 
 
 @op("Softplus")
@@ -232,7 +232,7 @@ def _cast(attributes: Attributes, x: Tensor, wanted: torch.dtype) -> Tensor:
 
 
 def _cast_to_eight_bits(x: Tensor, wanted: torch.dtype, saturate: bool) -> Tensor:
-    """The standard's table: with `saturate` what is too large becomes the largest number, else NaN or infinity."""
+    """Cast by the standard's table: with `saturate` too large numbers become the largest one, else NaN or infinity."""
     wide, largest = x.to(torch.float32), torch.finfo(wanted).max
     if saturate:
         return torch.where(wide.isnan(), wide, wide.clamp(-largest, largest)).to(wanted)
@@ -248,7 +248,7 @@ def cast_like(attributes: Attributes, x: Tensor, like: Tensor) -> Tensor:
 
 @op("Dropout")
 def dropout(attributes: Attributes, x: Tensor, ratio: Any = None, training: Any = None) -> Any:
-    """Inference only: a training Dropout is lowered to portable arithmetic before it reaches a backend."""
+    """Return the input: a training Dropout is lowered to arithmetic before it reaches a backend."""
     return x, torch.ones_like(x, dtype=torch.bool)
 
 

@@ -1,4 +1,4 @@
-"""Resampling of images: Resize, Upsample, GridSample, RoiAlign, and the choice of boxes."""
+"""Resampling of images: Resize, Upsample, GridSample, RoiAlign, and NonMaxSuppression."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _matrix(attributes: Attributes, size: int, new: int, scale: float, box: tupl
 
 
 def _outside(attributes: Attributes, matrix: np.ndarray, position: np.ndarray, size: int) -> np.ndarray:
-    """Mark rows whose sample lies outside of the image, which only tf_crop_and_resize tells apart."""
+    """Mark rows whose sample lies outside of the image, which only tf_crop_and_resize distinguishes."""
     if attributes.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         matrix[(position < 0) | (position > size - 1)] = np.nan
     return matrix

@@ -1,4 +1,4 @@
-"""Gather, scatter, and what selects elements."""
+"""Gather, scatter and selection of elements."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def gather_nd(attributes: Attributes, data: Tensor, indices: Tensor) -> Tensor:
 
 
 def _of_one_type(data: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in the wider type: the zeros of a graph stay float32 in a module that was made `.double()`."""
+    """Return both in the wider type: the zeros of a graph stay float32 in a `.double()` module."""
     if data.dtype == updates.dtype:
         return data, updates
     wide = torch.promote_types(data.dtype, updates.dtype)

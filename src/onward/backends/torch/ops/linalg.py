@@ -1,4 +1,4 @@
-"""Matrix products and their relatives."""
+"""MatMul, Gemm, Einsum and Det."""
 
 from __future__ import annotations
 

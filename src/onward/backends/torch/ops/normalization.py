@@ -1,4 +1,4 @@
-"""Normalisation and losses."""
+"""Normalisations and losses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def batch_normalization(
 def instance_normalization(attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     axes = list(range(2, x.ndim))
     centred = x - x.mean(axes, keepdim=True)
-    var = (centred * centred).mean(axes, keepdim=True)  # `x.var` warns of a batch without samples
+    var = (centred * centred).mean(axes, keepdim=True)  # `x.var` warns about an empty batch
     normal = centred / torch.sqrt(var + attributes["epsilon"])
     return normal * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)
 

@@ -96,7 +96,7 @@ def _unpadded(position: Tensor, x: Tensor, pads: list[tuple[int, int]], order: i
 @op("AveragePool")
 def average_pool(attributes: Attributes, x: Tensor) -> Tensor:
     windows, _, pads = _windows(attributes, x, 0.0)
-    ones = x.new_ones(1, 1, *x.shape[2:])  # of one image, also where there is none
+    ones = x.new_ones(1, 1, *x.shape[2:])  # one image, even if the batch is empty
     if attributes.get("count_include_pad", 0):
         kernel = attributes["kernel_shape"]
         rank = len(kernel)
@@ -126,7 +126,7 @@ def global_average_pool(attributes: Attributes, x: Tensor) -> Tensor:
 
 @op("GlobalMaxPool")
 def global_max_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    largest = x.flatten(2).max(-1).values  # the first of several takes the gradient
+    largest = x.flatten(2).max(-1).values  # the first of equal values gets the gradient
     return largest.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 
 
@@ -144,7 +144,7 @@ def max_unpool(attributes: Attributes, x: Tensor, indices: Tensor, shape: Any = 
     inferred = [(x.shape[2 + i] - 1) * strides[i] + kernel[i] - flat[i] - flat[i + rank] for i in range(rank)]
     small = [x.shape[0], x.shape[1], *inferred]
     size = small if shape is None else ints(shape)
-    # The indices are positions in the tensor that was pooled, whose size is the inferred one.
+    # The indices are positions in the original tensor, which has the inferred size.
     where = indices.reshape(-1)
     if size != small:
         strides_small = [math.prod(small[i + 1 :]) for i in range(len(small))]

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: torch's own kernels where they compute the same, a loop over the steps elsewhere."""
+"""LSTM, GRU and RNN: torch's kernels if they compute the same, else a loop over the steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _activations(attributes: Attributes, defaults: Sequence[str], direction: int
         names = list(defaults) * 2
     taken: list[Activation] = []
     for name in names[: direction * count]:
-        _one(name, alphas, betas)  # parameters are listed for those activations only that have them
+        _one(name, alphas, betas)  # only activations with parameters consume one
     for name in names[direction * count : direction * count + count]:
         taken.append(_one(name, alphas, betas))
     clip = attributes.get("clip")
@@ -112,7 +112,7 @@ def _stack(layer: _Layer, per_direction: list[Any]) -> tuple[Tensor, ...]:
 
 
 def _plain(attributes: Attributes, layer: _Layer) -> bool:
-    """Return whether torch's kernels compute this node: usual activations, all steps, not backwards only."""
+    """Return whether torch's kernels compute this node: usual activations, all steps, not only backwards."""
     unusual = attributes.get("activations") or attributes.get("clip") or layer.lengths is not None or layer.reverse
     return not unusual and layer.X.is_floating_point()
 

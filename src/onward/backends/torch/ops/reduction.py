@@ -52,7 +52,7 @@ def _log_sum_exp(data: Tensor, axes: list[int], keep: bool) -> Tensor:
 def _extreme(data: Tensor, axes: list[int], keep: bool, largest: bool) -> Tensor:
     if all(data.shape[a] for a in axes):
         return data.amax(axes, keepdim=keep) if largest else data.amin(axes, keepdim=keep)
-    # Of nothing: the number below (above) all others.
+    # The maximum (minimum) of an empty tensor is the lowest (highest) number.
     if data.dtype == torch.bool:
         identity: Any = not largest
     elif data.is_floating_point():

@@ -28,7 +28,7 @@ def size(attributes: Attributes, x: Any) -> Host:
 
 @op("Constant")
 def constant(attributes: Attributes) -> Any:
-    """Registered as known; the interpreter itself keeps constants."""
+    """Register Constant as supported; the interpreter itself evaluates constants."""
     raise AssertionError("the interpreter evaluates constants once")
 
 
@@ -203,7 +203,7 @@ def one_hot(attributes: Attributes, indices: Tensor, depth: Any, values: Tensor)
     count = int(number(depth))
     axis = attributes["axis"]
     place = indices.to(torch.int64)
-    where = torch.where(place < 0, place + count, place).unsqueeze(axis)  # outside of ±depth: nowhere
+    where = torch.where(place < 0, place + count, place).unsqueeze(axis)  # outside of ±depth: no match
     rank = indices.ndim + 1
     classes = torch.arange(count, device=indices.device).reshape(
         [count if i == axis % rank else 1 for i in range(rank)]

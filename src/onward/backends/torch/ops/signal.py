@@ -61,7 +61,7 @@ def stft(attributes: Attributes, x: Tensor, step: Any, window: Any = None, lengt
 
 @op("MelWeightMatrix", since=17)
 def mel_weight_matrix(attributes: Attributes, bins: Any, length: Any, rate: Any, lower: Any, upper: Any) -> Tensor:
-    """Triangles over the spectrum, evenly spaced on the mel scale; their feet are whole bins, as the standard says."""
+    """Return triangular filters, evenly spaced on the mel scale, between whole bins as the standard defines."""
     count, size = int(number(bins)), int(number(length))
     low, high = (2595.0 * math.log10(1.0 + float(number(v)) / 700.0) for v in (lower, upper))
     mels = torch.arange(count + 2, dtype=torch.float64) * ((high - low) / (count + 2)) + low

@@ -1,8 +1,8 @@
-"""Weights of different layers that an exporter made one because they were equal: a warning, and the way to part them.
+"""Warn about weights that different layers share, and give each layer its own copy (`untie`).
 
-`nn.TransformerEncoder` makes its layers as copies of one, so a fresh model exports with one set of weights for all of
-them. In the graph that looks like layers tied on purpose; only the names of the modules that read a weight tell.
-(docs/decisions/merged-initializers.md)
+`nn.TransformerEncoder` creates its layers as copies of one, so an untrained model is exported with one set of weights
+for all of them. In the graph these look like intentionally tied layers. Only the module names of the nodes differ
+(docs/decisions/merged-initializers.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onward.author.merged import copy_initializer
+from onward.author.merged_weights import copy_initializer
 from onward.errors import ArgumentError, Diagnostic, Severity, counted, define
 from onward.graph.builder import Names, Value
 from onward.model.trainable import as_patterns, final_uses, is_passed_on, no_match
@@ -23,20 +23,20 @@ from onward.model.training_model import FLOAT_TYPES
 A117 = define(
     "A117",
     "layers that share their weights",
-    why="Several layers read one initializer, so training changes them as one. Exporters merge initializers that are "
-    "equal: a fresh nn.TransformerEncoder, whose layers start as copies of one, is exported with one set of weights.",
-    fix="Part them with untie= (`--untie GLOB`), or say that they are tied on purpose with keep_shared=True "
+    why="Several layers read one initializer, so training updates them together. Exporters merge equal initializers: "
+    "an untrained nn.TransformerEncoder, whose layers start as copies of one, is exported with one set of weights.",
+    fix="Separate them with untie= (`--untie GLOB`), or keep intentionally tied weights with keep_shared=True "
     "(`--keep-shared`).",
 )
 
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the modules around a node, written by PyTorch's exporter
 _REUSE = re.compile(r"_\d+(?=/|$)")  # PyTorch's older exporter calls the second use of module `fc` `fc_1`
-# One table for a decoder and an encoder, or for the words that go in and those that come out: tied on purpose.
+# A table that encoder and decoder, or input and output embedding, share is tied on purpose.
 _TABLES = ("Gather", "GatherElements", "GatherND")
 
 
 class TiedWeightsWarning(UserWarning):
-    """Layers that look different train as one; `diagnostic` says which."""
+    """Layers of different names share weights; `diagnostic` lists them."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(diagnostic.render())
@@ -44,7 +44,7 @@ class TiedWeightsWarning(UserWarning):
 
 
 def tied_layers(parameters: Sequence[Value]) -> TiedWeightsWarning | None:
-    """Return the warning for weights that modules of different names share, or None where no matrix is among them."""
+    """Return the warning for weights that modules of different names share; None if no matrix is among them."""
     shared = {value.name or "": list(readers) for value in parameters if len(readers := _readers(value)) > 1}
     if not any(len(value.shape or ()) > 1 for value in parameters if value.name in shared):
         return None
@@ -53,23 +53,23 @@ def tied_layers(parameters: Sequence[Value]) -> TiedWeightsWarning | None:
     return TiedWeightsWarning(
         Diagnostic(
             A117,
-            f"{counted(len(shared), 'weight')} will train as one for layers that look different",
+            f"layers of different names share {counted(len(shared), 'weight')}",
             found="; ".join(listed[:3]) + more,
-            hint='exporters merge equal weights; give each layer its own with untie="*" (`--untie "*"`), or, if they '
-            "are tied on purpose, say keep_shared=True (`--keep-shared`)",
+            hint='exporters merge equal weights; give each layer its own with untie="*" (`--untie "*"`), or pass '
+            "keep_shared=True (`--keep-shared`) if they are tied on purpose",
             severity=Severity.WARNING,
         )
     )
 
 
 def untie(graph: ir.Graph, names: Names, patterns: str | Sequence[str]) -> list[Value]:
-    """Give each layer a weight of its own where several share one that a glob chooses; return the new weights.
+    """Give each layer its own copy of every shared weight that a glob matches; return the new weights.
 
-    A layer is a module by the names in the file. Where there are none, a weight that is named in full is parted for
-    each node that reads it.
+    The module names in the file define the layers. Without module names, a weight that is named in full gets one copy
+    for each node that reads it.
 
     Raises:
-        ArgumentError: a glob chooses no weight that several layers share.
+        ArgumentError: a glob matches no shared weight.
     """
     wanted = as_patterns(patterns)
     shared: dict[str, tuple[Value, dict[str, set[ir.Node]]]] = {}
@@ -81,12 +81,10 @@ def untie(graph: ir.Graph, names: Names, patterns: str | Sequence[str]) -> list[
     unfit = [p for p in wanted if not any(fnmatch.fnmatchcase(name, p) for name in shared)]
     if unfit:
         candidates = [name for name, value in graph.initializers.items() if len(_readers(value)) > 1]
-        raise ArgumentError([no_match(p, candidates, "weight that several layers share", "untie=") for p in unfit])
+        raise ArgumentError([no_match(p, candidates, "shared weight", "untie=") for p in unfit])
     made = []
     for shared_name, (value, readers) in shared.items():
-        keeper = max(
-            readers, key=lambda layer: shared_name.startswith(f"{layer}.")
-        )  # the first, if the name tells nothing
+        keeper = max(readers, key=lambda layer: shared_name.startswith(f"{layer}."))  # the first, if no name fits
         rest = shared_name.removeprefix(f"{keeper}.")
         for layer in readers:
             if layer != keeper:
@@ -103,7 +101,7 @@ def untie(graph: ir.Graph, names: Names, patterns: str | Sequence[str]) -> list[
 
 
 def _readers(value: Value, *, every_node: bool = False) -> dict[str, set[ir.Node]]:
-    """Return the nodes that read a weight in the end, by the module that they belong to; {} where that is unknown."""
+    """Return the nodes that read a weight, directly or not, by module; {} where the modules are unknown."""
     if value.dtype not in FLOAT_TYPES or value.const_value is None or value.const_value.size < 2:
         return {}
     nodes = list(dict.fromkeys(node for node, _ in final_uses(value)))
@@ -121,7 +119,7 @@ def _readers(value: Value, *, every_node: bool = False) -> dict[str, set[ir.Node
 
 
 def _module(node: ir.Node) -> str:
-    """Return the path of the module that a node was exported from, or "" where the file does not tell."""
+    """Return the path of the module that a node was exported from, or "" where it is unknown."""
     scopes = node.metadata_props.get(_SCOPES, "")
     if scopes:
         try:
@@ -149,7 +147,7 @@ def _stand_in(value: Value, readers: set[ir.Node]) -> ir.Node | None:
 
 
 def _reassign(value: Value, copy: Value, readers: set[ir.Node]) -> None:
-    """Let `readers` read `copy` in the place of `value`; operators between them that others need too are copied."""
+    """Let `readers` read `copy` instead of `value`; copy the operators between them that others also read."""
     for node, index in list(value.uses()):
         if node in readers:
             node.replace_input_with(index, copy)

@@ -1,8 +1,8 @@
-"""Weights that an exporter merged because they were equal get tensors of their own again.
+"""Separate weights that an exporter merged because they were equal.
 
-Exporters and optimizers keep one initializer where several hold the same numbers: in a model that is exported fresh,
-all zero biases become one tensor, and a zero bias becomes one with a zero running mean. Inference does not care;
-training would update them as one. (docs/decisions/merged-initializers.md)
+Exporters and graph optimizers keep one initializer where several hold the same numbers. In an untrained model all zero
+biases become one tensor, and a zero bias may share it with a zero running mean. Inference is not affected; training
+would update them together (docs/decisions/merged-initializers.md).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def separate_merged(graph: ir.Graph, names: Names) -> list[Value]:
-    """Give merged weights and running statistics initializers of their own; return the new ones.
+    """Replace each merged weight or running statistic by separate initializers; return the new ones.
 
-    A vector of one repeated number (zeros, ones) that several nodes read as scale or bias is taken for merged, unless
-    those nodes share other weights too: then it is one layer that is used twice, and stays tied. A running statistic
-    never stays one with anything that is not the same statistic.
+    A vector of one repeated number (zeros, ones) that several nodes read as scale or bias counts as merged. If those
+    nodes share other weights too, they are one layer that is used twice, and the vector stays tied. A running statistic
+    is separated from everything that is not the same statistic.
     """
     made: list[Value] = _resolve_identities(graph)
     for roles in (("weight", "bias"), _STATISTICS):  # statistics are named after the weights beside them
@@ -43,7 +43,7 @@ def separate_merged(graph: ir.Graph, names: Names) -> list[Value]:
 
 
 def _resolve_identities(graph: ir.Graph) -> list[Value]:
-    """Turn `bn.running_mean = Identity(bn.bias)`, PyTorch's way to write a merged weight, into an initializer again."""
+    """Turn `bn.running_mean = Identity(bn.bias)`, as PyTorch writes a merged weight, back into an initializer."""
     made = []
     for node in list(graph):
         if node.op_type != "Identity" or node.domain not in ("", "ai.onnx"):
@@ -78,7 +78,7 @@ def _separate(graph: ir.Graph, names: Names, value: Value, roles: tuple[str, ...
     groups: dict[Hashable, list[tuple[ir.Node, int, str]]] = {}
     for node, index in value.uses():
         role = _ROLES.get((node.op_type, index), "") if node.domain in ("", "ai.onnx") else ""
-        kind: Hashable = None  # stays with the value it has
+        kind: Hashable = None  # keeps its value
         if role in _STATISTICS or (role and uniform):
             kind = (role, _layer(node, value))
         groups.setdefault(kind, []).append((node, index, role))
@@ -100,37 +100,37 @@ def _separate(graph: ir.Graph, names: Names, value: Value, roles: tuple[str, ...
 
 
 def _keeper(value: Value, keys: list[Hashable]) -> Hashable:
-    """Return the group that keeps the value: the one whose role its name tells, else the first weight."""
+    """Return the group that keeps the value: the one whose role fits its name, else the first weight."""
     name = (value.name or "").lower()
     words = {"weight": ("weight", "scale", "gamma"), "bias": ("bias", "beta"), "running_mean": ("mean",),
              "running_var": ("var",)}  # fmt: skip
 
-    def told(key: Hashable) -> bool:
+    def name_fits(key: Hashable) -> bool:
         assert isinstance(key, tuple)
         return any(word in name for word in words[key[0]])
 
     weights = [k for k in keys if isinstance(k, tuple) and k[0] not in _STATISTICS]
-    return next((k for k in keys if told(k)), (weights or keys)[0])
+    return next((k for k in keys if name_fits(k)), (weights or keys)[0])
 
 
 def _layer(node: ir.Node, value: Value) -> Hashable:
-    """Return what tells one layer from another: the weights that the node reads beside `value`, or the node before."""
-    own = _telling(node, value)
+    """Return a key for the layer of `node`: the other weights that the node, or the one before it, reads."""
+    own = _weights_beside(node, value)
     if own:
         return own
     before = [v.producer() for v in node.inputs if v is not None and v.producer() is not None]
-    earlier = _telling(before[0], value) if before and before[0] is not None else ()
+    earlier = _weights_beside(before[0], value) if before and before[0] is not None else ()
     return earlier or id(node)
 
 
-def _telling(node: ir.Node, value: Value) -> tuple[int, ...]:
+def _weights_beside(node: ir.Node, value: Value) -> tuple[int, ...]:
     return tuple(
         id(v) for v in node.inputs if v is not None and v is not value and v.is_initializer() and not _is_uniform(v)
     )
 
 
 def _is_uniform(value: Value) -> bool:
-    """Whether the value is one number throughout, and of one dimension at most."""
+    """Return whether the value is a vector or scalar of one repeated number."""
     tensor = value.const_value
     if tensor is None or value.shape is None or len(value.shape) > 1 or tensor.size == 0:
         return False
@@ -139,7 +139,7 @@ def _is_uniform(value: Value) -> bool:
 
 
 def _name(node: ir.Node, value: Value, role: str) -> str:
-    """Return `conv2.bias` beside `conv2.weight`, `bn1.running_mean` beside `bn1.bias`; else a name from the node's."""
+    """Return `conv2.bias` beside `conv2.weight`, `bn1.running_mean` beside `bn1.bias`; else a name like the node's."""
     for other in node.inputs[1:]:
         if other is None or other is value or not other.is_initializer() or not other.name:
             continue

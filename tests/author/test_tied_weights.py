@@ -1,4 +1,4 @@
-"""Layers of different names that share weights: the warning, and how to part them."""
+"""Layers of different names that share weights: the warning, and `untie`."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def named(proto: onnx.ModelProto, *names: str) -> onnx.ModelProto:
 
 
 def scoped(proto: onnx.ModelProto, *scopes: str) -> onnx.ModelProto:
-    """Write down the modules of the nodes as PyTorch's exporter does."""
+    """Record the modules of the nodes in the metadata, as PyTorch's exporter does."""
     for node, scope in zip(proto.graph.node, scopes, strict=True):
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", scope, "linear"]))
     return proto
 
 
-def test_modules_of_different_names_with_one_matrix_are_a_warning(build) -> None:
+def test_modules_of_different_names_that_share_a_matrix_give_a_warning(build) -> None:
     proto = scoped(build(TWO_LAYERS, W=W), "layers.0", "layers.1")
 
     with pytest.warns(TiedWeightsWarning) as caught:
         make_trainable(proto, loss="mse")
 
     text = str(caught[0].message)
-    assert "warning[A117]: 1 weight will train as one for layers that look different" in text
+    assert "warning[A117]: layers of different names share 1 weight" in text
     assert "`W` in layers.0, layers.1" in text
     assert 'untie="*"' in text
     assert "keep_shared=True" in text
 
 
-def test_paths_in_the_names_of_nodes_tell_modules_too(build) -> None:
+def test_node_names_with_paths_also_identify_modules(build) -> None:
     proto = named(build(TWO_LAYERS, W=W), "/layers.0/MatMul", "/layers.1/MatMul")
 
     with pytest.warns(TiedWeightsWarning, match="layers.0, layers.1"):
@@ -58,7 +58,7 @@ def test_paths_in_the_names_of_nodes_tell_modules_too(build) -> None:
     [("/fc/MatMul", "/fc/MatMul_1"), ("/fc/MatMul", "/fc_1/MatMul"), ("a", "b"), ("", "")],
     ids=["one module", "one module used twice", "no modules", "no names"],
 )
-def test_a_module_that_is_used_twice_is_no_warning(build, names) -> None:
+def test_a_module_that_is_used_twice_gives_no_warning(build, names) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = make_trainable(named(build(TWO_LAYERS, W=W), *names), loss="mse")
@@ -66,11 +66,11 @@ def test_a_module_that_is_used_twice_is_no_warning(build, names) -> None:
     assert list(model.parameters) == ["W"]
 
 
-def test_a_table_of_words_that_is_also_the_last_layer_is_no_warning(build) -> None:
+def test_an_embedding_tied_to_the_last_layer_gives_no_warning(build) -> None:
     make_trainable(scoped(build(TABLE, W=W), "embedding", "head"), loss="mse")  # warnings are errors here
 
 
-def test_frozen_weights_are_no_warning(build) -> None:
+def test_frozen_weights_give_no_warning(build) -> None:
     text = "m (float[N, 3] x) => (float[N, 3] y) { h = MatMul(x, W) i = MatMul(h, W) y = MatMul(i, V) }"
     proto = scoped(build(text, W=W, V=W + 1), "layers.0", "layers.1", "head")
 
@@ -79,7 +79,7 @@ def test_frozen_weights_are_no_warning(build) -> None:
     assert list(model.parameters) == ["V"]
 
 
-def test_keep_shared_says_that_it_is_on_purpose(build) -> None:
+def test_keep_shared_silences_the_warning(build) -> None:
     model = make_trainable(scoped(build(TWO_LAYERS, W=W), "a", "b"), loss="mse", keep_shared=True)
 
     assert list(model.parameters) == ["W"]
@@ -101,7 +101,7 @@ def test_untie_gives_each_module_a_weight_of_its_own(build, steps) -> None:
     assert not np.array_equal(run.state["a.W"], run.state["b.W"])
 
 
-def test_untie_parts_what_one_transpose_hands_to_several_modules(build) -> None:
+def test_untie_copies_a_transpose_that_several_modules_read(build) -> None:
     text = "m (float[N, 3] x) => (float[N, 3] y) { t = Transpose(W) h = MatMul(x, t) y = MatMul(h, t) }"
     proto = scoped(build(text, W=W), "a", "a", "b")
 
@@ -121,16 +121,16 @@ def test_untie_takes_the_name_of_the_identity_that_stands_for_a_merged_weight(bu
     assert [n.op_type for n in model.graph] == ["MatMul", "MatMul"]
 
 
-def test_a_weight_named_in_full_is_parted_for_each_node_where_no_modules_are_known(build) -> None:
+def test_a_weight_named_in_full_is_copied_for_each_node_where_no_modules_are_known(build) -> None:
     model = make_trainable(named(build(TWO_LAYERS, W=W), "first", "second"), loss="mse", untie="W")
 
     assert list(model.parameters) == ["W", "second.W"]
 
 
-def test_untie_that_fits_no_shared_weight_names_those_that_are(build) -> None:
+def test_untie_without_a_match_lists_the_shared_weights(build) -> None:
     proto = scoped(build(TWO_LAYERS, W=W), "a", "b")
 
-    with pytest.raises(ArgumentError, match="`V` matches no weight that several layers share") as caught:
+    with pytest.raises(ArgumentError, match="`V` matches no shared weight") as caught:
         make_trainable(proto, loss="mse", untie="V")
 
     assert "`W`" in str(caught.value)
@@ -143,9 +143,9 @@ def test_the_command_line_warns_on_stderr_and_takes_untie(build, tmp_path) -> No
         command = [sys.executable, "-m", "onward", "make-trainable", "m.onnx", "--loss", "mse", "-o", "t.onnx", *more]
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
 
-    warned, parted, kept = run(), run("--untie", "*"), run("--keep-shared")
+    warned, untied, kept = run(), run("--untie", "*"), run("--keep-shared")
 
-    assert warned.stderr.startswith("warning[A117]: 1 weight will train as one")
-    assert "2 parameters" in parted.stdout
-    assert parted.stderr == kept.stderr == ""
+    assert warned.stderr.startswith("warning[A117]: layers of different names share 1 weight")
+    assert "2 parameters" in untied.stdout
+    assert untied.stderr == kept.stderr == ""
     assert "make.py" not in warned.stderr

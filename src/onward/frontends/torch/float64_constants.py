@@ -1,6 +1,6 @@
-"""The numbers of a float64 module as they are: PyTorch's exporter writes Python's numbers in 32 bits and casts them.
+"""Restore constants of float64 modules, which PyTorch's exporter writes in 32 bits and casts.
 
-What ONNX keeps in an attribute (the epsilon of a normalisation) has 32 bits in every file.
+ONNX attributes, such as the epsilon of a normalisation, always have 32 bits.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch.utils._pytree as pytree
 from onward.frontends.torch.embeddings import all_graphs
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-_DIGITS = 6  # so many decimal digits survive in 32 bits
+_DIGITS = 6  # decimal digits that 32 bits preserve
 
 
 def exact_numbers(proto: onnx.ModelProto, program: torch.export.ExportedProgram) -> None:
-    """Write the constants that are cast to float64 in 64 bits, as the captured program has them; `proto` is changed."""
+    """Store constants that are cast to float64 in 64 bits, with the captured program's values; changes `proto`."""
     typed = [*proto.graph.initializer, *(v.type.tensor_type for v in proto.graph.input)]
     if not any(_DOUBLE in (getattr(t, "data_type", None), getattr(t, "elem_type", None)) for t in typed):
         return
@@ -50,7 +50,7 @@ def _widen(node: onnx.NodeProto, known: dict[np.float32, float]) -> None:
 
 
 def _exact(rounded: np.float32, known: dict[np.float32, float]) -> float:
-    """Return the number that was rounded: one of the program's, or a short decimal one."""
+    """Return the number before rounding: a constant of the program, or the shortest decimal number."""
     if rounded in known:
         return known[rounded]
     short = float(f"{rounded:.{_DIGITS}g}")
@@ -67,14 +67,14 @@ def _numbers(program: torch.export.ExportedProgram) -> Iterator[float]:
 
 
 def number(op: Any, value: float, like: Any) -> Any:
-    """Return a number of Python's in the type of `like`, rounded once."""
+    """Return a Python number in the type of `like`, rounded once."""
     return op.CastLike(op.Constant(value=onnx.numpy_helper.from_array(np.array(value, np.float64))), like)
 
 
 def activations() -> dict[Any, Callable[..., Any]]:
-    """Return how activations of float64 are written whose ONNX operator has its numbers in attributes, in 32 bits.
+    """Return float64 translations of activations whose ONNX operator has 32-bit attributes.
 
-    For other types it is that operator. onnxscript's Celu of float64 even computes in float32.
+    Other types use the ONNX operator. onnxscript's Celu of float64 even computes in float32.
     """
     from onnxscript import opset20 as op
 
@@ -82,7 +82,7 @@ def activations() -> dict[Any, Callable[..., Any]]:
         return int(x.dtype) == _DOUBLE
 
     def exponential(x: Any, alpha: float, scale: float, input_scale: float) -> Any:
-        """scale·x above 0, else scale·alpha·(exp(input_scale·x) - 1); above 0 Exp must not overflow, nor its slope."""
+        """scale·x above 0, else scale·alpha·(exp(input_scale·x) - 1), without overflow of Exp or its gradient."""
         one, zero = number(op, 1.0, x), number(op, 0.0, x)
         grown = op.Exp(op.Mul(op.Min(x, zero), number(op, input_scale, x)))
         below = op.Mul(op.Sub(grown, one), number(op, scale * alpha, x))
@@ -114,5 +114,5 @@ def activations() -> dict[Any, Callable[..., Any]]:
     }
 
 
-# Of the paper, as PyTorch has them.
+# From the paper, with PyTorch's digits.
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946

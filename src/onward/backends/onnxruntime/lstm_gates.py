@@ -1,8 +1,8 @@
-"""LSTM layers that keep their gates for the backward pass, instead of computing them twice.
+"""Keep the gates of LSTM layers for the backward pass, instead of computing them twice.
 
-The gradient of LSTM computes the gates of all steps again, because the operator does not hand them out: two matrix
-products as large as the forward pass. On a processor it is cheaper to run the layer as a Scan that does hand them out.
-Where the graph has the one and the other, the Scan takes the place of both.
+The gradient of LSTM recomputes the gates of all steps, because the operator does not output them. That takes two matrix
+products as large as the forward pass. On a CPU it is cheaper to run the layer as a Scan that outputs the gates. The
+Scan replaces both the layer and the recomputation.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from onward.graph import edit
 from onward.graph.builder import Builder, Value
 from onward.passes.base import Pass, Unit, rewrite_nodes
 
-WORTH_IT = 64  # hidden units; below, a Scan's step costs more than computing the gates twice
+WORTH_IT = 64  # hidden units; below this, the steps of a Scan cost more than computing the gates twice
 _DEFAULTS = {"layout": 0, "input_forget": 0, "direction": "forward"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Again:
-    """The values that the backward pass has computed again: gates i, o, f, c and the cell states of all steps."""
+class _Recomputed:
+    """The values that the backward pass recomputes: gates i, o, f, c and the cell states of all steps."""
 
     gates: tuple[Value, Value, Value, Value]
     cells: Value
 
 
 class KeepGates(Pass):
-    """Let LSTM layers keep their gates, where the backward pass computes them again."""
+    """Let LSTM layers keep their gates, where the backward pass recomputes them."""
 
     def run(self, unit: Unit) -> bool:
-        return rewrite_nodes(unit, "LSTM", _keep)
+        return rewrite_nodes(unit, "LSTM", _replace_with_scan)
 
 
 def _is_plain(node: ir.Node) -> bool:
@@ -58,8 +58,8 @@ def _products(weight: Value) -> list[ir.Node]:
     return [use.node for use in uses if use.node.op_type == "MatMul" and use.idx == 1]
 
 
-def _computed_again(node: ir.Node) -> _Again | None:
-    """Return what the backward pass computes again for this layer, or None if it is not what we know."""
+def _find_recomputed(node: ir.Node) -> _Recomputed | None:
+    """Return the values that the backward pass recomputes for this layer; None for an unknown pattern."""
     X, W, R = node.inputs[:3]
     assert X is not None
     assert W is not None
@@ -87,7 +87,7 @@ def _computed_again(node: ir.Node) -> _Again | None:
     product = scan.inputs[2].producer() if scan.inputs[2] is not None else None
     if product is None or product.op_type != "Mul" or set(product.inputs) != {i, c}:
         return None
-    return _Again((i, o, f, c), scan.outputs[1])
+    return _Recomputed((i, o, f, c), scan.outputs[1])
 
 
 def _is_shifted_output(value: Value | None, Y: Value) -> bool:
@@ -101,10 +101,10 @@ def _is_shifted_output(value: Value | None, Y: Value) -> bool:
     return source is not None and source.op_type == "Squeeze" and source.inputs[0] is Y
 
 
-def _keep(node: ir.Node, op: Builder) -> bool:
-    """Put a Scan in the place of the layer and of what is computed again."""
-    again = _computed_again(node) if _is_plain(node) else None
-    if again is None:
+def _replace_with_scan(node: ir.Node, op: Builder) -> bool:
+    """Replace the layer and the recomputed values by a Scan."""
+    recomputed = _find_recomputed(node) if _is_plain(node) else None
+    if recomputed is None:
         return False
     X, W, R, B, _, initial_h, initial_c = [*node.inputs, *[None] * (7 - len(node.inputs))][:7]
     assert X is not None
@@ -126,14 +126,14 @@ def _keep(node: ir.Node, op: Builder) -> bool:
     results = [op.Unsqueeze(hidden, [1]), op.Unsqueeze(H, [0]), op.Unsqueeze(C, [0])]
     assert node.graph is not None
     node.graph.insert_before(node, op.nodes)
-    old = [*zip(node.outputs, results, strict=False), *zip(again.gates, (i, o, f, candidates), strict=True)]
-    for before, after in [*old, (again.cells, cells)]:
+    old = [*zip(node.outputs, results, strict=False), *zip(recomputed.gates, (i, o, f, candidates), strict=True)]
+    for before, after in [*old, (recomputed.cells, cells)]:
         edit.take_place(before, after)
     return True
 
 
 def _step(op: Builder, dtype: ir.DataType | None, recurrent: Value, size: int) -> ir.Graph:
-    """Return one step: from H, C and the gates' part of X to new H, C, and H, C, (i, o, f) and c to keep."""
+    """Return one step: from H, C and the projected input to new H, C, and the outputs H, C, (i, o, f) and c."""
     inner = Builder(op.opset, op.names, f"{op.prefix}step/")
     kind = None if dtype is None else ir.TensorType(dtype)
     H, C, from_X = (ir.Value(name=op.names.unique(f"{inner.prefix}{n}"), type=kind) for n in ("H", "C", "X"))

@@ -39,7 +39,7 @@ def test_a_bias_that_two_layers_share_stays_one_if_it_was_trained(build) -> None
     assert set(model.parameters) == {"W", "V", "b"}
 
 
-def test_fresh_normalisations_after_different_convolutions_are_apart(build) -> None:
+def test_untrained_normalisations_after_different_convolutions_are_separated(build) -> None:
     text = """
     m (float[N, 2, 4, 4] x) => (float[N, 2, 4, 4] y) {
         a = Conv(x, W)
@@ -59,7 +59,7 @@ def test_fresh_normalisations_after_different_convolutions_are_apart(build) -> N
     assert check(model.proto(), pedantic=True).findings == ()
 
 
-def test_biases_added_after_different_products_are_apart(build) -> None:
+def test_biases_added_after_different_products_are_separated(build) -> None:
     text = "m (float[N, 3] x) => (float[N, 3] y) { p = MatMul(x, W) h = Add(p, b) q = MatMul(h, V) y = Add(q, b) }"
 
     model = make_trainable(build(text, W=f32(3, 3), V=f32(3, 3), b=np.zeros(3, np.float32)), loss="mse")

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onward
 from onward.backends import open_session
-from onward.backends.onnxruntime.recurrence import WORTH_IT, KeepGates
+from onward.backends.onnxruntime.lstm_gates import WORTH_IT, KeepGates
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Unit
 

@@ -1,4 +1,4 @@
-"""Where a recipe starts: copies of the graphs that it needs as one graph, all state as pure inputs (decision 2)."""
+"""The sources of recipes: copies of the needed graphs as one graph, with all state as inputs (decision 2)."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def inference(model: TrainingModel, entry: TrainingEntry | None) -> Unit:
 
 
 def initialization(model: TrainingModel, entry: TrainingEntry | None) -> Unit:
-    """Return the initialisations of all entries as one graph, whose outputs are bound as `initialization_binding` says.
+    """Return the initialization graphs of all entries as one graph, with outputs as in `initialization_binding`.
 
-    The unit's entry holds one binding: of each state to the value that initialises it.
+    The entry of the unit binds each state to the value that initialises it.
     """
     outputs: dict[str, str] = {}
     nodes: list[ir.Node] = []
