@@ -21,7 +21,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class Severity(enum.Enum):
@@ -40,15 +43,15 @@ class Explanation:
     fix: str
 
 
-CODES: dict[str, Explanation] = {}
+@functools.cache
+def catalogue() -> dict[str, Explanation]:
+    """Return the explanation of every code, from `codes.json`.
 
-
-def define(code: str, title: str, *, why: str, fix: str) -> str:
-    """Add a code to the catalogue and return it. Call it once per code, next to the function that reports it."""
-    if code in CODES:
-        raise AssertionError(f"diagnostic code {code} is defined twice")
-    CODES[code] = Explanation(code, title, why, fix)
-    return code
+    >>> catalogue()["A100"].title
+    'unknown name in an argument'
+    """
+    entries = json.loads((Path(__file__).parent / "codes.json").read_text(encoding="utf-8"))
+    return {code: Explanation(code, **texts) for code, texts in entries.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Diagnostic:
     severity: Severity = Severity.ERROR
 
     def __post_init__(self) -> None:
-        assert self.code in CODES, f"undefined diagnostic code {self.code}"
+        assert self.code in catalogue(), f"undefined diagnostic code {self.code}"
 
     def render(self) -> str:
         """Return the diagnostic as plain text, readable without colour.
@@ -146,24 +149,9 @@ class MissingExtra(OnwardError, ImportError):
     """An optional package is needed but not installed."""
 
 
-A100 = define(
-    "A100",
-    "unknown name in an argument",
-    why="An argument has a name that Onward does not define.",
-    fix="Use one of the names that the message lists.",
-)
-A101 = define(
-    "A101",
-    "argument out of range or of the wrong kind",
-    why="An argument has a value that the function does not accept.",
-    fix="Pass a value of the kind that the message states.",
-)
-E100 = define(
-    "E100",
-    "an optional package is missing",
-    why="This feature needs a package that is not a dependency of Onward itself.",
-    fix="Install the extra that the message names.",
-)
+A100 = "A100"
+A101 = "A101"
+E100 = "E100"
 
 
 def counted(count: int, word: str) -> str:

@@ -13,15 +13,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from onward.errors import BackendError, Diagnostic, define
+from onward.errors import BackendError, Diagnostic
 
-B310 = define(
-    "B310",
-    "an unsupported version of a package",
-    why="Onward is tested with a range of versions of the packages it builds on (docs/versions.md); older "
-    "ones lack names, operators or whole interfaces.",
-    fix="Upgrade the package with the command in the message.",
-)
+B310 = "B310"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -292,24 +295,43 @@ def test_the_trainer_runs_on_torch_with_the_losses_of_onnxruntime(compiled: bool
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_distributed_data_parallel_takes_it(tmp_path: Path) -> None:
+def distributed_run(directory: str) -> None:
+    """Train a module in DistributedDataParallel beside the same module alone, in a process that has nothing else.
+
+    The process ends without destructors: PyTorch's joins the threads of a group while it holds Python's lock, for which
+    one of them may wait.
+    """
     module, optimizer = onward.to_torch(make())
     expected, its_optimizer = onward.to_torch(make())
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    store = torch.distributed.FileStore(f"{directory}/store", 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        wrapped = torch.nn.parallel.DistributedDataParallel(module)
-        for i in range(3):
-            x, t = pair(i)
-            for net, opt in ((wrapped, optimizer), (expected, its_optimizer)):
-                opt.zero_grad()
-                F.cross_entropy(net(x), t).backward()
-                opt.step()
-    finally:
-        torch.distributed.destroy_process_group()
-
+    wrapped = torch.nn.parallel.DistributedDataParallel(module)
+    for i in range(3):
+        x, t = pair(i)
+        for net, opt in ((wrapped, optimizer), (expected, its_optimizer)):
+            opt.zero_grad()
+            F.cross_entropy(net(x), t).backward()
+            opt.step()
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(module.tensor(name), parameter, rtol=1e-6, atol=1e-7)
+    print("the same", flush=True)
+    os._exit(0)
+
+
+def test_distributed_data_parallel_takes_it(tmp_path: Path) -> None:
+    tests = Path(__file__).parent.parent
+    code = f"from backends.test_torch_module import distributed_run; distributed_run({str(tmp_path)!r})"
+    paths = os.pathsep.join([str(tests), *sys.path])
+
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=300,
+    )
+
+    assert result.stdout.endswith("the same\n"), result.stderr
 
 
 def test_names_that_a_module_cannot_have_are_kept_under_others() -> None:

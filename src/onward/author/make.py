@@ -19,7 +19,7 @@ from onward.author.objective import build_loss, resolve_loss
 from onward.author.tied_weights import tied_layers
 from onward.author.tied_weights import untie as untie_weights
 from onward.author.training_mode import build_training_forward, to_inference_mode
-from onward.errors import A101, ArgumentError, Diagnostic, define
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.schema import TRAINING_DOMAIN
 from onward.graph.shapes import infer_shapes
@@ -34,24 +34,9 @@ from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import emit_update
 from onward.upgrade import normalise
 
-A112 = define(
-    "A112",
-    "a name is already taken",
-    why="The training step needs an input or output of this name, but the model already has a value of that name.",
-    fix="Choose another name with the argument that the message gives.",
-)
-A113 = define(
-    "A113",
-    "the model already has a training entry of that name",
-    why="make_trainable adds one training entry to a model. Each entry needs its own name.",
-    fix='Train the existing entry, add another one (entry="name"), or remove all first: `onward strip FILE -o OUT`.',
-)
-A114 = define(
-    "A114",
-    "a parameter has a type that Gradient does not support",
-    why="The standard's Gradient operator takes float16, float32 and float64 only.",
-    fix="Freeze the weight, or convert the model to float32.",
-)
+A112 = "A112"
+A113 = "A113"
+A114 = "A114"
 
 # Gradient takes the element types of opset 9 only.
 _NOT_IN_GRADIENT = frozenset(

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onward.arguments import check_number
 from onward.author.labels import LabelArgument, find_value, label_specs, wrong_outputs
 from onward.author.training_mode import TrainingForward
-from onward.errors import A101, ArgumentError, Diagnostic, define
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.shapes import infer_shapes
 from onward.losses import LabelSpec, Loss, by_name, custom
@@ -20,18 +20,8 @@ from onward.losses.custom import ANY_NUMBER
 from onward.model.roles import Role, mark
 from onward.model.training_model import FLOAT_TYPES, TrainingModel
 
-A115 = define(
-    "A115",
-    "the loss does not fit the model",
-    why="The operators of the loss do not accept its outputs or labels, or the result is not a scalar.",
-    fix="Choose another output, loss or reduction, as the message says.",
-)
-A118 = define(
-    "A118",
-    "the model has inconsistent types or shapes",
-    why="onnx's own inference of types and shapes finds a node that does not accept its inputs.",
-    fix="Correct the program that wrote the model; `onward check` lists every such node.",
-)
+A115 = "A115"
+A118 = "A118"
 
 
 @dataclasses.dataclass(frozen=True)

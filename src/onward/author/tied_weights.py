@@ -15,19 +15,12 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onward.author.merged_weights import copy_initializer
-from onward.errors import ArgumentError, Diagnostic, Severity, counted, define
+from onward.errors import ArgumentError, Diagnostic, Severity, counted
 from onward.graph.builder import Names, Value
 from onward.model.trainable import as_patterns, final_uses, is_passed_on, no_match
 from onward.model.training_model import FLOAT_TYPES
 
-A117 = define(
-    "A117",
-    "layers that share their weights",
-    why="Several layers read one initializer, so training updates them together. Exporters merge equal initializers: "
-    "an untrained nn.TransformerEncoder, whose layers start as copies of one, is exported with one set of weights.",
-    fix="Separate them with untie= (`--untie GLOB`), or keep intentionally tied weights with keep_shared=True "
-    "(`--keep-shared`).",
-)
+A117 = "A117"
 
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the modules around a node, written by PyTorch's exporter
 _REUSE = re.compile(r"_\d+(?=/|$)")  # PyTorch's older exporter calls the second use of module `fc` `fc_1`

@@ -8,31 +8,16 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from onward.errors import Diagnostic, NotDifferentiable, define
+from onward.errors import Diagnostic, NotDifferentiable
 from onward.graph import walk
 from onward.graph.builder import Value
 
 if TYPE_CHECKING:
     from onward.autodiff.engine import Slice
 
-D201 = define(
-    "D201",
-    "no gradient rule for an operator",
-    why="The gradient has to pass through the operator, and Onward has no rule for it.",
-    fix="Freeze the parameters behind it, or add a rule with onward.register_gradient (docs/adding_a_rule.md).",
-)
-D202 = define(
-    "D202",
-    "the gradient with respect to an input is not supported",
-    why="The operator has a rule, but the rule does not cover this input or this combination of attributes.",
-    fix="Freeze the parameters behind it, or rewrite that part of the model as the message says.",
-)
-D203 = define(
-    "D203",
-    "no gradient through an output",
-    why="The loss depends on an output of the operator that has no gradient.",
-    fix="Use a differentiable output, or freeze the parameters behind it.",
-)
+D201 = "D201"
+D202 = "D202"
+D203 = "D203"
 
 _LONGEST_PATH = 8  # nodes named in a message; the middle of a longer path is left out
 

@@ -8,27 +8,12 @@ import numpy as np
 
 from onward.arguments import check_name, unknown_name
 from onward.compiler.program import Entry, PlainGraph, Program
-from onward.errors import ArgumentError, BackendError, DataError, Diagnostic, define
+from onward.errors import ArgumentError, BackendError, DataError, Diagnostic
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP
 
-B100 = define(
-    "B100",
-    "the program lacks a graph",
-    why="The model was compiled without a training entry, a loss or an initialisation.",
-    fix="Make the model trainable first: onward.make_trainable(model, loss=..., optimizer=...).",
-)
-B101 = define(
-    "B101",
-    "a state does not fit the program",
-    why="State is replaced by name, and must have the shapes and element types of the program.",
-    fix="Use the state of the same model, for example from trainer.state or a checkpoint.",
-)
-T100 = define(
-    "T100",
-    "an input is missing",
-    why="A graph needs a value for each of its inputs.",
-    fix="Feed every input that the message lists.",
-)
+B100 = "B100"
+B101 = "B101"
+T100 = "T100"
 
 
 def chosen_entries(program: Program, entry: str | None) -> list[Entry]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from onward.arguments import nearest
-from onward.errors import CODES, CheckFailed, Diagnostic, Severity, counted
+from onward.errors import CheckFailed, Diagnostic, Severity, catalogue, counted
 
 _LONGEST_NAME = 120
 _NEAR_LOOKUPS = 50  # near names are optional: after this many lookups, misspelt names are not the cause
@@ -166,14 +166,15 @@ def render_codes_page() -> str:
     lines = [
         "# Diagnostic codes",
         "",
-        "Generated from the catalogue in the code (`onward.errors.CODES`); do not edit by hand.",
+        "Generated from the catalogue `src/onward/codes.json`; do not edit by hand.",
         "`onward check --explain CODE` prints the same text. Rule numbers of the checker: C101 to C123 are the rules",
         "1 to 23 of the checker of training models (docs/check.md), C13x to C16x the conditions for every ONNX graph,",
         "C2xx the `Gradient` operator, C3xx the optimizer operators, C4xx types and shapes, C5xx safety.",
     ]
-    for family in sorted({code[0] for code in CODES}):
+    codes = catalogue()
+    for family in sorted({code[0] for code in codes}):
         lines += ["", f"## {family}: {families.get(family, 'Other')}"]
-        for code in sorted(c for c in CODES if c[0] == family):
-            entry = CODES[code]
+        for code in sorted(c for c in codes if c[0] == family):
+            entry = codes[code]
             lines += ["", f"### {code}: {entry.title}", "", entry.why, "", f"**Fix.** {entry.fix}"]
     return "\n".join(lines) + "\n"

@@ -12,52 +12,14 @@ from onnx import TensorProto
 
 from onward.check.report import Findings, listing, quote
 from onward.check.views import Model, View
-from onward.errors import define
 
-C117 = define(
-    "C117",
-    "malformed tensor",
-    why="A tensor's stored data does not match its element type and dims (rule 17), so it has no value.",
-    fix="Write the tensor again, e.g. with onnx.numpy_helper.from_array.",
-)
-C501 = define(
-    "C501",
-    "external data outside the model's folder",
-    why="A tensor's `location` is absolute or climbs out of the folder; reading it could expose any "
-    "file of this machine.",
-    fix="Store the data next to the model and give its plain relative path.",
-)
-C502 = define(
-    "C502",
-    "external data that cannot be read",
-    why="The external data file is missing, is not a regular file with one name, or is shorter than offset + length.",
-    fix="Put the data file next to the model, or save the model again with its data.",
-)
-C503 = define(
-    "C503",
-    "external data described wrongly",
-    why="The external_data entries of a tensor are incomplete, contradictory or not numbers.",
-    fix="Give `location`, and if necessary `offset` and `length`, as non-negative decimal numbers.",
-)
-C506 = define(
-    "C506",
-    "impossible tensor size",
-    why="The dims are negative or their product does not fit in 63 bits: no tensor has that size.",
-    fix="Correct the dims.",
-)
-C507 = define(
-    "C507",
-    "nested too deeply",
-    why="Graphs inside graphs, types inside types or functions calling functions beyond the limit exhaust the "
-    "stack of most tools.",
-    fix="Flatten the model: no real model nests that deeply.",
-)
-C509 = define(
-    "C509",
-    "text that is not UTF-8",
-    why="ONNX names are UTF-8. Tools disagree on what such bytes mean, or fail on them.",
-    fix="Export the model again with valid names; the file may be damaged.",
-)
+C117 = "C117"
+C501 = "C501"
+C502 = "C502"
+C503 = "C503"
+C506 = "C506"
+C507 = "C507"
+C509 = "C509"
 
 MAX_NESTING = 32
 _MAX_MESSAGE_DEPTH = 4 * MAX_NESTING

@@ -26,38 +26,13 @@ from onward.check.views import (
     View,
     is_empty,
 )
-from onward.errors import define
 from onward.graph.shapes import infer
 
-C401 = define(
-    "C401",
-    "types or shapes do not fit",
-    why="The operator does not accept this combination of input types or shapes, or the result does not have the "
-    "type that the graph declares for it.",
-    fix="Correct the shapes or types of the inputs, or the declared type of the output.",
-)
-C402 = define(
-    "C402",
-    "initializer declared with another type",
-    why="An initializer with the name of an input is that input's default, so it must have its type and shape. The "
-    "same applies to an output or a value_info with its name.",
-    fix="Give both the same element type and shape.",
-)
-C410 = define(
-    "C410",
-    "refused by onnx.checker",
-    why="The standard's own checker refuses this graph for a reason that none of the other rules covers.",
-    fix="Read the message of onnx.checker in `found`.",
-)
+C401 = "C401"
+C402 = "C402"
+C410 = "C410"
 
-C411 = define(
-    "C411",
-    "types not inferred",
-    why="onnx could not load the graph for its type and shape inference, e.g. because it holds more than 2 GB "
-    "outside its initializers; or it has so many subgraphs and calls, or so many mistakes, that the search was "
-    "stopped. All other rules were checked.",
-    fix="Store large data in initializers; correct the mistakes that are listed and check again.",
-)
+C411 = "C411"
 
 _REFUSALS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError)
 # onnx reports one type mismatch at a time: its node is removed and the rest is inferred again, within these limits.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +15,7 @@ from onward.arguments import nearest
 from onward.check import Report
 from onward.check import check as run_check
 from onward.cli.console import print_diagnostics, stderr_console, stdout_console
-from onward.errors import A100, CODES, ArgumentError, Diagnostic, ModelError
+from onward.errors import A100, ArgumentError, Diagnostic, ModelError, catalogue
 
 
 def check(
@@ -66,9 +64,7 @@ def _print(report: Report, console: Console) -> None:
 
 def _explain(code: str, console: Console) -> None:
     wanted = code.strip().upper()
-    if wanted not in CODES:
-        _load_catalogue()
-    found = CODES.get(wanted)
+    found = catalogue().get(wanted)
     if found is None:
         print_diagnostics(_unknown_code(code.strip()).diagnostics, stderr_console())
         raise typer.Exit(2)
@@ -78,9 +74,10 @@ def _explain(code: str, console: Console) -> None:
 
 def _unknown_code(given: str) -> ArgumentError:
     """Return the error for a code that does not exist, with those that look like it or whose title has the word."""
-    near = nearest(given.upper(), sorted(CODES), n=4)
-    near = near or [c for c in sorted(CODES) if given and given.lower() in CODES[c].title.lower()][:8]
-    listed = "; ".join(f"{c} ({CODES[c].title})" for c in near)
+    codes = catalogue()
+    near = nearest(given.upper(), sorted(codes), n=4)
+    near = near or [c for c in sorted(codes) if given and given.lower() in codes[c].title.lower()][:8]
+    listed = "; ".join(f"{c} ({codes[c].title})" for c in near)
     return ArgumentError(
         Diagnostic(
             A100,
@@ -90,15 +87,3 @@ def _unknown_code(given: str) -> ArgumentError:
             hint=f"did you mean {listed}?" if near else "docs/codes.md lists all of them",
         )
     )
-
-
-def _load_catalogue() -> None:
-    """Import every module of Onward: each defines its codes next to where they are reported."""
-    import onward
-
-    for module in pkgutil.walk_packages(onward.__path__, "onward."):
-        if not module.name.endswith("__main__"):
-            try:
-                importlib.import_module(module.name)
-            except ImportError:
-                continue  # an optional package is missing, and so are the codes of what needs it

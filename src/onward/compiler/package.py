@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from onward.compiler.package_readme import readme
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec, total_names
-from onward.errors import Diagnostic, ModelError, define
+from onward.errors import Diagnostic, ModelError
 from onward.graph import shapes
 from onward.model.roles import PROGRAM_STATE, averages_by_name, learning_rates_by_name
 from onward.model.serde import from_proto, read_proto, serialize
@@ -33,12 +33,7 @@ from onward.storage.tensor_file import Damaged, read_tensor_bytes, read_tensor_f
 FORMAT = "onward-program"
 VERSION = 1
 
-M400 = define(
-    "M400",
-    "not a program directory, or a damaged one",
-    why="A compiled program is a directory with a manifest that lists the sha256 of each file.",
-    fix="Compile the model again: onward compile FILE -o DIR.",
-)
+M400 = "M400"
 
 
 def write_program(program: Program, directory: str | os.PathLike[str]) -> None:

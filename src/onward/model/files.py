@@ -16,7 +16,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, ModelError, define
+from onward.errors import A101, ArgumentError, Diagnostic, ModelError
 from onward.graph.walk import GraphLike, subgraphs
 from onward.model import serde
 from onward.model.training_model import TrainingModel
@@ -24,12 +24,7 @@ from onward.storage import atomic, writer
 from onward.storage.external_data import Folder, all_tensors
 from onward.storage.limits import DEFAULT, M102, tensor_nbytes
 
-M111 = define(
-    "M111",
-    "the file cannot be written",
-    why="The folder is missing or read-only, the disk is full, or the target is not a regular file.",
-    fix="Choose another place or free some space; the old file is unchanged.",
-)
+M111 = "M111"
 
 _ALIGNMENT = 64  # of tensors in a data file, in bytes, so that the mapped data can be used directly
 _INLINE_LIMIT = 1_800_000_000  # bytes of tensors: leaves space for the graphs in the 2 GB of a protobuf file

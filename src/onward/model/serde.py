@@ -17,7 +17,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]  # has no stubs
 
 from onward.arguments import did_you_mean, nearest
-from onward.errors import Diagnostic, ModelError, define
+from onward.errors import Diagnostic, ModelError
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.storage import writer
 from onward.storage.external_data import Folder, all_tensors
@@ -25,24 +25,9 @@ from onward.storage.limits import DEFAULT, M102, Limits, check_structure, check_
 from onward.storage.reader import M110, Reader, Scope, metadata
 from onward.storage.writer import Put, Writer, put_inline
 
-M100 = define(
-    "M100",
-    "not an ONNX model",
-    why="The bytes are not an ONNX ModelProto, or are damaged.",
-    fix="Export the model again, or restore the file from a good copy.",
-)
-M101 = define(
-    "M101",
-    "the model file cannot be opened",
-    why="The file does not exist, it is not a regular file, or you are not allowed to read it.",
-    fix="Correct the path or its permissions.",
-)
-M109 = define(
-    "M109",
-    "text that is not UTF-8",
-    why="Every name in an ONNX file is UTF-8 text; other bytes mean that the file is damaged or its exporter is wrong.",
-    fix="Export the model again with plain names, or restore the file from a good copy.",
-)
+M100 = "M100"
+M101 = "M101"
+M109 = "M109"
 
 Path = str | os.PathLike[str]
 Source = Path | bytes | onnx.ModelProto | TrainingModel

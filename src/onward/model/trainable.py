@@ -9,23 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.arguments import did_you_mean, nearest
-from onward.errors import ArgumentError, Diagnostic, define
+from onward.errors import ArgumentError, Diagnostic
 from onward.graph.walk import all_nodes, ancestors, subgraphs
 from onward.model.training_model import FLOAT_TYPES
 
-A110 = define(
-    "A110",
-    "a glob matches nothing",
-    why="A pattern that chooses weights by name matches none of them, most likely because of a typing error.",
-    fix="Use a name or pattern from the list that the message gives; `onward show FILE` lists them all.",
-)
-A111 = define(
-    "A111",
-    "nothing to train here",
-    why="The chosen weights cannot be trained: they are not floating point, the loss does not depend on them, or they "
-    "are constants such as an epsilon, a shape or a running statistic.",
-    fix="Choose other weights; the message gives the reason for each one.",
-)
+A110 = "A110"
+A111 = "A111"
 
 # Inputs that are never trained: (operator, input) → a description.
 CONSTANT_INPUTS = {

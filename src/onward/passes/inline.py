@@ -8,17 +8,12 @@ import onnx_ir as ir
 
 from onward.autodiff.function_bodies import inline_call
 from onward.autodiff.registry import is_own
-from onward.errors import Diagnostic, ModelError, define
+from onward.errors import Diagnostic, ModelError
 from onward.graph import walk
 from onward.graph.schema import schema
 from onward.passes.base import INLINED, Pass, Unit
 
-M301 = define(
-    "M301",
-    "the model cannot be compiled",
-    why="The model contains something that plain ONNX operators cannot express.",
-    fix="Change that part as the message says.",
-)
+M301 = "M301"
 
 
 class InlineFunctions(Pass):

@@ -20,21 +20,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onward.errors import Diagnostic, ModelError, define
+from onward.errors import Diagnostic, ModelError
 from onward.storage.limits import tensor_nbytes
 
-M107 = define(
-    "M107",
-    "external data outside the model's folder",
-    why="A model may only name plain files below its own folder; a path that leaves it could read any file of yours.",
-    fix="Put the data file beside the model and name it with a plain relative path; replace links by copies.",
-)
-M108 = define(
-    "M108",
-    "external data does not fit its tensor",
-    why="The data file is missing, or the offset and length do not describe the tensor's bytes.",
-    fix="Restore the data file that belongs to this model, or save the model again.",
-)
+M107 = "M107"
+M108 = "M108"
 
 _KEYS = ("location", "offset", "length")
 

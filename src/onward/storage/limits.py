@@ -16,39 +16,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onward.errors import Diagnostic, define
+from onward.errors import Diagnostic
 
-M102 = define(
-    "M102",
-    "the model is too large",
-    why="A protobuf file cannot hold more than 2 GB, and the tensors of a model may not need more than a set limit.",
-    fix="Save the weights as external data, or raise the limit with `onward.storage.limits.Limits`.",
-)
-M103 = define(
-    "M103",
-    "graphs are nested too deeply",
-    why="No exporter nests the subgraphs of If, Loop and Scan this deeply, and most tools run out of stack on them.",
-    fix="Move inner graphs into functions, or raise `Limits.nesting`.",
-)
-M104 = define(
-    "M104",
-    "too many nodes",
-    why="The model has more nodes than the limit when its functions are expanded. Thirty functions that each call the "
-    "next one twice are 2^30 nodes.",
-    fix="Call the functions less often, or raise `Limits.nodes`.",
-)
-M105 = define(
-    "M105",
-    "a function calls itself",
-    why="ONNX functions must not be recursive, neither directly nor through others.",
-    fix="Break the cycle; use Loop or Scan for repetition.",
-)
-M106 = define(
-    "M106",
-    "a tensor is malformed",
-    why="The tensor's type, dimensions and data do not agree.",
-    fix="Write the tensor again with matching shape and data, or restore the file from a good copy.",
-)
+M102 = "M102"
+M103 = "M103"
+M104 = "M104"
+M105 = "M105"
+M106 = "M106"
 
 GB = 2**30
 FunctionId = tuple[str, str, str]

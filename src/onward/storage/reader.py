@@ -15,16 +15,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onward.errors import Diagnostic, ModelError, define
+from onward.errors import Diagnostic, ModelError
 from onward.storage.external_data import Folder
 from onward.storage.limits import DEFAULT, M102, M103, M106, Limits, check_tensor
 
-M110 = define(
-    "M110",
-    "a graph that cannot be read",
-    why="A name is defined twice, or something that a name refers to is missing. The graph has no defined meaning.",
-    fix="`onward check` lists every problem of the file; export the model again.",
-)
+M110 = "M110"
 
 # Keys of `meta` for what onnx-ir has no place for: serialised messages, and `SparseTensor`s.
 SPARSE = "onward.sparse_initializer"

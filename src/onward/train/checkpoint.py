@@ -31,59 +31,19 @@ from typing import Any
 import numpy as np
 
 import onward
-from onward.errors import CheckpointError, Diagnostic, define
+from onward.errors import CheckpointError, Diagnostic
 from onward.storage import atomic as fsio
 from onward.storage.tensor_file import Damaged, can_store, read_tensor_file, tensor_file_chunks
 from onward.train.stored_model import StoredModel
 
-K100 = define(
-    "K100",
-    "there is no usable checkpoint",
-    why="The directory holds no step file, or only damaged ones.",
-    fix="Check the path; start the run again without resuming.",
-)
-K101 = define(
-    "K101",
-    "a checkpoint could not be written",
-    why="The file system refused a write. Earlier checkpoints are untouched.",
-    fix="Free space or choose a directory that can be written, then resume.",
-)
-K102 = define(
-    "K102",
-    "a checkpoint is damaged",
-    why="A checksum does not match what was written, so the file cannot be trusted.",
-    fix="The previous checkpoint is used; look at the disk.",
-)
-K103 = define(
-    "K103",
-    "the model stored with the checkpoint is missing or damaged",
-    why="The run cannot be resumed without the exact model it was trained with.",
-    fix="Pass the model: Trainer.resume(directory, model='model.onnx').",
-)
-K104 = define(
-    "K104",
-    "another trainer writes to this directory",
-    why="Two writers would destroy each other's checkpoints.",
-    fix="Wait for the other one, stop it, or use another directory.",
-)
-K105 = define(
-    "K105",
-    "the directory belongs to another run",
-    why="Continuing would mix the checkpoints of two runs.",
-    fix="Resume that run (Trainer.resume, --resume) or use another directory.",
-)
-K106 = define(
-    "K106",
-    "the run would be resumed with another backend, number of threads or version",
-    why="The exact results depend on them, so the run would not continue exactly.",
-    fix="Use the same ones, or accept the change: allow_changes=True, or --allow-changes.",
-)
-K107 = define(
-    "K107",
-    "a checkpoint could not be read",
-    why="The file system refused a read.",
-    fix="Check the path and the permissions.",
-)
+K100 = "K100"
+K101 = "K101"
+K102 = "K102"
+K103 = "K103"
+K104 = "K104"
+K105 = "K105"
+K106 = "K106"
+K107 = "K107"
 
 FORMAT = "onward-checkpoint"
 VERSION = 1

@@ -17,29 +17,13 @@ import numpy as np
 
 from onward.arguments import check_name
 from onward.backends.base import Outputs, Session
-from onward.errors import A101, ArgumentError, Diagnostic, NumericError, define
+from onward.errors import A101, ArgumentError, Diagnostic, NumericError
 from onward.train.first_bad import FirstBad, find_first_bad, is_finite
 from onward.train.position import Position
 
-N100 = define(
-    "N100",
-    "NaN or Inf appeared in a training step",
-    why="The update would have destroyed the parameters, so it was not kept.",
-    fix="Lower the learning rate, clip the gradients, look at the named tensor and at the batch; or skip bad batches "
-    "with on_nan='skip' (--on-nan skip).",
-)
-N101 = define(
-    "N101",
-    "too many bad batches one after another",
-    why="Skipping helps against a rare bad batch; several in a row mean that the run itself is broken.",
-    fix="Lower the learning rate or look at the data.",
-)
-N102 = define(
-    "N102",
-    "the state holds NaN or Inf before training starts",
-    why="Training from such a state cannot give a usable model.",
-    fix="Initialise the model again, or load a good state.",
-)
+N100 = "N100"
+N101 = "N101"
+N102 = "N102"
 
 MODES = ("stop", "skip", "off")
 Arrays = Mapping[str, np.ndarray]

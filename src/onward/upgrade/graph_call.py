@@ -12,17 +12,12 @@ from typing import Any
 
 import onnx
 
-from onward.errors import Diagnostic, ModelError, counted, define
+from onward.errors import Diagnostic, ModelError, counted
 from onward.graph.builder import Names
 from onward.graph.schema import TRAINING_DOMAIN
 from onward.upgrade.opset import all_names
 
-M120 = define(
-    "M120",
-    "a GraphCall cannot be converted",
-    why="A `GraphCall` of ONNX 1.7 may only call the model's own graph, from the nodes of an algorithm.",
-    fix="Export the model again with a newer version of ONNX.",
-)
+M120 = "M120"
 
 
 def has_graph_call(proto: onnx.ModelProto) -> bool:

@@ -13,16 +13,11 @@ from typing import Any
 import onnx
 from onnx import version_converter
 
-from onward.errors import Diagnostic, ModelError, define
+from onward.errors import Diagnostic, ModelError
 from onward.graph.builder import Names
 from onward.graph.schema import TRAINING_DOMAIN, schema
 
-M121 = define(
-    "M121",
-    "a node cannot be converted to the newer operator set",
-    why="onnx's converter has no adapter for this operator, or needs a shape that is not known.",
-    fix="Declare the shapes of the model's inputs, or export it again with a newer operator set.",
-)
+M121 = "M121"
 
 Types = dict[str, onnx.TypeProto]
 

@@ -19,24 +19,14 @@ from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.rewrites import REWRITES
 from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.compiler.program import PlainGraph, Program
-from onward.errors import BackendError, Diagnostic, define, require_extra
+from onward.errors import BackendError, Diagnostic, require_extra
 from onward.graph import shapes
 from onward.model.serde import to_proto
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Unit, run_passes
 
-B200 = define(
-    "B200",
-    "ONNX Runtime cannot load the graph",
-    why="The graph uses an operator, element type or version that this build of ONNX Runtime has no kernel for.",
-    fix="Try backend='torch' or 'reference', another element type, or a newer onnxruntime.",
-)
-B201 = define(
-    "B201",
-    "ONNX Runtime failed while running",
-    why="A kernel refused its inputs: usually a shape or a label out of range.",
-    fix="Look at the message of ONNX Runtime; check the shapes and the labels of the batch.",
-)
+B200 = "B200"
+B201 = "B201"
 
 _RUNTIME_ERRORS = (
     onnxruntime.capi.onnxruntime_pybind11_state.Fail,

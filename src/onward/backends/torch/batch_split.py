@@ -23,14 +23,9 @@ from torch import Tensor
 from onward.backends.processes import share
 from onward.backends.torch.host import number
 from onward.backends.torch.interpreter import Body, Instruction, Interpreter, on_device
-from onward.errors import BackendError, Diagnostic, define
+from onward.errors import BackendError, Diagnostic
 
-B303 = define(
-    "B303",
-    "the training processes are inconsistent",
-    why="All processes of a run train the same model on the same batches, each on its share of them.",
-    fix="Start all of them with the same command and the same data.",
-)
+B303 = "B303"
 
 
 class Cut(NamedTuple):

@@ -14,17 +14,12 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onward.errors import BackendError, Diagnostic, define
+from onward.errors import BackendError, Diagnostic
 from onward.graph.schema import attribute_default, raw_schema
 
 Handler = Callable[..., Any]
 
-B300 = define(
-    "B300",
-    "the torch backend does not support an operator",
-    why="The model uses an operator that Onward does not implement for PyTorch.",
-    fix="Use backend='onnxruntime', or add one function in backends/torch/ops (onward.backends.torch.registry.op).",
-)
+B300 = "B300"
 
 _HANDLERS: dict[tuple[str, str], dict[int, Handler]] = {}
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onward.errors import BackendError, Diagnostic, define
+from onward.errors import BackendError, Diagnostic
 
 _TORCH_TYPES = {
     ir.DataType.FLOAT: torch.float32,
@@ -31,12 +31,7 @@ _TORCH_TYPES = {
 }
 _ONNX_TYPES = {theirs: ours for ours, theirs in _TORCH_TYPES.items()}
 
-B302 = define(
-    "B302",
-    "PyTorch does not support an element type",
-    why="PyTorch has no tensors of strings, or of numbers with 4 bits or less.",
-    fix="Use backend='reference', or store the tensor in another type.",
-)
+B302 = "B302"
 
 
 def torch_type(dtype: int | ir.DataType) -> torch.dtype:

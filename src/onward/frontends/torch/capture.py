@@ -21,20 +21,14 @@ import numpy as np
 import onnx
 import torch
 
-from onward.errors import ArgumentError, Diagnostic, define
+from onward.errors import ArgumentError, Diagnostic
 from onward.frontends.torch.cross_entropy import cross_entropy_loss
 from onward.frontends.torch.float64_constants import activations, exact_numbers, number
 from onward.frontends.torch.versions import always_used, installed
 from onward.graph.schema import WORKING_OPSET
 from onward.versions import beyond_tested
 
-A200 = define(
-    "A200",
-    "the module cannot be captured",
-    why="torch.export traces the module once with example inputs. It does not support data-dependent control flow, "
-    "hooks that change values, or code outside of torch. Some operators have no ONNX equivalent.",
-    fix="Rewrite the code with other torch operators (torch.where, torch.cond), or split the module.",
-)
+A200 = "A200"
 OPSET = max(20, WORKING_OPSET)
 
 Dynamic = Any  # True, False, or dynamic_shapes of torch.export

@@ -11,65 +11,23 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError, define
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError
 from onward.frontends.torch import capture
 from onward.frontends.torch.embeddings import refuse_unsupported_bags
 from onward.frontends.torch.gradients import WithoutDropout, evaluate, without_recurrent_dropout
 from onward.graph.walk import all_nodes
 from onward.model.training_model import TrainingModel
 
-A202 = define(
-    "A202",
-    "the module is not on the CPU",
-    why="Onward reads the weights from the CPU and does not move the module itself.",
-    fix="Call module.cpu() first, and move the module back afterwards.",
-)
-A203 = define(
-    "A203",
-    "training and evaluation differ in a way that ONNX cannot express",
-    why="Apart from Dropout and batch normalisation, the forward pass of the module itself depends on the mode.",
-    fix="Give the module the same forward in both modes, or convert the two modes separately.",
-)
-A204 = define(
-    "A204",
-    "a buffer or parameter changes during the forward pass",
-    why="A file can only update running statistics of batch normalisation; other writes of the forward would be lost.",
-    fix="Make the buffer constant, or keep it outside the module; let only the optimizer write parameters.",
-)
-A205 = define(
-    "A205",
-    "a hook on the backward pass",
-    why="The graph of the file computes the gradients and contains no Python, so the hook would be silently lost.",
-    fix="Remove the hook. Clipping is an option of onward.optimizers (clip_value=, clip_norm=, clip_global_norm=).",
-)
+A202 = "A202"
+A203 = "A203"
+A204 = "A204"
+A205 = "A205"
 
-A206 = define(
-    "A206",
-    "the captured training step differs from the module's",
-    why="Loss and gradients of the graph must equal PyTorch's on the example. A file cannot express a "
-    "torch.autograd.Function with its own backward, nor a gradient that detach() or no_grad() cuts.",
-    fix="Use ordinary operators instead; freeze weights that must not train with requires_grad_(False). If the module "
-    "uses none of these, please report it. Nothing was written.",
-)
+A206 = "A206"
 
-A207 = define(
-    "A207",
-    "the module or the loss fails on the example",
-    why="Onward first runs the module and the loss once in PyTorch.",
-    fix="Call module(*example_inputs), and the loss on its outputs, yourself: the same error appears.",
-)
-A208 = define(
-    "A208",
-    "the loss does not depend on the trained parameters",
-    why="Training needs a path from the parameters to the loss.",
-    fix="Compute the loss from the module's outputs, without detach() and outside of torch.no_grad().",
-)
-A209 = define(
-    "A209",
-    "the module has weights that a file cannot train",
-    why="ONNX defines gradients of real tensors only, and a lazy parameter has no value yet.",
-    fix="Store a complex weight as two real ones; run a lazy module once before the conversion.",
-)
+A207 = "A207"
+A208 = "A208"
+A209 = "A209"
 
 BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 

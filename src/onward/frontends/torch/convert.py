@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from onward.author import make_trainable
-from onward.errors import A101, ArgumentError, Diagnostic, define
+from onward.errors import A101, ArgumentError, Diagnostic
 from onward.frontends.torch import capture
 from onward.frontends.torch.batch_size import check_batch_size
 from onward.frontends.torch.checks import (
@@ -45,21 +45,9 @@ from onward.model.roles import entry_roles
 from onward.model.training_model import TrainingModel
 from onward.optimizers import Optimizer
 
-A201 = define(
-    "A201",
-    "the loss is not one number",
-    why="A training step minimises one number.",
-    fix="Reduce the loss with .mean() or .sum().",
-)
+A201 = "A201"
 
-A213 = define(
-    "A213",
-    "the loss reads parameters of the module",
-    why="The loss is captured as a function of the module's outputs and the targets; a parameter in it would become a "
-    "constant without a gradient.",
-    fix="Compute the penalty in the module, return it as one more output and add it in the loss. For an L2 penalty, "
-    "use the optimizer's weight_decay.",
-)
+A213 = "A213"
 
 
 def from_torch(

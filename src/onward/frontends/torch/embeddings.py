@@ -12,18 +12,11 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from onward.errors import ArgumentError, Diagnostic, define
+from onward.errors import ArgumentError, Diagnostic
 from onward.graph.builder import Names
 from onward.model.training_model import TrainingModel, is_gradient
 
-A212 = define(
-    "A212",
-    "PyTorch trains an embedding in a way that a file cannot express",
-    why="`max_norm` changes the table in the forward pass, `sparse` and `scale_grad_by_freq` change the gradients, "
-    "and a bag with offsets or padding has rows of different lengths. An ordinary gradient would give other "
-    "results.",
-    fix="Remove the option, or write the bag as torch.nn.Embedding and a sum or mean over a 2-D batch.",
-)
+A212 = "A212"
 
 BAG_INSTEAD = (
     "pad the bags to one length, apply torch.nn.Embedding to the 2-D batch, and reduce over dimension 1 (a sum "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.errors import ArgumentError, Diagnostic, define
+from onward.errors import ArgumentError, Diagnostic
 from onward.frontends.torch.schedulers import convert_scheduler, steps_of
 from onward.model.roles import STEP
 from onward.optimizers import (
@@ -28,13 +28,7 @@ from onward.optimizers import (
     TorchAdamW,
 )
 
-A210 = define(
-    "A210",
-    "the optimizer cannot be converted",
-    why="An optimizer is converted exactly or not at all.",
-    fix="Use one of the supported optimizers and options, or pass an optimizer of onward.optimizers "
-    "(onward.optimizers.Custom takes your own update function).",
-)
+A210 = "A210"
 
 Settings = dict[str, Any]
 Translation = Callable[[Mapping[str, Any]], Settings]

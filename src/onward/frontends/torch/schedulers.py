@@ -10,17 +10,10 @@ import torch
 from torch.optim import lr_scheduler
 
 from onward import schedules
-from onward.errors import ArgumentError, Diagnostic, define
+from onward.errors import ArgumentError, Diagnostic
 from onward.schedules import CosineAnnealing, Schedule
 
-A211 = define(
-    "A211",
-    "the scheduler cannot be converted",
-    why="In the file the learning rate is a function of the number of updates; a scheduler is converted exactly or not "
-    "at all.",
-    fix="Use one of the schedulers that the message lists, stepped after every optimizer step; or omit it and "
-    "give the Trainer a function: trainer.fit(..., learning_rate=lambda step: ...).",
-)
+A211 = "A211"
 
 
 def convert_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> tuple[list[float], Schedule, int]:

@@ -9,24 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from onward.compiler.program import TensorSpec
-from onward.errors import DataError, Diagnostic, define
+from onward.errors import DataError, Diagnostic
 from onward.train.data import idx
 from onward.train.data.matching import Preparation
 from onward.train.data.source import ArrayColumn, ColumnSource, DataSource
 
-T130 = define(
-    "T130",
-    "the data cannot be opened",
-    why="The path does not exist, cannot be read, or is not of a known kind.",
-    fix="Use .npy, .npz, .safetensors, .csv, .tsv, .parquet, an IDX file or folder, a folder of .npy files, or a "
-    "folder with one subfolder of images per class.",
-)
-T131 = define(
-    "T131",
-    "a data file is damaged or not what its name says",
-    why="The content does not follow the format.",
-    fix="Make or download the file again.",
-)
+T130 = "T130"
+T131 = "T131"
 
 _PARTS = {"train": ("train",), "evaluate": ("test", "val", "valid", "validation", "eval")}
 _TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")

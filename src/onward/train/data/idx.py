@@ -10,14 +10,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from onward.errors import DataError, Diagnostic, define
+from onward.errors import DataError, Diagnostic
 
-T132 = define(
-    "T132",
-    "an IDX file is damaged",
-    why="Its size does not agree with the dimensions in its header, or it has no valid header.",
-    fix="Download the file again.",
-)
+T132 = "T132"
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NAMES = {

@@ -11,16 +11,11 @@ from typing import Any
 import numpy as np
 
 from onward.compiler.program import TensorSpec
-from onward.errors import DataError, Diagnostic, define, require_extra
+from onward.errors import DataError, Diagnostic, require_extra
 from onward.train.data.matching import number_classes
 from onward.train.data.source import ArrayColumn, Column, ColumnSource
 
-T150 = define(
-    "T150",
-    "an image cannot be used",
-    why="It cannot be decoded, or it has another size than the rest and the model does not say which size it takes.",
-    fix="Repair or remove the image; bring all images to one size, or make the model with a fixed one.",
-)
+T150 = "T150"
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

@@ -23,46 +23,16 @@ import numpy as np
 from onward.arguments import a_or_an
 from onward.backends.processes import Rows
 from onward.compiler.program import TensorSpec
-from onward.errors import DataError, Diagnostic, define
+from onward.errors import DataError, Diagnostic
 from onward.train.data.preparation import Preparation as Preparation
 from onward.train.data.source import T107, Batch, DataSource, to_array
 
-T110 = define(
-    "T110",
-    "the data has no column for an input or target of the model",
-    why="Every input and target of the model must be fed.",
-    fix="Rename the column, or say which one to use: columns={'input': 'column'}, or --column input=column.",
-)
-T111 = define(
-    "T111",
-    "the shape of a column does not fit the model",
-    why="The shape of each sample must be the one the model declares.",
-    fix="Reshape the data, or make the model for this shape.",
-)
-T112 = define(
-    "T112",
-    "the element type of a column does not fit the model",
-    why="A cast that could change the meaning of the numbers is never done silently.",
-    fix="Convert the column; for class numbers where the model wants probabilities use one-hot coding.",
-)
-T113 = define(
-    "T113",
-    "a value of the data does not fit the type of the model",
-    why="The number is too large for the integer type the model declares.",
-    fix="Correct the data, or make the model with a wider type.",
-)
-T115 = define(
-    "T115",
-    "the data has a class that the model does not know",
-    why="Class numbers must mean the same as in the training data, and the model has one output per class.",
-    fix="Remove the class from the data, or train a model with as many outputs as there are classes.",
-)
-T114 = define(
-    "T114",
-    "the batch size does not fit the model",
-    why="The model was made for one fixed batch size.",
-    fix="Use that batch size, or make the model with a free batch dimension.",
-)
+T110 = "T110"
+T111 = "T111"
+T112 = "T112"
+T113 = "T113"
+T115 = "T115"
+T114 = "T114"
 
 
 def number_classes(names: Sequence[str], known: Sequence[str], place: str) -> dict[str, int]:

@@ -17,35 +17,15 @@ import numpy as np
 from onward.arguments import a_or_an, whole
 from onward.backends.processes import Rows, share
 from onward.compiler.program import TensorSpec
-from onward.errors import A101, ArgumentError, DataError, Diagnostic, define
+from onward.errors import A101, ArgumentError, DataError, Diagnostic
 
 Batch = dict[str, np.ndarray]
 
-T105 = define(
-    "T105",
-    "the columns of the data have different lengths",
-    why="Every input and target needs one entry per sample.",
-    fix="Cut or fill the columns so that all have the same number of samples.",
-)
-T106 = define(
-    "T106",
-    "there is no data",
-    why="A training run needs at least one batch.",
-    fix="Check the path, the filters and the batch size; a generator can be read only once.",
-)
-T107 = define(
-    "T107",
-    "an item of the iterable is not a batch",
-    why="Each item must be a dict of arrays, or a tuple or list of arrays in the order inputs, then targets.",
-    fix="Yield dicts or tuples of arrays.",
-)
+T105 = "T105"
+T106 = "T106"
+T107 = "T107"
 
-T108 = define(
-    "T108",
-    "a value is not an array of numbers",
-    why="The model computes with numbers: text, None, Python objects and lists of unequal length are not numbers.",
-    fix="Convert the value to a numpy array of numbers first.",
-)
+T108 = "T108"
 
 _SPLIT_KEY = 0x6F6E77617264  # keeps the validation split independent of the order of any epoch
 

@@ -20,28 +20,13 @@ from typing import Any
 import numpy as np
 
 from onward.compiler.program import TensorSpec
-from onward.errors import DataError, Diagnostic, define, require_extra
+from onward.errors import DataError, Diagnostic, require_extra
 from onward.train.data.matching import Preparation, number_classes, numpy_dtype
 from onward.train.data.source import T106, ArrayColumn, ColumnSource
 
-T140 = define(
-    "T140",
-    "the table cannot be read",
-    why="The content is not a table of the kind that the file name says.",
-    fix="Check the separator and the file.",
-)
-T141 = define(
-    "T141",
-    "the columns of the table do not fit the model",
-    why="Every input and target of the model needs its columns.",
-    fix="Name them: columns={'x': 'a,b,c'}, on the command line --column x=a,b,c.",
-)
-T142 = define(
-    "T142",
-    "a column of the table cannot be used as numbers",
-    why="It holds text, or cells are empty.",
-    fix="Fill or drop the empty cells; encode the text as numbers, or leave the column out.",
-)
+T140 = "T140"
+T141 = "T141"
+T142 = "T142"
 
 
 def open_table(
