@@ -114,6 +114,28 @@ def test_a_file_by_another_program_evaluates_in_inference_mode() -> None:
     assert found["loss" if "loss" in found else renamer.new("loss")] == pytest.approx(float(((y - first) ** 2).mean()))
 
 
+@pytest.mark.parametrize("name", ["batch norm and dropout", "dropout in a branch", "two entries"])
+def test_a_tool_that_renames_values_and_not_the_roles_changes_no_number(name: str) -> None:
+    proto = ZOO[name]().proto()
+    renamer = Renamer()
+    stale = renamer.renamed(proto)
+    back = {new: old for old, new in renamer.names.items()}
+    for graph in (stale.graph, *(info.algorithm for info in stale.training_info)):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for entry in value.metadata_props:
+                if entry.key == "onward.of":
+                    entry.value = back[entry.value]
+    trainer, renamed = onward.Trainer(proto, threads=1), onward.Trainer(stale, threads=1)
+    names = trainer.program.for_entry("train").input_names
+    data = feeds(names, 0)
+
+    expected = trainer.evaluate(data, entry="train")
+    found = renamed.evaluate({renamer.new(n): a for n, a in data.items()}, entry="train")
+
+    assert list(found.values()) == list(expected.values())
+    assert renamed.learning_rate_names == tuple(renamer.new(n) for n in trainer.learning_rate_names)
+
+
 def test_two_entries_of_a_model_with_batch_normalisation_evaluate_alike() -> None:
     """Once 13.48 and 1.00: which value stood for which was guessed from names, and the second guess failed."""
     model = onward.make_trainable(normalised(), loss="mse")

@@ -108,13 +108,17 @@ class EntryRoles:
 
 
 def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
-    """Return what the values of `entry` are: as marked, or inferred where nothing is marked."""
+    """Return what the values of `entry` are: as marked, or inferred if nothing is marked or the marks are out of date.
+
+    They are out of date if one refers to a value that does not exist: a tool renamed values without their metadata.
+    """
     graph = entry.algorithm
     assert graph is not None
     produced = [v for node in graph for v in node.outputs if v.name]
     known = model.initializers()
     state = [known[k] for k in entry.update_binding if k in known]
-    marked = any(_ROLE in v.metadata_props for v in produced)
+    existing = {"", *known, *(v.name for v in _values(model.graph))}
+    marked = any(_ROLE in v.metadata_props for v in produced) and all(_of(v) in existing for v in [*produced, *state])
     loss = next((v.name or "" for v in produced if has_role(v, Role.LOSS)), None)
     gradients = {v.name or "": _of(v) for v in produced if has_role(v, Role.GRADIENT)}
     training = {v.name or "": _of(v) for v in produced if has_role(v, Role.TRAINING)}
@@ -123,9 +127,9 @@ def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
     rates = [v.name or "" for v in own if has_role(v, Role.LEARNING_RATE)]
     forward = tuple(v.name or "" for v in state if _slot(v) in (BATCHES, STATISTIC))
     return EntryRoles(
-        loss=_inferred_loss(entry) if loss is None else loss,
+        loss=loss or _inferred_loss(entry),
         targets=tuple(v.name or "" for v in graph.inputs if v.name not in graph.initializers),
-        learning_rates=tuple(rates) if marked else learning_rates_by_name(v.name or "" for v in own),
+        learning_rates=tuple(rates) or learning_rates_by_name([] if marked else [v.name or "" for v in own]),
         gradients=gradients if marked else dict(_inferred_gradients(entry)),
         training=training if marked else _inferred_training(model.graph, graph),
         slots=slots if marked else _slots_by_name([v.name or "" for v in state], model.parameters),
@@ -135,7 +139,8 @@ def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
 
 def averages(model: TrainingModel) -> dict[str, str]:
     """Return the moving average of each parameter that has one: parameter -> state."""
-    found = {_of(v): k for k, v in model.state.items() if has_role(v, Role.AVERAGE)}
+    marked = {_of(v): k for k, v in model.state.items() if has_role(v, Role.AVERAGE)}
+    found = {parameter: k for parameter, k in marked.items() if parameter in model.graph.initializers}
     return found or averages_by_name(model.state, model.graph.initializers)
 
 
