@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+import onward
 from hostile.files import TRAINING, floats, momentum_entry, small_model, value
 from onward.errors import ArgumentError, ModelError
 from onward.model import serde
@@ -326,3 +327,25 @@ def test_a_malformed_node_is_refused_before_it_crashes_the_converter():
         upgrade(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)]))
 
     assert caught.value.code == "M121"
+
+
+@pytest.mark.parametrize("opset", [7, 9, 11, 12])
+def test_weights_in_large_constants_are_kept(opset: int) -> None:
+    """All PaddlePaddle exports and many scripted PyTorch ones store their weights so."""
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    nodes = [
+        helper.make_node("Constant", [], ["W"], value=numpy_helper.from_array(weight, "W")),
+        helper.make_node("MatMul", ["x", "W"], ["h"]),
+        helper.make_node("Softmax", ["h"], ["y"], axis=1),
+    ]
+    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", 64]) for n in "xy")
+    old = helper.make_model(
+        helper.make_graph(nodes, "net", [x], [y]), opset_imports=[helper.make_opsetid("", opset)], ir_version=7
+    )
+
+    model = onward.make_trainable(old, loss="mse")
+
+    np.testing.assert_array_equal(model.parameters["W"].const_value.numpy(), weight)
+    batch = np.ones((2, 64), np.float32)
+    expected = ReferenceEvaluator(old).run(None, {"x": batch})[0]
+    np.testing.assert_allclose(onward.Trainer(model).predict(batch), expected, rtol=1e-5, atol=1e-7)
