@@ -167,10 +167,10 @@ def test_a_graph_that_the_runtime_cannot_read_names_one_that_can(monkeypatch: py
     from onward.backends import open_session
 
     program = onward.compile(onward.samples.build("linear"))
-    step = program.step
-    step.opset_import[0].version = 26
+    step = program.entries["train"].step.model
+    step.opset_imports[""] = 26
     monkeypatch.setattr(onnxruntime, "__version__", "1.22.0")
-    step.graph.node[0].op_type = "NoSuchOperator"
+    step.graph[0].op_type = "NoSuchOperator"
     session = open_session(program, "onnxruntime")
 
     with pytest.raises(BackendError, match="ONNX Runtime 1.25 or newer for operator set 26"):
