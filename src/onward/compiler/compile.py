@@ -7,6 +7,7 @@ No pass folds or merges initializers, and every pass keeps the names of the valu
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import onnx
@@ -29,10 +30,10 @@ from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 from onward.graph import shapes
 from onward.graph.builder import Value
 from onward.graph.schema import WORKING_OPSET
-from onward.model.roles import RANDOM_KEY, RANDOM_STEP, averages, entry_roles
+from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, averages, entry_roles
 from onward.model.serde import Source
 from onward.model.training_model import TrainingEntry, TrainingModel
-from onward.passes.base import Trace, Unit, run_passes
+from onward.passes.base import Trace, Unit, collector_paused, run_passes
 from onward.passes.opset import LabelOpset
 from onward.upgrade import normalise
 
@@ -65,7 +66,8 @@ def compile_model(
     _check_target(target_opset, target_ir)
     training = normalise(model, trace=trace)
     try:
-        return Compiler(training, target_opset=target_opset, target_ir=target_ir, trace=trace).program(seed, split)
+        with collector_paused():
+            return Compiler(training, target_opset=target_opset, target_ir=target_ir, trace=trace).program(seed, split)
     except OnwardError:
         raise
     except Exception:
@@ -88,6 +90,7 @@ class Compiler:
         self._label = LabelOpset(target_opset, target_ir)
         self._trace = trace
         self._lowered: dict[tuple[str, int], Unit] = {}
+        self._roles: dict[int, EntryRoles] = {}
         self._keeps = True  # what several recipes start from, for the next one
 
     def build(self, recipe: Recipe, entry: TrainingEntry | None = None, name: str = "") -> PlainGraph:
@@ -95,8 +98,9 @@ class Compiler:
         unit = self._lower(recipe, entry)
         unit.name = name or recipe.name
         chosen = recipe.outputs(unit)
-        outputs = set_outputs(unit, chosen.outputs)
+        set_outputs(unit, chosen.outputs)
         run_passes((*FINISH, self._label), unit)
+        outputs = name_outputs(unit, chosen.outputs)
         unit.model.producer_name = "onward"
         unit.graph.name = unit.name.replace(" ", "_")
         return PlainGraph(
@@ -108,6 +112,12 @@ class Compiler:
             totals=chosen.totals,
         )
 
+    def roles(self, entry: TrainingEntry) -> EntryRoles:
+        """Return what the values of an entry of the model are."""
+        if id(entry) not in self._roles:  # the model keeps its entries alive
+            self._roles[id(entry)] = entry_roles(self.model, entry)
+        return self._roles[id(entry)]
+
     def _lower(self, recipe: Recipe, entry: TrainingEntry | None) -> Unit:
         """Return the source of a recipe after its passes, without outputs."""
         if isinstance(recipe.source, Recipe):
@@ -118,6 +128,7 @@ class Compiler:
         else:
             unit = recipe.source(self.model, entry)
             unit.name, unit.trace = recipe.name, self._trace
+            unit.roles = None if entry is None else self.roles(entry)
         unit.trains = recipe.trains
         run_passes(recipe.passes, unit)
         return unit
@@ -126,11 +137,9 @@ class Compiler:
         """Return the whole program."""
         model, self._keeps = self.model, split
         entries: dict[str, Entry] = {}
-        for index, entry in enumerate(model.entries):
-            if entry.algorithm is not None and entry.update_binding:
-                name = entry.name if entry.name not in entries else f"{entry.name}_{index}"
-                entries[name] = self._entry(name, entry, split, first=not entries)
-                self._lowered.clear()
+        for name, entry in named_entries(model).items():
+            entries[name] = self._entry(name, entry, split, first=not entries)
+            self._lowered.clear()
         infer = self.build(INFER)
         initializes = any(e.initialization is not None and e.initialization_binding for e in model.entries)
         return Program(
@@ -152,18 +161,24 @@ class Compiler:
             name,
             step,
             evaluate=self.build(EVALUATE, entry, "evaluate" if first else f"evaluate {name}"),
-            learning_rates=entry_roles(self.model, entry).learning_rates,
+            learning_rates=self.roles(entry).learning_rates,
             gradients=self.build(GRADIENTS, entry, f"{name} gradients") if split else None,
             update=self.build(UPDATE, entry, f"{name} update") if split else None,
         )
 
 
-def set_outputs(unit: Unit, outputs: list[Output]) -> list[Output]:
-    """Make `outputs` the graph's outputs under their names; return them with their final names.
+def named_entries(model: TrainingModel) -> dict[str, TrainingEntry]:
+    """Return the training entries that update something, each under a name of its own."""
+    found: dict[str, TrainingEntry] = {}
+    for index, entry in enumerate(model.entries):
+        if entry.algorithm is not None and entry.update_binding:
+            numbered = (f"{entry.name}_{number}" for number in itertools.count(index))
+            found[next(n for n in (entry.name, *itertools.islice(numbered, len(found) + 1)) if n not in found)] = entry
+    return found
 
-    A value is renamed if no other output needs its name. Inputs, and values that are two outputs, go through Identity.
-    """
-    graph = unit.graph
+
+def set_outputs(unit: Unit, outputs: list[Output]) -> None:
+    """Make `outputs` the graph's outputs. An Identity forwards inputs, and values that serve twice."""
     op = unit.builder()
     wanted = {o.name for o in outputs}
     final: list[Value] = []
@@ -175,12 +190,22 @@ def set_outputs(unit: Unit, outputs: list[Output]) -> list[Output]:
             copy = op.Identity(value)
             copy.type, copy.shape = value.type, value.shape
             value = copy
-        if value.name != output.name:
-            value.name = unit.names.unique(output.name)
         final.append(value)
-    graph.extend(op.nodes)
-    graph.outputs.extend(final)
-    return [dataclasses.replace(o, name=v.name or "") for o, v in zip(outputs, final, strict=True)]
+    unit.graph.extend(op.nodes)
+    unit.graph.outputs.extend(final)
+
+
+def name_outputs(unit: Unit, outputs: list[Output]) -> list[Output]:
+    """Give the graph's outputs their names, which an inner value of that name loses; return what they are called."""
+    values = unit.values()
+    for output, value in zip(outputs, unit.graph.outputs, strict=True):
+        if value.name != output.name:
+            holder = values.get(output.name)
+            if holder is not None and holder.name == output.name and holder.producer() is not None:
+                holder.name = unit.names.unique(f"{output.name}/inner")
+            taken = holder is not None and holder.name == output.name
+            value.name = unit.names.unique(output.name) if taken else output.name
+    return [dataclasses.replace(o, name=v.name or "") for o, v in zip(outputs, unit.graph.outputs, strict=True)]
 
 
 def _check_target(opset: int | None, ir_version: int | None) -> None:

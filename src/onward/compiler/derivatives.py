@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import overload
 
 import onnx
@@ -19,7 +17,7 @@ from onward.graph import edit, shapes, walk
 from onward.graph.builder import Names, Value
 from onward.model.serde import Source
 from onward.model.training_model import TrainingModel
-from onward.passes.base import Unit
+from onward.passes.base import Unit, collector_paused
 from onward.passes.gradients import LowerGradients
 from onward.upgrade import normalise
 
@@ -37,7 +35,7 @@ def lower_gradients(model: Source) -> TrainingModel | onnx.ModelProto:
     Raises:
         NotDifferentiable: listing every blocking node, not only the first.
     """
-    with _collector_paused():
+    with collector_paused():
         lowered = normalise(model, copy=True)
         LowerGradients()(Unit(lowered, name="lower_gradients"))
         return lowered if isinstance(model, TrainingModel) else lowered.proto()
@@ -69,13 +67,13 @@ def gradient(model: Source, of: str, wrt: Sequence[str] | str, *, functions: boo
     Raises:
         NotDifferentiable: a name is unknown or not floating point, or nodes on the way have no gradient: all listed.
     """
-    with _collector_paused():
+    with collector_paused():
         return _differentiate(model, of, wrt, functions=functions)
 
 
 def vjp(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.ModelProto:
     """Return `model` with an input `cotangent/<of>` and outputs `grad/<name>`: cotangent times Jacobian."""
-    with _collector_paused():
+    with collector_paused():
         return _differentiate(model, of, wrt, cotangent=True)
 
 
@@ -85,7 +83,7 @@ def jvp(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.ModelProto:
     It is built from the same reverse rules. The vjp is linear in its cotangent u; the derivative, with respect to u, of
     its product with the tangents is the jvp. Nodes that only u needs are removed.
     """
-    with _collector_paused():
+    with collector_paused():
         return _forward_mode(model, of, wrt)
 
 
@@ -125,18 +123,6 @@ def _forward_mode(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.Mode
         cotangent.replace_all_uses_with(target)
     graph.inputs.remove(cotangent)
     return lowered.proto()
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause Python's cycle collector, which would repeatedly traverse the graph (30 % of the time)."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def _prepare(model: Source, of: str, wrt: Sequence[str] | str) -> tuple[TrainingModel, Scope, Value, list[Value]]:

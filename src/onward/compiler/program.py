@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onward.errors import ArgumentError, Diagnostic
 from onward.graph.edit import copy_graph
 from onward.model import serde
 from onward.model.training_model import TrainingModel
@@ -28,7 +29,7 @@ class TensorSpec:
     shape: tuple[int | str | None, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PlainGraph:
     """One graph of plain operators, and the roles of its outputs. Do not change `model`; copy it."""
 
@@ -121,7 +122,16 @@ class Program:
     @property
     def step(self) -> onnx.ModelProto:
         """The step of the first training entry, as a `ModelProto`."""
-        return next(iter(self.entries.values())).step.proto()
+        if self.first is None:
+            raise ArgumentError(
+                Diagnostic("A101", "the model has no training entry", hint="use onward.make_trainable(...) first")
+            )
+        return self.first.step.proto()
+
+    @property
+    def steps(self) -> dict[str, PlainGraph]:
+        """The step of each training entry, in the order of one iteration."""
+        return {name: entry.step for name, entry in self.entries.items()}
 
     @property
     def evaluate(self) -> onnx.ModelProto | None:

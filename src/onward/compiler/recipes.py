@@ -99,12 +99,12 @@ def _entry(unit: Unit) -> tuple[TrainingEntry, EntryRoles]:
 
 
 def _visible(unit: Unit) -> list[str]:
-    """Return the outputs of the algorithm without a binding, the loss first."""
+    """Return the outputs of the algorithm without a binding, the loss first; the loss itself if there are none."""
     entry, roles = _entry(unit)
     assert entry.algorithm is not None
     bound = set(entry.update_binding.values())
     names = [v.name or "" for v in entry.algorithm.outputs if v.name not in bound]
-    return sorted(names, key=lambda name: name != roles.loss)
+    return sorted(names, key=lambda name: name != roles.loss) or ([roles.loss] if roles.loss else [])
 
 
 def _new_state(unit: Unit, values: dict[str, Value]) -> list[Output]:
@@ -157,9 +157,12 @@ def _changes_without_gradients(unit: Unit, values: dict[str, Value]) -> set[str]
 def _evaluate(unit: Unit) -> Outputs:
     _, roles = _entry(unit)
     values = unit.values()
-    visible = [n for n in _visible(unit) if n not in unit.model_outputs and n not in roles.training]
-    outputs = [Output(n, values[n]) for n in [*visible, *unit.model_outputs]]
-    found = loss_totals(unit, values[visible[0]]) if visible else None
+    first, *others = _visible(unit) or [""]
+    own = [n for n in (first, *others) if n and n not in unit.model_outputs]
+    own = [n for n in own if n == first or roles.training.get(n) not in unit.model_outputs]
+    outputs = [Output(n, values[roles.training.get(n, n)]) for n in own]
+    outputs += [Output(n, values[n]) for n in unit.model_outputs]
+    found = loss_totals(unit, values[roles.training.get(first, first)]) if first else None
     if found is None:
         return Outputs(outputs)
     return Outputs(outputs + [Output(name, value) for name, value in found.outputs], found.expression)

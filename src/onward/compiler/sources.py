@@ -7,7 +7,6 @@ import onnx_ir as ir
 from onward.errors import Diagnostic, ModelError
 from onward.graph import edit
 from onward.graph.builder import Names, Value
-from onward.model.roles import entry_roles
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.passes.base import STATE_AS_INPUTS, Unit
 from onward.passes.inline import M301
@@ -74,7 +73,6 @@ def combined(model: TrainingModel, entry: TrainingEntry | None) -> Unit:
     return Unit(
         TrainingModel(_model(graph, model)),
         entry=entry,
-        roles=None if entry is None or entry.algorithm is None else entry_roles(model, entry),
         model_outputs=tuple(model.outputs),
         data=data,
         settings=settings,

@@ -26,7 +26,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from onward.graph.walk import ancestors
+from onward.graph.walk import reads
 from onward.model.training_model import TrainingEntry, TrainingModel, differentiated, is_gradient
 
 _ROLE, _OF, _SLOT = "onward.role", "onward.of", "onward.slot"
@@ -120,7 +120,6 @@ def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
     existing = {"", *known, *(v.name for v in _values(model.graph))}
     marked = any(_ROLE in v.metadata_props for v in produced) and all(_of(v) in existing for v in [*produced, *state])
     loss = next((v.name or "" for v in produced if has_role(v, Role.LOSS)), None)
-    gradients = {v.name or "": _of(v) for v in produced if has_role(v, Role.GRADIENT)}
     training = {v.name or "": _of(v) for v in produced if has_role(v, Role.TRAINING)}
     slots = {(_slot(v), _of(v)): v.name or "" for v in state if has_role(v, Role.STATE)}
     own = [v for v in graph.inputs if v.name in graph.initializers]
@@ -130,8 +129,8 @@ def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
         loss=loss or _inferred_loss(entry),
         targets=tuple(v.name or "" for v in graph.inputs if v.name not in graph.initializers),
         learning_rates=tuple(rates) or learning_rates_by_name([] if marked else [v.name or "" for v in own]),
-        gradients=gradients if marked else dict(_inferred_gradients(entry)),
-        training=training if marked else _inferred_training(model.graph, graph),
+        gradients={v: parameter for v, parameter in _gradients(graph) if parameter in entry.update_binding},
+        training=_inferred_training(model.graph, graph) | (training if marked else {}),
         slots=slots if marked else _slots_by_name([v.name or "" for v in state], model.parameters),
         forward_state=forward if marked else tuple(_inferred_forward_state(entry, known)),
     )
@@ -176,12 +175,13 @@ def _slots_by_name(state: Iterable[str], parameters: Collection[str]) -> dict[tu
     """Return the slots of names such as `adam/m/fc.weight`, and the counter `step`."""
     found: dict[tuple[str, str], str] = {}
     for name in state:
-        if name.rsplit("/", 1)[-1] == STEP:
+        parts = name.split("/")
+        if parts[-1] == STEP:
             found.setdefault((STEP, ""), name)
-        for parameter in parameters:
-            path = name.removesuffix(f"/{parameter}").split("/")
-            if name.endswith(f"/{parameter}") and len(path) > 1:
-                found[path[-1], parameter] = name
+        for index in range(2, len(parts)):
+            parameter = "/".join(parts[index:])
+            if parameter in parameters:
+                found[parts[index - 1], parameter] = name
     return found
 
 
@@ -192,24 +192,31 @@ def _inferred_loss(entry: TrainingEntry) -> str:
     return next(ys, "")
 
 
-def _inferred_gradients(entry: TrainingEntry) -> Iterator[tuple[str, str]]:
-    assert entry.algorithm is not None
-    for node in entry.algorithm:
+def _gradients(graph: ir.Graph) -> Iterator[tuple[str, str]]:
+    """Yield each output of a Gradient node with what it is differentiated with respect to: the node itself says it."""
+    for node in graph:
         if is_gradient(node):
             named = zip(node.outputs, differentiated(node), strict=False)
             yield from ((v.name, parameter) for v, parameter in named if v.name)
 
 
 def _inferred_forward_state(entry: TrainingEntry, known: Collection[str]) -> Iterator[str]:
-    """Yield the state whose new value a batch normalisation computes, with no gradient behind it, and its counters."""
+    """Yield the state whose new value comes from a batch normalisation and from no gradient, and batch counters."""
     assert entry.algorithm is not None
     outputs = {v.name: v for n in entry.algorithm for v in n.outputs}
+    normalised: set[ir.Value] = set()
+    differentiated: set[ir.Value] = set()
+    for node in entry.algorithm:
+        read = reads(node)
+        if node.op_type == "BatchNormalization" or not normalised.isdisjoint(read):
+            normalised.update(node.outputs)
+        if is_gradient(node) or not differentiated.isdisjoint(read):
+            differentiated.update(node.outputs)
     for key, value in entry.update_binding.items():
-        if value in outputs and key in known:
-            behind = ancestors([outputs[value]])
-            counts = key.endswith("num_batches_tracked") or any(n.op_type == "BatchNormalization" for n in behind)
-            if counts and not any(is_gradient(n) for n in behind):
-                yield key
+        new = outputs.get(value)
+        changes = new in normalised or key.endswith("num_batches_tracked")
+        if new is not None and changes and key in known and new not in differentiated:
+            yield key
 
 
 _RANDOM = {"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}

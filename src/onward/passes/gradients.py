@@ -28,7 +28,8 @@ class KeepNeededGradients(Pass):
         while True:
             named = [
                 values[name]
-                for node in needed
+                for outer in needed
+                for node in (outer, *(n for body in walk.subgraphs(outer) for n in walk.all_nodes(body)))
                 if is_gradient(node)
                 for key in ("xs", "zs", "y")
                 for name in _names(node.attributes, key)

@@ -64,8 +64,8 @@ class StoredModel:
             if path.name == PROGRAM_FILE:
                 return cls.from_bytes(path.name, path.read_bytes())
             model = load(path)
-        elif isinstance(source, onnx.ModelProto):
-            model = from_proto(source)
+        elif isinstance(source, (bytes, onnx.ModelProto)):
+            model = load(source)
         elif isinstance(source, TrainingModel):
             # A float attribute has 64 bits in memory and 32 in the file. What is trained is what the file says, so
             # that a run resumed from the stored file has the very same graph.

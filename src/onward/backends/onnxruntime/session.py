@@ -122,7 +122,7 @@ class OnnxRuntimeSession(Session):
             raise require_extra("numba", "fast", "the fused update")
         size = sum(program.state[p].size for p in program.parameters)
         self._fused = fused_update.available() and size >= FUSE_FROM if fused is None else fused
-        self._sessions: dict[tuple[str, Sizes], onnxruntime.InferenceSession] = {}
+        self._sessions: dict[tuple[PlainGraph, Sizes], onnxruntime.InferenceSession] = {}
         self._steps: dict[str, _Step] = {}
         self._arrays: list[dict[str, np.ndarray]] = [{}, {}]
         self._values: list[dict[str, onnxruntime.OrtValue]] = [{}, {}]
@@ -217,7 +217,7 @@ class OnnxRuntimeSession(Session):
         # Batches of the usual size get a session in which their dimensions are constants, so that ONNX Runtime
         # computes shapes once; others, such as a last partial batch, one in which they are free.
         fixed = sizes if sizes == step.usual else ()
-        session = self._session(f"step {graph.name}", step.model, fixed, spin=step.threads == 1)
+        session = self._session(graph, step.model, fixed, spin=step.threads == 1)
         held = [n for n in step.inputs if n in self._current]
         key = (fixed, *(self._current[n] for n in [*held, *step.replaces.values()]))
         binding = step.bindings.get(key)
@@ -236,7 +236,7 @@ class OnnxRuntimeSession(Session):
         try:
             session.run_with_iobinding(binding)
         except _RUNTIME_ERRORS as error:
-            raise _failure(error, f"step {graph.name}") from error
+            raise _failure(error, graph.name) from error
         bound = [*step.replaces, *step.gradients, *step.fetched]
         results = dict(zip(bound, binding.get_outputs(), strict=True))
         outputs = {o: results[o].numpy() for o in graph.outputs}
@@ -261,7 +261,7 @@ class OnnxRuntimeSession(Session):
             for buffers in step.buffers:
                 buffers.run(scalars)
         except IndexError as error:  # as ScatterElements in the plain graph would
-            raise _failure(error, f"step {step.graph.name}") from error
+            raise _failure(error, step.graph.name) from error
         finally:
             for row in step.rows:
                 row.clear()
@@ -275,7 +275,7 @@ class OnnxRuntimeSession(Session):
             binding.bind_cpu_input(name, np.ascontiguousarray(given[name]).reshape(np.shape(given[name])))
 
     def run_graph(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        session = self._session(graph.name, graph.model)
+        session = self._session(graph, graph.model)
         binding = session.io_binding()
         inputs = [i.name for i in session.get_inputs()]
         held = [n for n in inputs if n in self._current and n not in feeds]
@@ -292,9 +292,9 @@ class OnnxRuntimeSession(Session):
         return {n: v.numpy() for n, v in zip(outputs, binding.get_outputs(), strict=True)}
 
     def _session(
-        self, key: str, model: ir.Model, fixed: Sizes = (), *, spin: bool = True
+        self, graph: PlainGraph, model: ir.Model, fixed: Sizes = (), *, spin: bool = True
     ) -> onnxruntime.InferenceSession:
-        if (key, fixed) not in self._sessions:
+        if (graph, fixed) not in self._sessions:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = self.threads
             options.inter_op_num_threads = 1
@@ -307,12 +307,12 @@ class OnnxRuntimeSession(Session):
             if not spin:  # the threads of the compiled loop need the cores on which ONNX Runtime's would go on spinning
                 options.add_session_config_entry("session.force_spinning_stop", "1")
             try:
-                self._sessions[key, fixed] = _load(_bytes(model), options, self.providers)
+                self._sessions[graph, fixed] = _load(_bytes(model), options, self.providers)
             except _RUNTIME_ERRORS as error:
                 raise BackendError(
                     Diagnostic(
                         B200,
-                        f"ONNX Runtime {onnxruntime.__version__} cannot load the {key} graph: {error}",
+                        f"ONNX Runtime {onnxruntime.__version__} cannot load the {graph.name} graph: {error}",
                         needed=versions.runtime_needed(
                             onnxruntime.__version__, model.opset_imports[""], model.ir_version or 0
                         ),
@@ -320,7 +320,7 @@ class OnnxRuntimeSession(Session):
                         + ("; " + newer if (newer := versions.beyond_tested(_INSTALLED)) else ""),
                     )
                 ) from error
-        return self._sessions[key, fixed]
+        return self._sessions[graph, fixed]
 
 
 def _bytes(model: ir.Model) -> bytes:

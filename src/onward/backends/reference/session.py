@@ -20,7 +20,7 @@ class ReferenceSession(Session):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self._state = {name: np.array(value) for name, value in program.state.items()}
-        self._evaluators: dict[str, Evaluator] = {}
+        self._evaluators: dict[PlainGraph, Evaluator] = {}
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
@@ -40,9 +40,9 @@ class ReferenceSession(Session):
         return {"backend": "reference", "onnx": onnx.__version__, "numpy": np.__version__}
 
     def run_graph(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if graph.name not in self._evaluators:
-            self._evaluators[graph.name] = Evaluator(graph.proto())
+        if graph not in self._evaluators:
+            self._evaluators[graph] = Evaluator(graph.proto())
         values = {**self.program.settings, **self._state, **feeds}
         wanted = graph.input_names
         states.require_feeds(wanted, values, self.program)
-        return self._evaluators[graph.name].run({k: np.asarray(v) for k, v in values.items() if k in wanted})
+        return self._evaluators[graph].run({k: np.asarray(v) for k, v in values.items() if k in wanted})

@@ -9,6 +9,7 @@ import torch
 from onward.arguments import check_name
 from onward.backends.torch.module import OnnxModule
 from onward.backends.torch.optimizers import build_optimizer
+from onward.compiler.compile import named_entries
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.upgrade import normalise
 
@@ -23,8 +24,18 @@ def convert(
     check_name("mode=", mode, MODES)
     check_name("gradients=", gradients, GRADIENTS)
     training = normalise(model)
-    entries = [e for e in training.entries if e.algorithm is not None and e.update_binding]
-    entry = entries[0] if entries else None
+    entries = named_entries(training)
+    entry = next(iter(entries.values()), None)
+    if gradients == "graph" and len(entries) > 1:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the written backward pass is that of one training entry",
+                place="gradients=",
+                found=f"training entries: {', '.join(entries)}",
+                hint='use gradients="autograd", or convert a model for each entry',
+            )
+        )
     if entry is None and mode == "training":
         raise ArgumentError(
             Diagnostic(A101, "the model has no training information", hint="use onward.make_trainable(...) first")
@@ -32,5 +43,5 @@ def convert(
     module = OnnxModule(training, mode, None if mode == "inference" else entry, written=gradients == "graph")
     if entry is None or mode == "inference":
         return module, None
-    optimizers = {e.name: build_optimizer(training, e, module, prefer_graph=prefer_graph) for e in entries}
-    return module, optimizers if len(entries) > 1 else optimizers[entry.name]
+    optimizers = {n: build_optimizer(training, e, module, prefer_graph=prefer_graph) for n, e in entries.items()}
+    return module, optimizers if len(entries) > 1 else next(iter(optimizers.values()))

@@ -67,7 +67,7 @@ class TorchSession(Session):
             message = str(error).splitlines()[0]
             raise ArgumentError(Diagnostic(A101, f"device `{device}` cannot be used: {message}")) from error
         self.compile = compile
-        self._graphs: dict[str, Any] = {}
+        self._graphs: dict[PlainGraph, Any] = {}
         self._group: Any = None
         if shard and world_size() == 1:
             raise ArgumentError(
@@ -199,9 +199,9 @@ class TorchSession(Session):
 
         A `hot` graph runs at every step, so that compiling it pays.
         """
-        if graph.name not in self._graphs:
-            self._graphs[graph.name] = self._prepare(graph, cut, hot)
-        run = self._graphs[graph.name]
+        if graph not in self._graphs:
+            self._graphs[graph] = self._prepare(graph, cut, hot)
+        run = self._graphs[graph]
         values = self._values(graph.input_names, feeds)
         with torch.no_grad():
             try:
