@@ -245,7 +245,7 @@ def _check_copies(model: Model, keys: set[str], findings: Findings) -> None:
     states: dict[tuple[Any, ...], str] = {}
     for top in tops:
         for name, tensor in top.initializers.items():
-            if name in keys and _kind(tensor) in kinds and _is_telling(tensor):
+            if name in keys and _kind(tensor) in kinds and _has_information(tensor):
                 states.setdefault((*_kind(tensor), _digest(tensor)), name)
     for view, position, tensor in constants if states else ():
         copied = states.get((*_kind(tensor), _digest(tensor)))
@@ -266,7 +266,7 @@ def _kind(tensor: Any) -> tuple[Any, ...]:
     return (tensor.data_type, *tensor.dims)
 
 
-def _is_telling(tensor: Any) -> bool:
+def _has_information(tensor: Any) -> bool:
     """Return whether equal data cannot be accidental: several different floating point values, stored as raw bytes."""
     count = element_count(tensor.dims)
     if tensor.data_location == TensorProto.EXTERNAL or count is None or count < 4:

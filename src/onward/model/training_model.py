@@ -145,7 +145,7 @@ def is_gradient(node: ir.Node) -> bool:
 
 
 def differentiated(node: ir.Node) -> list[str]:
-    """Return what a `Gradient` node differentiates by: its xs, or the initializers that Identity nodes hand on as such.
+    """Return what a `Gradient` node differentiates with respect to: its xs, or the initializers behind Identity nodes.
 
     A file reads a tensor through two Identity nodes, one in xs and one in zs, where a part of its uses is constant.
     """
@@ -157,7 +157,7 @@ def differentiated(node: ir.Node) -> list[str]:
 
 
 def initializer_behind(value: ir.Value | None) -> str | None:
-    """Return the name of the initializer that a chain of Identity nodes hands on as `value`; None for other values."""
+    """Return the name of the initializer that a chain of Identity nodes forwards as `value`; None for other values."""
     while value is not None and (node := value.producer()) is not None:
         if node.op_type != "Identity" or node.domain not in ("", "ai.onnx"):
             return None

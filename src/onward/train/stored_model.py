@@ -68,7 +68,7 @@ class StoredModel:
             model = load(source)
         elif isinstance(source, TrainingModel):
             # A float attribute has 64 bits in memory and 32 in the file. What is trained is what the file says, so
-            # that a run resumed from the stored file has the very same graph.
+            # that a run resumed from the stored file has the same graph.
             model = from_proto(to_proto(source))
         else:
             raise ArgumentError(
