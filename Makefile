@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint fuzz crash bench bench-peers docs clean
+.PHONY: demo test quick lint fuzz crash bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,11 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.dev $(VENV)/oldest/.made lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+# Under two minutes: lint, and the tests that most changes concern.
+quick: $(VENV)/.dev lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q tests/contract tests/compiler tests/passes tests/upgrade tests/model \
+		tests/author tests/losses tests/optimizers tests/schedules tests/samples tests/cli
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
