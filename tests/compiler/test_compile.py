@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 import onward
+from compiler.zoo import ZOO
 from models import batch, dropout_network, perceptron
 from onward.backends import open_session
 from onward.backends.reference import Evaluator
@@ -194,6 +195,32 @@ def test_the_update_half_needs_no_batch() -> None:
     inputs = {i.name for i in program.entries["train"].update.proto().graph.input}
 
     assert not inputs & set(program.input_names)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_state_that_the_batch_changes_is_replaced_with_the_gradients(name: str) -> None:
+    program = onward.compile(ZOO[name](), split=True)
+
+    for entry in program.entries.values():
+        assert entry.gradients is not None
+        assert entry.update is not None
+        early, late, all_state = (set(g.replaces.values()) for g in (entry.gradients, entry.update, entry.step))
+        assert early | late == all_state
+        assert not early & late
+        assert early & {"mean", "variance"} == all_state & {"mean", "variance"}
+
+
+# A dead If keeps alive what its branches read: `remove_dead_nodes` sees the uses inside of them.
+BRANCH = pytest.param("dropout in a branch", marks=pytest.mark.xfail(strict=True, reason="a dead If keeps its inputs"))
+
+
+@pytest.mark.parametrize("name", [BRANCH if n == "dropout in a branch" else n for n in ZOO])
+def test_no_update_needs_the_batch(name: str) -> None:
+    program = onward.compile(ZOO[name](), split=True)
+
+    for entry in program.entries.values():
+        assert entry.update is not None
+        assert not set(entry.update.input_names) & set(program.input_names)
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

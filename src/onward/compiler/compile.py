@@ -70,7 +70,7 @@ def compile_model(
             return Compiler(training, target_opset=target_opset, target_ir=target_ir, trace=trace).program(seed, split)
     except OnwardError:
         raise
-    except Exception:
+    except Exception:  # an invalid model may break a pass anywhere
         check(training).raise_if_errors()  # explains an invalid model; otherwise the error is a bug of ours
         raise
 

@@ -20,7 +20,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from onward.compiler import sources
-from onward.compiler.loss_over_batches import loss_totals
+from onward.compiler.loss_over_batches import Expression, loss_totals
 from onward.graph import edit, walk
 from onward.graph.builder import Value
 from onward.model.roles import RANDOM_STEP, EntryRoles
@@ -34,8 +34,6 @@ from onward.passes.optimizers import LowerOptimizers
 from onward.passes.randomness import LowerRandomness, RemoveDropout
 from onward.passes.running_statistics import ProtectRunningStatistics
 from onward.passes.sequences import SequencesToTensors
-
-Expression = object
 
 
 @dataclasses.dataclass(frozen=True)
