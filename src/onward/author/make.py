@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -26,6 +28,7 @@ from onward.graph.shapes import infer_shapes
 from onward.graph.walk import all_names, ancestors, reads
 from onward.losses import Loss
 from onward.model import serde
+from onward.model.inference import to_inference
 from onward.model.roles import Role, mark
 from onward.model.trainable import as_patterns, choose, influential_nodes
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
@@ -37,6 +40,7 @@ from onward.upgrade import normalise
 A112 = "A112"
 A113 = "A113"
 A114 = "A114"
+A118 = "A118"
 
 # Gradient takes the element types of opset 9 only.
 _NOT_IN_GRADIENT = frozenset(
@@ -127,7 +131,8 @@ def make_trainable(
         untie_weights(work.graph, names, untie)
     if not keep_shared and not work.entries:  # an existing entry trains the weights as they are
         separate_merged(work.graph, names)
-    infer_shapes(work.ir)
+    if not infer_shapes(work.ir):
+        _ask_runtime(work)
     terms = objective.bind(work.graph, names)
     for name, argument in [*((n, "label=") for n in terms.labels), (loss_name, "loss_name=")]:
         _claim(names, name, argument)
@@ -180,6 +185,30 @@ def make_trainable(
     work.ir.opset_imports[TRAINING_DOMAIN] = 1
     work.ir.ir_version = max(work.ir.ir_version, 8)
     return work
+
+
+def _ask_runtime(work: TrainingModel) -> None:
+    """Raise if ONNX Runtime cannot load a model whose types and shapes onnx finds inconsistent: onnx may be wrong."""
+    import onnxruntime  # only here: importing it takes longer than most calls of this function
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        serde.save(to_inference(work), path)
+        try:
+            onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions have no common base
+            raise ArgumentError(
+                Diagnostic(
+                    A118,
+                    "the types or shapes of the model do not fit together",
+                    place=f"graph `{work.graph.name}`",
+                    found=f"ONNX Runtime {onnxruntime.__version__} cannot load it: {error}",
+                    hint="`onward check FILE` lists what does not fit, and `onward doctor FILE` what can be done",
+                )
+            ) from error
 
 
 def _names_of_entries(model: TrainingModel) -> set[str]:

@@ -14,14 +14,15 @@ from onward.author.labels import LabelArgument, find_value, label_specs, wrong_o
 from onward.author.training_mode import TrainingForward
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
-from onward.graph.shapes import infer_shapes
+from onward.graph.shapes import infer, infer_shapes
+from onward.graph.walk import reads
 from onward.losses import LabelSpec, Loss, by_name, custom
 from onward.losses.custom import ANY_NUMBER
 from onward.model.roles import Role, mark
 from onward.model.training_model import FLOAT_TYPES, TrainingModel
+from onward.storage.writer import Writer, put_light, value_info
 
 A115 = "A115"
-A118 = "A118"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,24 +210,25 @@ def build_loss(
         total = op.Identity(total)
     total.name = loss_name
     mark(total, Role.LOSS)
-    _check_scalar(work, [*forward.nodes, *op.nodes], labels, total)
+    _infer(work, [*forward.nodes, *op.nodes], labels, total)
+    _check_fit(work, op.nodes)
+    _check_scalar(total)
     return op.nodes, total
 
 
-def _check_scalar(work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequence[Value], loss: Value) -> None:
-    """Infer the type and shape of the loss with onnx; raise unless it is one floating-point number."""
+def _infer(work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequence[Value], loss: Value) -> None:
+    """Infer the types and shapes of forward pass and loss with onnx."""
     probe = ir.Graph(list(labels), [loss], nodes=nodes, name="loss")
     try:
-        infer_shapes(work.ir, probe, strict=True)
-    except onnx.shape_inference.InferenceError as error:
-        _check_forward(work)
-        raise ArgumentError(
-            Diagnostic(A115, "the loss does not accept the outputs and labels", place="loss=", found=str(error))
-        ) from error
+        infer_shapes(work.ir, probe)
     finally:  # the algorithm will own the nodes
         probe.outputs.clear()
         probe.inputs.clear()
         probe.remove(list(probe))
+
+
+def _check_scalar(loss: Value) -> None:
+    """Raise unless the loss is one floating-point number."""
     if loss.dtype is not None and loss.dtype not in FLOAT_TYPES:
         raise ArgumentError(
             Diagnostic(A115, "the loss is not a floating-point number", place="loss=", found=loss.dtype.name.lower())
@@ -246,19 +248,24 @@ def _check_scalar(work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequenc
     loss.shape = ir.Shape([])
 
 
-def _check_forward(work: TrainingModel) -> None:
-    """Raise if the inference graph itself has inconsistent types or shapes."""
+def _check_fit(work: TrainingModel, nodes: Sequence[ir.Node]) -> None:
+    """Raise if the loss does not accept the types and shapes of what it reads."""
+    own = set(nodes)
+    read = dict.fromkeys(v for n in nodes for v in reads(n) if v.producer() not in own)
+    model = onnx.ModelProto()
+    light = Writer(put_light([]))
+    light.model(model, work.ir)
+    del model.graph.node[:], model.graph.input[:], model.graph.output[:], model.graph.value_info[:]
+    for value in read:
+        if value.name not in work.graph.initializers:
+            value_info(model.graph.input.add(), value)
+    for node in nodes:
+        light.node(model.graph.node.add(), node)
     try:
-        infer_shapes(work.ir, strict=True)
+        infer(model, strict=True)
     except onnx.shape_inference.InferenceError as error:
         raise ArgumentError(
-            Diagnostic(
-                A118,
-                "the model has inconsistent types or shapes",
-                place=f"graph `{work.graph.name}`",
-                found=str(error),
-                hint="the model itself is wrong, not the loss",
-            )
+            Diagnostic(A115, "the loss does not accept the outputs and labels", place="loss=", found=str(error))
         ) from error
 
 

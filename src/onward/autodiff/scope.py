@@ -27,7 +27,7 @@ class Scope:
     opset: int
     names: Names
     functions: expand.Functions
-    infer: Callable[[], None]
+    infer: Callable[[], object]
     cache: Cache = dataclasses.field(default_factory=Cache)
     index: dict[str, Value] = dataclasses.field(default_factory=dict)
     emitted: list[ir.Node] = dataclasses.field(default_factory=list)

@@ -16,6 +16,7 @@ from onward.check.functions import check_functions
 from onward.check.gradient_nodes import check_gradient_types, check_gradients
 from onward.check.nodes import check_nodes
 from onward.check.optimizers import check_optimizer_types, check_optimizers
+from onward.check.order import in_order
 from onward.check.report import Findings, Report, render_codes_page
 from onward.check.safety import check_readable, check_tensors
 from onward.check.structure import check_structure
@@ -48,7 +49,7 @@ def check(source: Any, *, pedantic: bool = False) -> Report:
     proto, folder, name = _read(source)
     findings = Findings()
     if check_readable(proto, findings):
-        _run(Model(proto, folder), findings, pedantic)
+        _run(Model(in_order(proto, findings), folder), findings, pedantic)
     found = findings.found
     if pedantic:
         found = [

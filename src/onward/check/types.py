@@ -33,6 +33,7 @@ C402 = "C402"
 C410 = "C410"
 
 C411 = "C411"
+C412 = "C412"
 
 _REFUSALS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError)
 # onnx reports one type mismatch at a time: its node is removed and the rest is inferred again, within these limits.
@@ -152,6 +153,7 @@ class Types(Known):
         super().__init__()
         self._model = model
         self.complaints: list[Complaint] = []
+        self.stale: list[tuple[View, str, TensorType, TensorType]] = []  # stated shapes that are wrong, and the right
         self.unread: list[tuple[View, str]] = []  # graphs that onnx could not load, and why
         self.cut_short: list[View] = []  # graphs that may have more errors than the complaints
         self.inferred_nodes = 0
@@ -183,9 +185,43 @@ class Types(Known):
         if top.base is not None:
             base_types = self._types[id(top.base)]
             self._compare_declarations(top, top.base)
+        before = len(self.complaints)
         inferred = self.infer(top, lambda dropped: self.copier.copy(top, base_types, dropped))
+        if len(self.complaints) > before and top.kind == "graph":
+            inferred = self._infer_without_stated_shapes(top, before) or inferred
         if inferred is not None:
             self.collect(top, inferred, self.copier)
+
+    def _infer_without_stated_shapes(self, top: View, before: int) -> Any:
+        """Return the inferred copy if only shapes that the file states cause the complaints, which are then withdrawn.
+
+        Runtimes infer the shapes themselves and only warn where the file states others.
+        """
+        saved, self.complaints[before:] = self.complaints[before:], []
+        misfits = self._model.misfits
+        own = {id(view): set(misfits.get(id(view), ())) for view in top.walk()}
+        for view in top.walk():
+            misfits[id(view)] = own[id(view)].union(v.name for v in (*view.proto.value_info, *view.proto.output))
+        inferred = self.infer(top, lambda dropped: self.copier.copy(top, {}, dropped))
+        misfits.update(own)
+        if inferred is None or len(self.complaints) > before:
+            self.complaints[before:] = saved
+            return None
+        found = Known()
+        found.collect(top, inferred, self.copier)
+        stale = []
+        for view in top.walk():
+            for value in (*view.proto.value_info, *view.proto.output):
+                stated, actual = tensor_type(value.type), found.at(view, value.name)
+                if stated is not None and actual is not None and not stated.fits(actual):
+                    stale.append((view, value.name, stated, actual))
+        if any(stated.elem_type != actual.elem_type for _, _, stated, actual in stale):
+            self.complaints[before:] = saved
+            return None
+        for view, name, _, _ in stale:
+            misfits[id(view)].add(name)
+        self.stale += stale
+        return inferred
 
     def infer(self, top: View, copy_without: Callable[[set[str]], onnx.ModelProto]) -> Any:
         """Return a copy of `top` with every type that onnx can infer, or None; each error becomes a complaint.
@@ -302,6 +338,14 @@ def check_defaults(model: Model, findings: Findings) -> None:
 
 def report_complaints(model: Model, types: Types, findings: Findings) -> None:
     """Report the errors of onnx's type and shape inference, except at nodes that are already reported."""
+    for view, name, stated, actual in types.stale:
+        findings.warning(
+            C412,
+            f"the file states a wrong shape for {quote(name)}",
+            place=view.place,
+            found=str(stated),
+            needed=f"{actual}, as the nodes compute it; runtimes ignore what the file states",
+        )
     for top, text in types.unread:
         findings.warning(C411, "types and shapes of this graph could not be inferred", place=top.place, found=text)
     for top in types.cut_short:

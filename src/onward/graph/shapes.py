@@ -29,12 +29,14 @@ def dims(value: ir.Value) -> tuple[int | str | None, ...] | None:
     return tuple(d if isinstance(d, int) else d.value for d in value.shape)
 
 
-def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None, *, strict: bool = False) -> None:
+def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None) -> bool:
     """Fill in the types and shapes of all values of `model`, by onnx's own inference with data propagation.
 
     With `algorithm`, the standard's combined graph is inferred and both graphs are filled in. The data of large tensors
-    is not used. With `strict`, an inconsistency raises `onnx.shape_inference.InferenceError`; without, the values that
-    it concerns stay unknown.
+    is not used. Values that onnx cannot infer keep what the file says about them. Shapes in the file that contradict
+    what is inferred (a tool changed a node and left them) are forgotten, as runtimes do.
+
+    Returns whether onnx finds the types and shapes consistent. Some models that it finds inconsistent do run.
     """
     proto = onnx.ModelProto()
     light = Writer(put_light([]))
@@ -45,7 +47,36 @@ def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None, *, strict: 
         light.graph(combined, algorithm)
         proto.graph.MergeFrom(combined)
         nodes += algorithm
-    merge_inferred(nodes, infer(proto, strict=strict))
+    inferred = _infer_strictly(proto)
+    if inferred is not None:  # nearly always
+        merge_inferred(nodes, inferred)
+        return True
+    # Data propagation takes vectors for shapes and then finds errors in them: what it finds does not count.
+    consistent = _infer_strictly(proto, data_prop=False) is not None
+    if not consistent:
+        _forget_stated_shapes(proto)
+        consistent = _infer_strictly(proto, data_prop=False) is not None
+    merge_inferred(nodes, infer(proto))
+    return consistent
+
+
+def _infer_strictly(proto: onnx.ModelProto, *, data_prop: bool = True) -> onnx.GraphProto | None:
+    try:
+        return infer(proto, strict=True, data_prop=data_prop)
+    except onnx.shape_inference.InferenceError:
+        return None
+
+
+def _forget_stated_shapes(proto: onnx.ModelProto) -> None:
+    """Remove the stated shapes of what operators of the standard compute, inside of the model and at its end."""
+    for graph in _all_graphs([proto.graph, *proto.functions]):
+        computed = {name for n in graph.node if n.domain in ("", "ai.onnx") for name in n.output}
+        stated = [info for info in graph.value_info if info.name not in computed]
+        del graph.value_info[:]
+        graph.value_info.extend(stated)
+        for output in graph.output if isinstance(graph, onnx.GraphProto) else ():
+            if output.type.HasField("tensor_type"):
+                output.type.tensor_type.ClearField("shape")
 
 
 def infer(model: onnx.ModelProto, *, strict: bool = False, data_prop: bool = True) -> onnx.GraphProto:

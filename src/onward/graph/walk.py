@@ -66,6 +66,20 @@ def reads(node: ir.Node) -> list[ir.Value]:
     return values
 
 
+def is_sorted(graph: ir.Graph) -> bool:
+    """Return whether each node of `graph`, and of the graphs inside it, comes after those whose outputs it reads."""
+    seen: set[ir.Node] = set()
+    for node in graph:
+        for value in reads(node):
+            maker = value.producer()
+            if maker is not None and maker.graph is graph and maker not in seen:
+                return False
+        seen.add(node)
+        if not all(map(is_sorted, subgraphs(node))):
+            return False
+    return True
+
+
 def all_names(graph: GraphLike) -> set[str]:
     """Return every value and node name in `graph` and its subgraphs."""
     names: set[str] = set()

@@ -9,6 +9,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import onnx_ir as ir
+
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph import walk
 from onward.graph.schema import WORKING_OPSET, newest_opset
@@ -21,6 +25,19 @@ from onward.upgrade.microsoft import decompose_microsoft, has_microsoft
 from onward.upgrade.opset import convert_model
 
 __all__ = ["normalise", "upgrade"]
+
+
+class SortNodes(Pass):
+    """Put the nodes of each graph into execution order; the unit gets a new model if they were not."""
+
+    def run(self, unit: Unit) -> bool:
+        if all(map(walk.is_sorted, _graphs(unit.training))):
+            return False
+        unit.training = from_light(*to_light(unit.training))
+        for graph in _graphs(unit.training):
+            with contextlib.suppress(ValueError):  # a cycle: what comes next reports it
+                graph.sort()
+        return True
 
 
 class UpgradeOperators(Pass):
@@ -55,7 +72,7 @@ class ReplaceMicrosoftOperators(Pass):
 
 
 def normalise(source: serde.Source, *, copy: bool = False, trace: list[Trace] | None = None) -> TrainingModel:
-    """Return the model at the working opset, without `GraphCall`, in plain operators.
+    """Return the model at the working opset, without `GraphCall`, in plain operators, its nodes in execution order.
 
     `source` does not change. A `TrainingModel` of this form is returned itself, or as a copy if `copy` is True. `trace`
     receives what each pass did.
@@ -64,7 +81,7 @@ def normalise(source: serde.Source, *, copy: bool = False, trace: list[Trace] | 
         ModelError: the model cannot be read, or a node cannot be converted; lists all of them.
     """
     unit = Unit(serde.load(source), name="normalise", trace=trace)
-    run_passes((UpgradeOperators(), ReplaceMicrosoftOperators()), unit)
+    run_passes((SortNodes(), UpgradeOperators(), ReplaceMicrosoftOperators()), unit)
     return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training
 
 
@@ -90,8 +107,14 @@ def upgrade(source: serde.Source, opset: int | None = None) -> TrainingModel:
                 needed=f"a version from {unit.opset} to {newest}",
             )
         )
-    UpgradeOperators(target)(unit)
+    run_passes((SortNodes(), UpgradeOperators(target)), unit)
     return unit.training
+
+
+def _graphs(model: TrainingModel) -> list[ir.Graph]:
+    """Return the inference graph and the training graphs."""
+    parts = [g for e in model.entries for g in (e.algorithm, e.initialization)]
+    return [model.graph, *(g for g in parts if g is not None)]
 
 
 def _needs_work(model: TrainingModel, target: int) -> bool:

@@ -243,14 +243,18 @@ def scan(
 ) -> tuple[list[Value], list[Value]]:
     """Return the final states and the stacked outputs of `body` over the first axis of `inputs`.
 
-    `body(op, states, slices)` returns the new states and the step's outputs; it may read any value from outside.
+    `body(op, states, slices)` returns the new states and the step's outputs; it may read any value from outside. All of
+    these are matrices [batch, ...], which ONNX Runtime wants to know even where the inputs of the node have no shape.
     """
     op = rule.op
     assert isinstance(op, Emitter)
     inner = op.inner(f"{op.prefix}step/")
-    formal_states = [subgraph_input(inner, f"state_{i}", v.type, v.shape) for i, v in enumerate(states)]
-    slices = [subgraph_input(inner, f"slice_{i}", v.type) for i, v in enumerate(inputs)]
+    matrix = ir.Shape([None, None])
+    formal_states = [subgraph_input(inner, f"state_{i}", v.type, v.shape or matrix) for i, v in enumerate(states)]
+    slices = [subgraph_input(inner, f"slice_{i}", v.type, matrix) for i, v in enumerate(inputs)]
     new_states, made = body(inner, formal_states, slices)
+    for value in [*new_states, *made]:
+        value.shape = value.shape or matrix
     assert len(made) == outputs
     graph = ir.Graph([*formal_states, *slices], [*new_states, *made], nodes=inner.nodes, name=f"{op.prefix}step")
     direction = int(backwards)

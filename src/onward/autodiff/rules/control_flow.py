@@ -17,7 +17,7 @@ from onward.autodiff.shapes import scan_attribute
 from onward.autodiff.steps import Steps, stack_residual
 from onward.autodiff.types import Grads
 from onward.graph import walk
-from onward.graph.builder import Value
+from onward.graph.builder import Builder, Value
 
 
 @gradient("If", opset=11, cond=NON_DIFFERENTIABLE)
@@ -53,8 +53,22 @@ def _differentiate_branch(
 ) -> dict[Value, Value]:
     """Return the gradients of those of `wrt` that the branch reads."""
     read = set(walk.captured(branch))
-    seeds = [(value, d) for value, d in zip(branch.outputs, doutputs, strict=False) if d is not None]
+    seeds = [
+        (value, _seed(sweep, value, d)) for value, d in zip(branch.outputs, doutputs, strict=False) if d is not None
+    ]
     return flow.differentiate_body(sweep, branch, seeds, [v for v in wrt if v in read])
+
+
+def _seed(sweep: Backward, output: Value, d: Value) -> Value:
+    """Return the gradient of a branch's output, as a value of its own where only this branch knows the shape.
+
+    Branches may return different ranks. What one of them knows about `d` is wrong in the other.
+    """
+    if d.shape is not None or output.shape is None:
+        return d
+    (own,) = Builder.call(sweep.op, "Identity", [d])
+    own.type, own.shape = d.type, output.shape
+    return own
 
 
 def _residual_output(rule: Rule, branches: list[ir.Graph], index: int, residual: Value) -> Value:
@@ -80,10 +94,13 @@ def _empty_like(rule: Rule, graph: ir.Graph, like: Value) -> Value:
     if isinstance(like.type, ir.SequenceType):
         node = ir.Node("", "SequenceEmpty", [], [ir.AttrInt64("dtype", dtype.value)], num_outputs=1, name=name)
     else:
-        rank = 1 if like.shape is None else len(like.shape)
-        tensor = ir.tensor(np.zeros((0,) * rank, dtype.numpy()), dtype=dtype)
+        # A runtime that folds constants reads a condition even where nothing does: it must be one element.
+        is_condition = dtype == ir.DataType.BOOL
+        rank = len(like.shape) if like.shape is not None else 0 if is_condition else 1
+        size = (int(is_condition),) * rank
+        tensor = ir.tensor(np.zeros(size, dtype.numpy()), dtype=dtype)
         node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1, name=name)
-        node.outputs[0].shape = ir.Shape([0] * rank)
+        node.outputs[0].shape = ir.Shape(size)
     node.outputs[0].name = rule.op.names.unique(f"{name}:out")
     node.outputs[0].type = like.type
     graph.append(node)

@@ -1,0 +1,358 @@
+"""Take one file that strangers made through everything that a user would do with it, and print the result as JSON.
+
+Run in a child process (`run.py` does), because a stranger's file may take the process down:
+
+    python examine.py FILE '{"inputs": {"x": {"dtype": "float32", "shape": [1, 3, 32, 32]}}}'
+
+The oracle is ONNX Runtime on the file itself: its outputs, and finite differences of its outputs. Each stage has an
+entry `{"ok": …, "reason": …}`; a stage that was not reached has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import resource
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+import onward
+from onward.backends.base import open_session
+
+STAGES = ("runs", "check", "trainable", "same", "steps", "fit", "gradient", "inference", "torch", "saved")
+FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+Arrays = dict[str, np.ndarray]
+
+
+class Miss(Exception):
+    """A stage whose result is not what it should be."""
+
+
+class Examination:
+    """The stages of one file. `found` collects their results."""
+
+    def __init__(self, path: Path, recipe: dict[str, Any]) -> None:
+        self.path = path
+        self.recipe = recipe
+        self.random = np.random.default_rng(recipe.get("seed", 0))
+        self.found: dict[str, Any] = {}
+        self.arguments: dict[str, Any] = dict(recipe.get("arguments", {}))
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, Any]]:
+        """Record whether the block succeeded and how long it took."""
+        entry: dict[str, Any] = {"ok": False}
+        self.found[name] = entry
+        start = time.perf_counter()
+        try:
+            yield entry
+            entry["ok"] = True
+        except Miss as miss:
+            entry["reason"] = str(miss)
+        except onward.OnwardError as error:
+            entry["reason"] = str(error)[:1500]
+            entry["refused"] = True
+        except Exception as error:  # noqa: BLE001  # a foreign exception is a fault of ours, and is reported as one
+            entry["reason"] = f"{type(error).__name__}: {str(error)[:1200]}"
+            entry["foreign"] = traceback.format_exc()[-3000:]
+        entry["seconds"] = round(time.perf_counter() - start, 3)
+
+    def ok(self, *names: str) -> bool:
+        """Return whether the stages succeeded."""
+        return all(self.found.get(n, {}).get("ok") for n in names)
+
+    def run(self) -> dict[str, Any]:
+        """Run all stages that can be reached."""
+        with self.stage("runs"):
+            self.session = _session(str(self.path))
+            self.batch = {i.name: self._input(i) for i in self.session.get_inputs()}
+            self.outputs = _run(self.session, self.batch)
+        if not self.ok("runs"):
+            return self.found
+        with self.stage("check") as entry:
+            report = onward.check(str(self.path))
+            entry["warnings"] = len(report.warnings)
+            if not report.ok:
+                raise Miss(str(report.errors[0]))
+        with self.stage("trainable") as entry:
+            self._make(entry)
+        if not self.ok("trainable"):
+            return self.found
+        for name in ("same", "steps", "fit", "gradient", "inference", "torch", "saved"):
+            with self.stage(name) as entry:
+                getattr(self, "_" + name)(entry)
+        self.found["megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        return self.found
+
+    def _input(self, spec: ort.NodeArg) -> np.ndarray:
+        given = self.recipe["inputs"][spec.name]
+        shape, dtype, values = given["shape"], given["dtype"], given.get("values", "normal")
+        if dtype in ("object", "string", "str"):
+            return np.full(shape, "a", dtype=object)
+        if isinstance(values, int | float):
+            return np.full(shape, values, dtype=dtype)
+        if isinstance(values, list):
+            return np.asarray(values, dtype=dtype).reshape(shape)
+        if values in ("zeros", "ones"):
+            return np.full(shape, values == "ones", dtype=dtype)
+        kind = np.dtype(dtype).kind
+        if values.startswith("int"):
+            return self.random.integers(0, max(1, int(values[3:] or 2)), shape).astype(dtype)
+        if kind in "iu":
+            return self.random.integers(0, 2, shape).astype(dtype)
+        if kind == "b":
+            return self.random.random(shape) < 0.5
+        scale = 0.1 if values == "small" else 1.0
+        drawn = self.random.random(shape) if values == "uniform" else self.random.normal(size=shape)
+        return np.asarray(drawn * scale, dtype=dtype)
+
+    def _make(self, entry: dict[str, Any]) -> None:
+        """Make the file trainable as a user would: mean squared error on the outputs that are numbers."""
+        floats = [
+            o.name
+            for o in self.session.get_outputs()
+            if o.type in FLOATS and self.outputs[o.name].size and np.isfinite(self.outputs[o.name]).all()
+        ]
+        if not floats:
+            raise Miss("no output is a tensor of finite floating-point numbers")
+        self.read = self.recipe.get("outputs", floats)
+        loss: Any = "mse" if len(self.read) == 1 else dict.fromkeys(self.read, "mse")
+        options = {"output": self.read[0]} if len(self.read) == 1 else {}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make = onward.make_trainable
+            options |= self.arguments
+            self.model = make(str(self.path), loss=loss, optimizer=onward.SGD(1e-3), batch_norm="freeze", **options)
+            self.usual = make(str(self.path), loss=loss, optimizer=onward.SGD(1e-3), **options)
+        entry["warnings"] = [str(w.message)[:200] for w in caught]
+        entry["parameters"] = len(self.model.parameters)
+        entry["numbers"] = int(sum(p.const_value.size for p in self.model.parameters.values()))
+        targets = self.model.targets
+        if len(targets) != len(self.read):
+            raise Miss(f"{len(self.read)} outputs, but the targets are {targets}")
+        self.precision = max(float(np.finfo(self.outputs[o].dtype).eps) for o in self.read)
+        for target, output in zip(targets, self.read, strict=True):
+            value = self.outputs[output]
+            scale = float(np.std(value.astype(np.float64))) or 1.0
+            noise = self.random.normal(size=value.shape) * scale
+            self.batch[target] = np.asarray(value + noise, dtype=value.dtype)
+
+    def _same(self, entry: dict[str, Any]) -> None:
+        """Making a file trainable changes none of its outputs."""
+        now = _run(_session(onward.to_inference(self.model).SerializeToString()), self._inputs())
+        for name, value in self.outputs.items():
+            _compare(name, now[name], value, 1e-4)
+
+    def _steps(self, entry: dict[str, Any]) -> None:
+        """Three steps on ONNX Runtime lower the loss at some rate."""
+        program = onward.compile(self.usual)
+        session = open_session(program, "onnxruntime")
+        start = session.get_state()
+        losses: dict[float, list[float]] = {}
+        for rate in (1e-2, 1e-1, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-9, 1e-11):
+            session.set_state(start)
+            feeds = {**self.batch, program.first.learning_rates[0]: np.asarray(rate, np.float32)}
+            begin = time.perf_counter()
+            seen = [float(session.step(feeds)[program.loss]) for _ in range(3)]
+            entry["step_seconds"] = round((time.perf_counter() - begin) / 3, 3)
+            losses[rate] = [float(f"{v:.6g}") for v in seen]
+            if np.isfinite(seen).all() and seen[2] < seen[0]:
+                entry["rate"], entry["losses"] = rate, losses[rate]
+                return
+        raise Miss(f"the loss does not fall at any rate: {losses}")
+
+    def _fit(self, entry: dict[str, Any]) -> None:
+        """The loop takes the batch as the file's inputs and outputs have it."""
+        trainer = onward.Trainer(self.usual)
+        rate = self.found["steps"].get("rate", 0.0)
+        history = trainer.fit([self.batch, self.batch], epochs=1, progress=False, learning_rate=rate)
+        entry["loss"] = history["loss"][-1]
+
+    def _gradient(self, entry: dict[str, Any]) -> None:
+        """Our gradient agrees with finite differences of ONNX Runtime's own run of the file, tensor by tensor."""
+        self.program = onward.compile(self.model, split=True)
+        self.ours = _gradients(self.program, "onnxruntime", self.batch)
+        weights = {n: np.asarray(self.program.state[n]) for n in self.ours}
+        wrong = [n for n, g in self.ours.items() if not np.isfinite(g).all()]
+        if wrong:
+            raise Miss(f"gradients that are not finite: {wrong[:5]}")
+        entry["zero"] = sorted(n for n, g in self.ours.items() if not g.any())
+        moving = [n for n in self.ours if self.ours[n].any()]
+        if not moving:
+            raise Miss("every gradient is zero")
+        forward = _forward(onward.to_inference(self.model), weights, self._inputs())
+        chosen = [moving] + [[n] for n in _spread(moving, self.recipe.get("tensors", 8))]
+        checks = [self._difference(names, weights, forward) for names in chosen]
+        entry["checked"] = sum(c["verdict"] == "agrees" for c in checks)
+        entry["unclear"] = sum(c["verdict"] == "unclear" for c in checks)
+        entry["worst"] = max((c["error"] for c in checks if c["verdict"] == "agrees"), default=None)
+        bad = [c for c in checks if c["verdict"] == "differs"]
+        if bad:
+            raise Miss(f"differs from finite differences of ONNX Runtime: {bad[:3]}")
+        if checks[0]["verdict"] != "agrees" and not entry["checked"]:
+            raise Miss(f"finite differences of ONNX Runtime do not settle: {checks[:2]}")
+
+    def _difference(self, names: list[str], weights: Arrays, forward: Callable[[Arrays], Arrays]) -> dict[str, Any]:
+        """Compare the change of the loss along our gradient of some tensors with the change that it predicts.
+
+        The ratio of both is 1 for a right gradient and a small step. Steps from large to small are tried; the ratio
+        counts where it agrees best with that of its neighbours, because large steps meet curvature and small ones meet
+        rounding.
+        """
+        length = np.sqrt(sum(float((self.ours[n].astype(np.float64) ** 2).sum()) for n in names))
+        size = np.sqrt(sum(float((weights[n].astype(np.float64) ** 2).sum()) for n in names)) or 1.0
+        ratios, doubts = [], []
+        for step in size * np.geomspace(0.1, 1e-6, 11):
+            sides = []
+            for sign in (1, -1):
+                moved = {
+                    n: (weights[n] + sign * step / length * self.ours[n].astype(np.float64)).astype(weights[n].dtype)
+                    for n in names
+                }
+                sides.append((moved, self._loss(forward(moved))))
+            (ahead, above), (behind, below) = sides
+            predicted = sum(
+                float((self.ours[n].astype(np.float64) * (ahead[n].astype(np.float64) - behind[n])).sum())
+                for n in names
+            )
+            ratios.append((above - below) / (predicted or np.inf))
+            doubts.append(2 * self.precision * abs(above) / (predicted or 1e-300))
+        change = np.abs(np.diff(ratios))
+        doubt = np.maximum(change[:-1], change[1:]) + np.array(doubts[1:-1])
+        # Relative to the ratio: along a function that saturates, all ratios are 0.
+        doubt = np.where(np.isfinite(doubt), doubt / np.maximum(np.abs(ratios[1:-1]), 1e-30), np.inf)
+        at = int(np.argmin(doubt))
+        ratio = float(ratios[at + 1])
+        verdict = "unclear" if doubt[at] > 0.03 else "agrees" if abs(ratio - 1) <= 0.02 + 2 * doubt[at] else "differs"
+        return {
+            "tensors": names[0] if len(names) == 1 else "all",
+            "ratio": float(f"{ratio:.6g}"),
+            "error": float(f"{abs(ratio - 1):.3g}"),
+            "doubt": float(f"{doubt[at]:.3g}"),
+            "verdict": verdict,
+        }
+
+    def _loss(self, outputs: Arrays) -> float:
+        """Return the sum of the mean squared errors, in float64."""
+        total = 0.0
+        for target, output in zip(self.model.targets, self.read, strict=True):
+            difference = outputs[output].astype(np.float64) - self.batch[target].astype(np.float64)
+            total += float((difference**2).mean())
+        return total
+
+    def _inputs(self) -> Arrays:
+        return {i.name: self.batch[i.name] for i in self.session.get_inputs()}
+
+    def _inference(self, entry: dict[str, Any]) -> None:
+        """The tuned file has the inputs and outputs of the file, and runs."""
+        tuned = _session(onward.to_inference(self.usual).SerializeToString())
+        initializers = {i.name for i in onnx.load(str(self.path), load_external_data=False).graph.initializer}
+        for kind in ("get_inputs", "get_outputs"):
+            before = [(v.name, v.type, v.shape) for v in getattr(self.session, kind)() if v.name not in initializers]
+            after = [(v.name, v.type, v.shape) for v in getattr(tuned, kind)()]
+            if [b[:2] for b in before] != [a[:2] for a in after]:
+                raise Miss(f"{kind}: {before} became {after}")
+        _run(tuned, self._inputs())
+
+    def _torch(self, entry: dict[str, Any]) -> None:
+        """PyTorch computes the same loss and the same gradients."""
+        if not hasattr(self, "ours"):
+            raise Miss("no gradients to compare with")
+        theirs = _gradients(self.program, "torch", self.batch)
+        worst = 0.0
+        for name, value in self.ours.items():
+            size = float(np.abs(value).max())
+            gap = float(np.abs(theirs[name].astype(np.float64) - value).max())
+            total = max(float(np.abs(g).max()) for g in self.ours.values())
+            worst = max(worst, gap / max(size, 1e-3 * total, 1e-30))
+        entry["worst"] = float(f"{worst:.3g}")
+        if not worst < (0.2 if any(g.dtype == np.float16 for g in self.ours.values()) else 2e-2):
+            raise Miss(f"gradients differ by {worst:.3g} of their largest element")
+
+    def _saved(self, entry: dict[str, Any]) -> None:
+        """Saving and loading loses nothing."""
+        with tempfile.TemporaryDirectory() as folder:
+            first, second = Path(folder, "a.onnx"), Path(folder, "b.onnx")
+            onward.save(self.usual, first)
+            again = onward.load(first)
+            onward.save(again, second)
+            if first.read_bytes() != second.read_bytes():
+                raise Miss("saving what was loaded writes other bytes")
+            for name, value in self.usual.parameters.items():
+                if again.parameters[name].const_value.numpy().tobytes() != value.const_value.numpy().tobytes():
+                    raise Miss(f"`{name}` has other numbers")
+
+
+def _session(model: Any) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _run(session: ort.InferenceSession, feeds: Arrays) -> Arrays:
+    names = [o.name for o in session.get_outputs()]
+    wanted = {i.name for i in session.get_inputs()}
+    return dict(zip(names, session.run(names, {k: v for k, v in feeds.items() if k in wanted}), strict=True))
+
+
+def _gradients(program: onward.Program, backend: str, batch: Arrays) -> Arrays:
+    """Return the gradient of each parameter by its name."""
+    graph = program.first.gradients
+    assert graph is not None
+    out = open_session(program, backend).run_graph(graph, batch)
+    return {x: np.asarray(out[name]) for name, (_, x) in graph.gradient_of.items()}
+
+
+def _forward(model: onnx.ModelProto, weights: Arrays, batch: Arrays) -> Callable[[Arrays], Arrays]:
+    """Return a function of changed weights that runs the file itself in ONNX Runtime."""
+    kept = [i for i in model.graph.initializer if i.name not in weights]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    for name, value in weights.items():
+        kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
+    session = _session(model.SerializeToString())
+    return lambda moved: _run(session, {**batch, **weights, **moved})
+
+
+def _spread(names: list[str], count: int) -> list[str]:
+    """Return some of the names, from the first to the last."""
+    return [names[i] for i in sorted({round(k) for k in np.linspace(0, len(names) - 1, min(count, len(names)))})]
+
+
+def _compare(name: str, ours: Any, theirs: Any, tolerance: float) -> None:
+    if not isinstance(theirs, np.ndarray) or theirs.dtype.kind not in "fiub":
+        return
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise Miss(f"`{name}` was {theirs.dtype}{theirs.shape} and is {ours.dtype}{ours.shape}")
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        raise Miss(f"`{name}` is finite elsewhere than before")
+    both = np.isfinite(b)
+    gap = np.abs(a - b)[both].max(initial=0) / max(np.abs(b[both]).max(initial=0), 1e-6)
+    if gap > (2e-2 if theirs.dtype == np.float16 else tolerance):
+        raise Miss(f"`{name}` changed by {gap:.3g} of its largest element")
+
+
+def main() -> None:
+    """Examine the file named on the command line."""
+    path, recipe = Path(sys.argv[1]), json.loads(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_DATA, (12 << 30, 12 << 30))
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = Examination(path, recipe).run()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

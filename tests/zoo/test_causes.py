@@ -1,0 +1,212 @@
+"""What kept files of strangers from training, each as a small model by hand.
+
+The comment of a test names the files. The gradients are compared with finite differences of ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+import onward
+from autodiff.text_models import parse
+from onward.errors import ArgumentError
+
+F32 = np.float32
+
+
+def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def assert_gradient(model: onnx.ModelProto, wrt: str, **feeds: np.ndarray) -> None:
+    """Compare the gradient of the sum of `y` with central differences of ONNX Runtime, in float32."""
+    lowered = session(onward.gradient(model, of="y", wrt=[wrt]))
+    (actual,) = lowered.run([f"grad/{wrt}"], feeds)
+    forward, point, step = session(model), feeds[wrt], 1e-2
+    expected = np.zeros_like(point)
+    for index in np.ndindex(point.shape):
+        sides = []
+        for sign in (1, -1):
+            moved = point.copy()
+            moved[index] += sign * step
+            sides.append(float(forward.run(["y"], {**feeds, wrt: moved})[0].astype(np.float64).sum()))
+        expected[index] = (sides[0] - sides[1]) / (2 * step)
+    np.testing.assert_allclose(actual, expected, rtol=5e-3, atol=2e-3)
+
+
+# Silero VAD, and all that PyTorch's TorchScript exporter makes of `squeeze()` and of an optional state: an If whose
+# branches return other ranks, inside an If whose other branch does not have the inner condition at all.
+RANKS = """net (float[A, B] x, float[B, 3] W, bool keep) => (float[M] y) {
+    h = MatMul(x, W)
+    r = If(keep) <
+        then_branch = outer_then () => (float[] p) {
+            one = Constant<value_ints=[1]>()
+            zero = Constant<value_ints=[0]>()
+            s = Shape(h)
+            rows = Gather(s, zero)
+            single = Equal(rows, one)
+            q = If(single) <
+                then_branch = inner_then () => (float[] a) { a = Squeeze(h, zero) },
+                else_branch = inner_else () => (float[] b) { b = Identity(h) }
+            >
+            p = Tanh(q)
+        },
+        else_branch = outer_else () => (float[] o) { o = Sigmoid(h) }
+    >
+    e = Sin(r)
+    flat = Constant<value_ints=[-1]>()
+    y = Reshape(e, flat)
+}""".replace("float[]", "float")
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("keep", [True, False])
+def test_branches_of_different_ranks_and_a_condition_that_only_one_branch_has(rows: int, keep: bool) -> None:
+    model = parse(RANKS)
+    for node in [n for n in model.graph.node if n.op_type == "If"]:  # the text format has no unknown rank
+        _forget_shapes(node)
+    random = np.random.default_rng(rows)
+    feeds = {"x": random.normal(size=(rows, 2)).astype(F32), "W": random.normal(size=(2, 3)).astype(F32)}
+
+    assert_gradient(model, "W", **feeds, keep=np.array(keep))
+
+
+def _forget_shapes(node: onnx.NodeProto) -> None:
+    for attribute in node.attribute:
+        for output in attribute.g.output:
+            output.type.tensor_type.ClearField("shape")
+        for inner in attribute.g.node:
+            _forget_shapes(inner)
+
+
+def test_a_recurrent_layer_whose_inputs_have_no_shape() -> None:
+    """Silero VAD: an LSTM behind such an If. ONNX Runtime wants the rank of all that a Scan's body returns."""
+    model = parse("""net (float[T, B, 2] x, float[1, 4, 2] W, float[1, 4, 1] R, bool twice) => (float[T, D, B, 1] y) {
+        z = If(twice) <
+            then_branch = a () => (float p) { p = Add(x, x) },
+            else_branch = b () => (float q) { q = Identity(x) }
+        >
+        y = LSTM<hidden_size=1>(z, W, R)
+    }""")
+    for node in model.graph.node:
+        _forget_shapes(node)
+    random = np.random.default_rng(0)
+    feeds = {n: random.normal(size=s).astype(F32) for n, s in (("x", (3, 2, 2)), ("W", (1, 4, 2)), ("R", (1, 4, 1)))}
+
+    assert_gradient(model, "R", **feeds, twice=np.array(True))
+
+
+def dense(*nodes: onnx.NodeProto, **weights: np.ndarray) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", 1, ["N", 4])],
+        [helper.make_tensor_value_info("y", 1, ["N", 3])],
+        [numpy_helper.from_array(v, k) for k, v in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+W = np.random.default_rng(0).normal(size=(4, 3)).astype(F32)
+
+
+def losses(model: onward.TrainingModel, rows: int = 5) -> list[float]:
+    trainer = onward.Trainer(model)
+    batch = {"x": np.ones((rows, 4), F32), "labels": np.zeros((rows, 3), F32)}
+    return [float(trainer.step(batch)["loss"]) for _ in range(3)]
+
+
+def test_shapes_in_the_file_that_are_out_of_date() -> None:
+    """ddddocr, and files that a tool changed: the value_info says [N, 7], and the node computes [N, 3]."""
+    model = dense(helper.make_node("MatMul", ["x", "W"], ["h"]), helper.make_node("Tanh", ["h"], ["y"]), W=W)
+    model.graph.value_info.append(helper.make_tensor_value_info("h", 1, ["N", 7]))
+
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1))
+    found = losses(trainable)
+
+    assert found[2] < found[1] < found[0]
+    report = onward.check(model)
+    assert (report.ok, report.codes) == (True, ("C412",))
+    assert session(model).run(None, {"x": np.ones((1, 4), F32)})[0].shape == (1, 3)  # it is so
+
+
+def test_an_output_shape_in_the_file_that_is_out_of_date() -> None:
+    model = dense(helper.make_node("MatMul", ["x", "W"], ["y"]), W=W)
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 7
+
+    found = losses(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1)))
+
+    assert found[2] < found[1] < found[0]
+    assert onward.check(model).codes == ("C412",)
+    assert session(model).run(None, {"x": np.ones((1, 4), F32)})[0].shape == (1, 3)
+
+
+def test_vectors_that_onnx_takes_for_shapes() -> None:
+    """onnx-asr's resamplers and PyTorch's AdaptiveAvgPool: onnx's data propagation adds vectors of 3 and 4 numbers."""
+    model = dense(
+        helper.make_node("Unsqueeze", ["column", "one"], ["tall"]),
+        helper.make_node("Add", ["tall", "row"], ["table"]),  # [4, 1] + [3]
+        helper.make_node("MatMul", ["x", "table"], ["y"]),
+        column=np.arange(4, dtype=F32),
+        row=np.arange(3, dtype=F32),
+        one=np.array([1]),
+    )
+
+    found = losses(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.01)))
+
+    assert found[2] < found[1] < found[0]
+
+
+def test_a_model_that_no_runtime_loads_is_refused_with_the_words_of_the_runtime() -> None:
+    model = dense(helper.make_node("MatMul", ["x", "W"], ["h"]), helper.make_node("Add", ["h", "b"], ["y"]), W=W, b=W.T)
+
+    with pytest.raises(ArgumentError, match=r"(?s)A118.*ONNX Runtime .* cannot load it: "):
+        onward.make_trainable(model, loss="mse")
+
+
+def test_nodes_that_are_not_in_execution_order() -> None:
+    """isnet_fp16: the converter to float16 appends its casts at the end of the file. ONNX Runtime sorts."""
+    model = dense(helper.make_node("Tanh", ["h"], ["y"]), helper.make_node("MatMul", ["x", "W"], ["h"]), W=W)
+    assert session(model).run(None, {"x": np.ones((1, 4), F32)})[0].shape == (1, 3)
+
+    report = onward.check(model)
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1))
+    found = losses(trainable)
+
+    assert (report.ok, report.codes) == (True, ("C147",))
+    assert found[2] < found[1] < found[0]
+    onnx.checker.check_model(onward.to_inference(trainable))  # what we write is in order
+
+
+def test_nodes_inside_a_branch_that_are_not_in_execution_order() -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Neg", ["t"], ["r"]), helper.make_node("Tanh", ["h"], ["t"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("r", 1, None)],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["h"], ["i"])], "other", [], [helper.make_tensor_value_info("i", 1, None)]
+    )
+    model = dense(
+        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=other),
+        helper.make_node("MatMul", ["x", "W"], ["h"]),
+        W=W,
+        yes=np.array(True),
+    )
+
+    found = losses(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1)))
+
+    assert found[2] < found[1] < found[0]
+    assert onward.check(model).codes == ("C147", "C147")
+
+
+def test_nodes_in_a_cycle_are_an_error() -> None:
+    model = dense(helper.make_node("Add", ["b", "x"], ["a"]), helper.make_node("Tanh", ["a"], ["b"]),
+                  helper.make_node("MatMul", ["b", "W"], ["y"]), W=W)  # fmt: skip
+
+    assert onward.check(model).codes == ("C132",)
