@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from onward.compiler.derivatives import lower_gradients as lower_gradients
     from onward.compiler.derivatives import vjp as vjp
     from onward.compiler.program import Program as Program
+    from onward.diagnosis import doctor as doctor
     from onward.errors import OnwardError as OnwardError
     from onward.model.inference import to_inference as to_inference
     from onward.model.serde import load as load
@@ -55,6 +56,7 @@ _PUBLIC = {
     "TrainingModel": "onward.model.training_model",
     "check": "onward.check",
     "compile": "onward.compiler.compile:compile_model",
+    "doctor": "onward.diagnosis",
     "from_torch": "onward.frontends.torch",
     "gradient": "onward.compiler.derivatives",
     "jvp": "onward.compiler.derivatives",

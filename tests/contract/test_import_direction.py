@@ -17,7 +17,7 @@ ROOT = Path(onward.__file__).parent
 ARROW = [
     {"errors"},
     {"arguments"},
-    {"versions"},
+    {"runtime", "versions"},
     {"storage"},
     {"graph"},
     {"model"},
@@ -32,7 +32,7 @@ ARROW = [
     {"backends"},
     {"frontends"},
     {"train"},
-    {"show", "testing"},
+    {"diagnosis", "show", "testing"},
     {"cli"},
     {"__init__", "__main__"},
 ]
@@ -42,7 +42,7 @@ FRAMEWORKS = {
     "onnxscript": ("frontends/torch",),
     "tensorflow": (),
     "jax": (),
-    "onnxruntime": ("backends/onnxruntime",),
+    "onnxruntime": ("backends/onnxruntime", "runtime.py"),
     "numba": ("backends/onnxruntime",),
     "pandas": ("train/data",),
     "pyarrow": ("train/data",),

@@ -11,9 +11,9 @@ import onward
 
 NAMES = {
     "Adagrad", "Adam", "AdamW", "Momentum", "OnwardError", "Program", "SGD", "Trainer", "TrainingModel", "__version__",
-    "check", "compile", "from_torch", "gradient", "jvp", "load", "losses", "lower_gradients", "make_trainable",
-    "optimizers", "register_gradient", "samples", "save", "schedules", "straight_through", "testing", "to_inference",
-    "to_torch", "vjp",
+    "check", "compile", "doctor", "from_torch", "gradient", "jvp", "load", "losses", "lower_gradients",
+    "make_trainable", "optimizers", "register_gradient", "samples", "save", "schedules", "straight_through", "testing",
+    "to_inference", "to_torch", "vjp",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import tempfile
 import warnings
@@ -21,6 +22,7 @@ from onward.author.objective import build_loss, resolve_loss
 from onward.author.tied_weights import tied_layers
 from onward.author.tied_weights import untie as untie_weights
 from onward.author.training_mode import build_training_forward, to_inference_mode
+from onward.autodiff.reach import barriers, gradient_reach
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.schema import TRAINING_DOMAIN
@@ -35,6 +37,7 @@ from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingMode
 from onward.optimizers import Optimizer, by_name
 from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import emit_update
+from onward.runtime import ask
 from onward.upgrade import normalise
 
 A112 = "A112"
@@ -138,7 +141,8 @@ def make_trainable(
         _claim(names, name, argument)
 
     weights = list(work.graph.initializers.values())
-    parameters = choose(weights, influential_nodes(terms.outputs), train, freeze)
+    flat = _without_gradient(weights, terms.outputs, work.opset)
+    parameters = choose(weights, influential_nodes(terms.outputs), train, freeze, flat)
     _check_types(parameters)
     if not keep_shared and (warning := tied_layers(parameters)) is not None:
         warnings.warn(warning, stacklevel=2)
@@ -187,28 +191,34 @@ def make_trainable(
     return work
 
 
+def _without_gradient(weights: Sequence[Value], outputs: Sequence[Value], opset: int) -> dict[Value, str]:
+    """Return the weights that no gradient reaches, with the reason: training would leave them as they are."""
+    importlib.import_module("onward.autodiff.rules")
+    reached = gradient_reach(outputs, opset)
+    found = {}
+    for value in weights:
+        if value not in reached:
+            where = ", ".join(barriers(value, reached)[:4]) or "operators without a gradient"
+            found[value] = f"no gradient reaches it: every path to the loss ends at {where}"
+    return found
+
+
 def _ask_runtime(work: TrainingModel) -> None:
     """Raise if ONNX Runtime cannot load a model whose types and shapes onnx finds inconsistent: onnx may be wrong."""
-    import onnxruntime  # only here: importing it takes longer than most calls of this function
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         serde.save(to_inference(work), path)
-        try:
-            onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its exceptions have no common base
-            raise ArgumentError(
-                Diagnostic(
-                    A118,
-                    "the types or shapes of the model do not fit together",
-                    place=f"graph `{work.graph.name}`",
-                    found=f"ONNX Runtime {onnxruntime.__version__} cannot load it: {error}",
-                    hint="`onward check FILE` lists what does not fit, and `onward doctor FILE` what can be done",
-                )
-            ) from error
+        answer = ask(str(path), run=False)
+    if not answer.loads:
+        raise ArgumentError(
+            Diagnostic(
+                A118,
+                "the types or shapes of the model do not fit together",
+                place=f"graph `{work.graph.name}`",
+                found=f"ONNX Runtime {answer.version} cannot load it: {answer.reason}",
+                hint="`onward check FILE` lists what does not fit, and `onward doctor FILE` what can be done",
+            )
+        )
 
 
 def _names_of_entries(model: TrainingModel) -> set[str]:

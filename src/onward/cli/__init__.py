@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "sample": "onward.cli.sample:sample",
     "check": "onward.cli.check:check",
+    "doctor": "onward.cli.doctor:doctor",
     "show": "onward.cli.show:show",
     "make-trainable": "onward.cli.make_trainable:make_trainable",
     "strip": "onward.cli.strip:strip",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -189,8 +189,11 @@ def choose(
     influential: Collection[ir.Node],
     train: str | Iterable[str],
     freeze: str | Iterable[str],
+    without_gradient: Mapping[ir.Value, str] | None = None,
 ) -> list[ir.Value]:
     """Return the initializers to train: those that match `train`, do not match `freeze`, and can be trained.
+
+    `without_gradient` holds those that no gradient reaches, with the reason.
 
     Raises:
         ArgumentError: a glob matches no initializer, or none that can be trained.
@@ -212,6 +215,7 @@ def choose(
         if not fitting or any(fnmatch.fnmatchcase(name, p) for p in unwanted):
             continue
         reason = obstacle(value, influential, named=any(p.strip("*") for p in fitting))
+        reason = reason or (without_gradient or {}).get(value)
         if reason is None:
             chosen.append(value)
         else:
@@ -226,6 +230,13 @@ def choose(
     return chosen
 
 
+def _hints(pattern: str, refused: dict[str, str]) -> Iterator[str]:
+    if not refused:
+        yield "`freeze` matches the same initializers, or the model has none"
+    if not pattern.strip("*"):  # the user relied on the default
+        yield "`onward doctor FILE` shows where the weights are and what blocks them"
+
+
 def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
     listed = "; ".join(f"`{n}`: {r}" for n, r in list(refused.items())[:8])
     if len(refused) > 8:
@@ -235,7 +246,7 @@ def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
         f"nothing that `{pattern}` chooses can be trained",
         place="train=",
         found=listed or "no initializer that is not frozen",
-        hint="" if refused else "`freeze` matches the same initializers, or the model has none",
+        hint="; ".join(_hints(pattern, refused)),
     )
 
 

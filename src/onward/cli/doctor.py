@@ -1,0 +1,123 @@
+"""`onward doctor FILE`: what can be done with a file, what stands in the way, and what to run next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from onward.cli.console import print_diagnostics, stdout_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onward.diagnosis import Diagnosis
+
+_LISTED = 8
+
+
+def doctor(
+    file: Annotated[Path, Argument(help="An ONNX model.", show_default=False)],
+    as_json: Annotated[bool, Option("--json", help="Print the diagnosis as JSON.")] = False,
+    everything: Annotated[bool, Option("--all", help="List every weight, output and operator.")] = False,
+) -> None:
+    """Say what can be done with a file: whether it runs, where its weights are, what would be trained, what blocks it.
+
+    Exit code 0: something can be trained. 1: nothing can. 2: not a model.
+    """
+    from onward.diagnosis import doctor as run
+
+    found = run(file)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+    else:
+        _print(found, stdout_console(soft_wrap=True), None if everything else _LISTED)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _print(found: Diagnosis, console: Console, limit: int | None) -> None:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
+    _line(console, "file", f"{found.source}, IR {found.ir_version}, {opsets}" + _by(found.producer))
+    _line(console, "runs", *_runtime(found))
+    report = found.report
+    if report.findings:
+        counts = f"{len(report.errors)} errors, {len(report.warnings)} warnings (`onward check {found.source}`)"
+        _line(console, "check", counts, "bold red" if report.errors else "yellow")
+    else:
+        _line(console, "check", "no findings", "green")
+    _line(console, "operators", _list([f"{n} {op}" for op, n in found.operators.items()], limit))
+    if found.unknown:
+        _line(console, "", f"not defined by the ONNX standard: {', '.join(found.unknown)}", "yellow")
+    stores = [f"{s.numbers:,} numbers in {s.tensors} {place}" for place, s in found.weights.items()]
+    _line(console, "weights", "; ".join(stores) or "none of more than one number")
+    for index, advice in enumerate(found.outputs if limit is None else found.outputs[:limit]):
+        _line(console, "" if index else "outputs", *_output(advice))
+    if limit is not None and len(found.outputs) > limit:
+        _line(console, "", f"and {len(found.outputs) - limit} more (--all)")
+    if found.parameters:
+        total = sum(found.parameters.values())
+        names = _list([f"`{name}`" for name in found.parameters], limit)
+        _line(console, "trains", f"{len(found.parameters)} weights ({total:,} numbers): {names}", "green")
+        for index, (name, reason) in enumerate(list(found.left.items())[:limit]):
+            _line(console, "" if index else "leaves", f"`{name}`: {reason}")
+        if limit is not None and len(found.left) > limit:
+            _line(console, "", f"and {len(found.left) - limit} more (--all)")
+    else:
+        _line(console, "trains", "nothing", "bold red")
+    if found.obstacles:
+        console.print()
+        print_diagnostics(found.obstacles if limit is None else found.obstacles[:limit], console)
+    if found.commands:
+        console.print()
+        for index, command in enumerate(found.commands):
+            _line(console, "" if index else "next", command, "bold")
+
+
+def _by(producer: str) -> str:
+    return f", made by {producer}" if producer else ""
+
+
+def _runtime(found: Diagnosis) -> tuple[str, str]:
+    runtime = found.runtime
+    name = f"ONNX Runtime {runtime.version}".strip()
+    if runtime.runs:
+        shapes = ", ".join(f"`{n}` {shape}" for n, shape in runtime.inputs.items())
+        return f"yes, in {name} with made-up {shapes}", "green"
+    if runtime.loads:
+        return f"{name} loads it; with made-up inputs it does not run: {_short(runtime.reason)}", "yellow"
+    return f"{name} does not load it: {_short(runtime.reason)}", "bold red"
+
+
+def _output(advice: object) -> tuple[str, str]:
+    from onward.diagnosis.examination import OutputAdvice
+
+    assert isinstance(advice, OutputAdvice)
+    shape = "of unknown rank" if advice.shape is None else str(["?" if d is None else d for d in advice.shape])
+    head = f"`{advice.name}` {advice.kind} {shape.replace(chr(39), '')}: "
+    if not advice.readable:
+        return head + f"no loss can read it, {advice.reason}", "yellow"
+    if advice.trains is False:
+        return head + "a loss may read it, but it cannot be trained: see below", "yellow"
+    on = f" of `{advice.on}`" if advice.on != advice.name else ""
+    return head + f"a loss may read it; {advice.loss}{on} suits it", ""
+
+
+def _line(console: Console, label: str, text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    console.print(Text.assemble((f"{label:<10}", "bold cyan"), (text, style)))
+
+
+def _list(items: list[str], limit: int | None) -> str:
+    if limit is None or len(items) <= limit:
+        return ", ".join(items)
+    return ", ".join(items[:limit]) + f" and {len(items) - limit} more"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:300] + "…"

@@ -1,0 +1,241 @@
+"""Look at one ONNX file: does it run, where are its weights, what would be trained, and what blocks the rest."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import shlex
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onward.author import make_trainable
+from onward.autodiff.reach import gradient_reach
+from onward.check import Report, check
+from onward.compiler.compile import compile_model
+from onward.diagnosis.weights import ATTRIBUTES, QUANTISED, Store, find_weights
+from onward.errors import Diagnostic, OnwardError
+from onward.graph.schema import schema
+from onward.graph.shapes import dims, infer_shapes
+from onward.graph.walk import all_nodes
+from onward.model import serde
+from onward.model.trainable import influential_nodes, obstacle
+from onward.model.training_model import FLOAT_TYPES, TrainingModel
+from onward.runtime import Runtime, ask
+from onward.upgrade import normalise
+
+_LOSSES = {"Softmax": "cross_entropy", "Sigmoid": "bce_with_logits", "LogSoftmax": "nll"}
+_PASSED = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
+_TRIED = 6  # outputs for which a whole training step is built
+
+
+@dataclasses.dataclass
+class OutputAdvice:
+    """One output of the model, and whether a loss may read it."""
+
+    name: str
+    kind: str
+    shape: tuple[int | str | None, ...] | None
+    readable: bool
+    reason: str = ""
+    loss: str = ""
+    on: str = ""
+    """The value that this loss should read: the logits in front of a Softmax."""
+    trains: bool | None = None
+    """Whether a training step for it was built; None if that was not tried."""
+    obstacles: tuple[Diagnostic, ...] = ()
+
+
+@dataclasses.dataclass
+class Diagnosis:
+    """What `doctor` found. `ok` says whether something can be trained."""
+
+    source: str
+    producer: str
+    ir_version: int
+    opsets: dict[str, int]
+    runtime: Runtime
+    report: Report
+    operators: dict[str, int]
+    unknown: list[str]
+    weights: dict[str, Store]
+    outputs: list[OutputAdvice] = dataclasses.field(default_factory=list)
+    parameters: dict[str, int] = dataclasses.field(default_factory=dict)
+    """What would be trained by default, with the number of its elements."""
+    left: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Floating-point weights that would not be trained, with the reason."""
+    obstacles: tuple[Diagnostic, ...] = ()
+    commands: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether a training step can be made of the file."""
+        return bool(self.parameters)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as plain data."""
+        found = dataclasses.asdict(dataclasses.replace(self, report=None, obstacles=(), outputs=[]))  # type: ignore[arg-type]  # replaced below
+        found["report"] = [d.as_dict() for d in self.report.findings]
+        found["obstacles"] = [d.as_dict() for d in self.obstacles]
+        found["outputs"] = [
+            {
+                **dataclasses.asdict(dataclasses.replace(o, obstacles=())),
+                "obstacles": [d.as_dict() for d in o.obstacles],
+            }
+            for o in self.outputs
+        ]
+        return {"format": 1, "ok": self.ok, **found}
+
+
+def doctor(source: serde.Source) -> Diagnosis:
+    """Return what can be done with a model and what stands in the way.
+
+    The file is loaded and run by ONNX Runtime in a process of its own, with made-up inputs. For each output that a loss
+    may read, a training step is built, so that everything that blocks a gradient is found before the first step.
+
+    >>> from onward import samples
+    >>> found = doctor(samples.perceptron())
+    >>> found.ok, list(found.parameters), found.outputs[0].loss
+    (True, ['W1', 'b1', 'W2', 'b2'], 'cross_entropy')
+
+    Raises:
+        ModelError: the file cannot be read or is not a model.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = _path(source, folder)
+        proto, _ = serde.parse_proto(path)
+        operators = collections.Counter(_operators(proto))
+        found = Diagnosis(
+            source=str(source) if isinstance(source, str | os.PathLike) else "",
+            producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
+            ir_version=proto.ir_version,
+            opsets={o.domain or "ai.onnx": o.version for o in proto.opset_import},
+            runtime=ask(path),
+            report=check(path),
+            operators=dict(operators.most_common()),
+            unknown=[name for name in operators if _is_unknown(name, proto)],
+            weights=find_weights(proto),
+        )
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they concern a real make_trainable
+                _look_at_training(found, path)
+        except OnwardError as error:
+            found.obstacles = tuple(error.diagnostics)
+        _advise(found)
+        return found
+
+
+def _path(source: serde.Source, folder: str) -> str:
+    """Return the path of the file, which is written if the model is in memory."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    path = Path(folder, "model.onnx")
+    serde.save(serde.load(source), path)
+    return str(path)
+
+
+def _operators(proto: onnx.ModelProto) -> list[str]:
+    model = serde.load(proto).ir
+    nodes = [*all_nodes(model.graph), *(n for f in model.functions.values() for n in all_nodes(f))]
+    return [f"{n.domain}::{n.op_type}" if n.domain not in ("", "ai.onnx") else n.op_type for n in nodes]
+
+
+def _is_unknown(name: str, proto: onnx.ModelProto) -> bool:
+    """Return whether neither onnx nor the model itself defines an operator."""
+    domain, _, op_type = name.rpartition("::")
+    own = {(f.domain, f.name) for f in proto.functions}
+    return schema(op_type, domain) is None and (domain, op_type) not in own
+
+
+def _look_at_training(found: Diagnosis, path: str) -> None:
+    model = normalise(path, copy=True)
+    infer_shapes(model.ir)
+    for value in model.graph.outputs:
+        found.outputs.append(_advice(value, model))
+    for advice in [o for o in found.outputs if o.readable][:_TRIED]:
+        trained = _try_output(advice, path)
+        if trained is not None and not found.parameters:
+            found.parameters = {n: v.const_value.size if v.const_value else 0 for n, v in trained.parameters.items()}
+            found.left = _reasons(trained, advice.name)
+    if not found.parameters:
+        blocked = [d for o in found.outputs for d in o.obstacles]
+        found.obstacles = tuple(dict.fromkeys(blocked))
+
+
+def _advice(value: ir.Value, model: TrainingModel) -> OutputAdvice:
+    kind = str(value.type).lower() if value.type is not None else "unknown"
+    advice = OutputAdvice(value.name or "", kind, dims(value), readable=False)
+    if not isinstance(value.type, ir.TensorType):
+        advice.reason = "it is not a tensor"
+    elif value.dtype not in FLOAT_TYPES:
+        advice.reason = f"it holds {kind}, which have no gradient"
+    elif not any(v in gradient_reach([value], model.opset) for v in _stored(model.graph)):
+        advice.reason = "no weight influences it through operators that have a gradient"
+    else:
+        advice.readable = True
+        activation, logits = _activation(value)
+        advice.loss = _LOSSES.get(activation, "mse")
+        advice.on = logits if activation in ("Softmax", "Sigmoid") else advice.name
+    return advice
+
+
+def _stored(graph: ir.Graph) -> list[ir.Value]:
+    """Return all floating-point tensors that the graph stores, as initializers or as Constant nodes."""
+    constants = [n.outputs[0] for n in all_nodes(graph) if n.op_type == "Constant"]
+    inner = [v for n in all_nodes(graph) for a in n.attributes.values() if a.type == ir.AttributeType.GRAPH
+             for v in a.as_graph().initializers.values()]  # fmt: skip
+    return [v for v in [*graph.initializers.values(), *inner, *constants] if v.dtype in FLOAT_TYPES]
+
+
+def _activation(value: ir.Value) -> tuple[str, str]:
+    """Return the operator that ends in an output, and the name of what it reads; nodes that pass it on are skipped."""
+    node = value.producer()
+    while node is not None and node.op_type in _PASSED and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or not node.inputs or node.inputs[0] is None:
+        return "", ""
+    return node.op_type, node.inputs[0].name or ""
+
+
+def _try_output(advice: OutputAdvice, path: str) -> TrainingModel | None:
+    """Build a training step whose loss reads the output; note what stands in the way."""
+    try:
+        model = make_trainable(path, loss="mse", output=advice.name, optimizer="sgd")
+        compile_model(model)
+    except OnwardError as error:
+        advice.trains, advice.obstacles = False, tuple(error.diagnostics)
+        return None
+    advice.trains = True
+    return model
+
+
+def _reasons(model: TrainingModel, output: str) -> dict[str, str]:
+    """Return why each weight that is not trained is not."""
+    value = next(v for v in model.graph.outputs if v.name == output)
+    influential = influential_nodes([value])
+    frozen = [model.graph.initializers[name] for name in model.frozen]
+    return {v.name or "": obstacle(v, influential) or "no gradient reaches it" for v in frozen}
+
+
+def _advise(found: Diagnosis) -> None:
+    """Fill in the commands to run next."""
+    file = found.source or "model.onnx"
+    best = next((o for o in found.outputs if o.trains), None)
+    if best is not None:
+        on = f" --on {shlex.quote(best.on)}" if len(found.outputs) > 1 or best.on != best.name else ""
+        trainable = f"{Path(file).stem}_trainable.onnx"
+        found.commands = [
+            f"onward make-trainable {shlex.quote(file)} -o {shlex.quote(trainable)} --loss {best.loss}{on}",
+            f"onward train {shlex.quote(trainable)} --data DATA",
+        ]
+    elif found.report.errors:
+        found.commands = [f"onward check {shlex.quote(file)}"]
+
+
+__all__ = ["ATTRIBUTES", "QUANTISED", "Diagnosis", "OutputAdvice", "doctor"]

@@ -1,0 +1,100 @@
+"""Ask ONNX Runtime whether it loads and runs a file, in a process of its own: a file may take a process down.
+
+The process is started as `python -m onward.runtime FILE [run]` and prints JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+# What free dimensions are tried with, after the first axis, which is 1: many networks halve their input several times.
+_SIZES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 224, 256, 320, 512, 640, 1024, 16000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """What ONNX Runtime said of a file."""
+
+    version: str
+    loads: bool
+    runs: bool
+    reason: str = ""
+    inputs: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    """The shapes of the made-up inputs with which it ran."""
+
+
+def ask(path: str, *, run: bool = True, seconds: float = 120) -> Runtime:
+    """Return what ONNX Runtime says of the file: whether it loads, and with `run`, whether it runs with some input."""
+    command = [sys.executable, "-m", "onward.runtime", path, *(["run"] if run else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return Runtime("", False, False, f"no answer within {seconds:.0f} seconds")
+    if done.returncode != 0 or not done.stdout.strip():
+        return Runtime("", False, False, f"its process ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
+    return Runtime(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _try(path: str, run: bool) -> Runtime:
+    import onnxruntime
+
+    version = onnxruntime.__version__
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001  # its exceptions have no common base
+        return Runtime(version, False, False, str(error).strip())
+    if not run:
+        return Runtime(version, True, False)
+    inputs = session.get_inputs()
+    if any(_numpy_type(spec) is None for spec in inputs):
+        return Runtime(version, True, False, "it takes inputs that are not tensors")
+    batch = {spec.shape[0] for spec in inputs if len(spec.shape) > 1}
+    reason, tried = "", set()
+    for size in _SIZES:
+        feeds = {spec.name: _made_up(spec, batch, size) for spec in inputs}
+        shapes = {name: list(value.shape) for name, value in feeds.items()}
+        if str(shapes) in tried:
+            continue
+        tried.add(str(shapes))
+        try:
+            session.run(None, feeds)
+        except Exception as error:  # noqa: BLE001  # as above
+            reason = reason or str(error).strip()
+        else:
+            return Runtime(version, True, True, inputs=shapes)
+    return Runtime(version, True, False, reason)
+
+
+_TYPES = {
+    "float": "float32", "double": "float64", "float16": "float16", "bool": "bool", "string": "object",
+    "int8": "int8", "uint8": "uint8", "int16": "int16", "uint16": "uint16", "int32": "int32", "uint32": "uint32",
+    "int64": "int64", "uint64": "uint64",
+}  # fmt: skip
+
+
+def _numpy_type(spec: Any) -> str | None:
+    """Return the numpy type of an input, or None if it is not a tensor that numpy has."""
+    return _TYPES.get(spec.type.removeprefix("tensor(").removesuffix(")")) if spec.type.startswith("tensor(") else None
+
+
+def _made_up(spec: Any, batch: set[Any], size: int) -> np.ndarray:
+    """Return made-up numbers for one input: batches of 1, and `size` for the other free dimensions."""
+    shape = [d if isinstance(d, int) and d >= 0 else 1 if d in batch else size for d in spec.shape]
+    kind = _numpy_type(spec)
+    if kind == "object":
+        return np.full(shape, "a", dtype=object)
+    if np.dtype(kind).kind == "f":
+        return np.asarray(np.random.default_rng(0).random(shape), dtype=kind)
+    return np.ones(shape, dtype=kind)
+
+
+if __name__ == "__main__":
+    print(json.dumps(dataclasses.asdict(_try(sys.argv[1], sys.argv[2:] == ["run"]))))
