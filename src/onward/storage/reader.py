@@ -375,14 +375,7 @@ class Reader:
             self.report(M106, "a value has an unknown element type", found=str(number))
             return None, None
         kind = ir.serde.deserialize_type_proto_for_type(proto)
-        return kind, _known(ir.serde.deserialize_type_proto_for_shape(proto))
-
-
-def _known(shape: ir.Shape | None) -> ir.Shape | None:
-    """Return the shape; a negative dimension, as PaddlePaddle writes it, is an unknown one."""
-    if shape is None or not any(isinstance(d, int) and d < 0 for d in shape):
-        return shape
-    return ir.Shape([None if isinstance(d, int) and d < 0 else d for d in shape])
+        return kind, ir.serde.deserialize_type_proto_for_shape(proto)
 
 
 def _where(proto: onnx.AttributeProto) -> str:
