@@ -21,7 +21,8 @@ class STFT(_STFT):
         onesided: int = 1,
     ) -> tuple[np.ndarray]:
         parts = x if x.ndim == 3 else x[..., np.newaxis]
-        found: tuple[np.ndarray] = super()._run(parts, frame_step, window, frame_length, onesided)
+        inputs = (parts, frame_step, window, frame_length)
+        found: tuple[np.ndarray] = super()._run(*inputs, onesided)  # type: ignore[no-untyped-call]  # of onnx
         return found
 
 
