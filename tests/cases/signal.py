@@ -55,6 +55,10 @@ CASES = [
     case("STFT", "no frame_length", signal=array(2, 7, 1), frame_step=number(2), window=array(3, seed=1)),
     case("STFT", "two-sided", signal=array(1, 8, 1), frame_step=number(3), window=array(4, seed=1), onesided=0),
     case("STFT", "complex", signal=array(1, 8, 2), frame_step=number(3), window=array(4, seed=1), onesided=0),
+    case("STFT", "without a last dimension", signal=array(2, 9), frame_step=number(2), window=array(4, seed=1),
+         frame_length=number(4), constants=["frame_step", "frame_length"], onesided=1,
+         torch=lambda signal, window: _torch.view_as_real(_torch.stft(
+             signal, 4, 2, window=window, center=False, return_complex=True).transpose(1, 2))),
     case("STFT", "one frame", kind="edge", signal=array(1, 4, 1), frame_step=number(1), window=array(4, seed=1)),
     case("STFT", "gaps between frames", kind="edge", signal=array(1, 9, 1), frame_step=number(5),
          window=array(3, seed=1)),

@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onward
 from hostile.files import TRAINING, floats, momentum_entry, small_model, value
+from onward.backends import open_session
 from onward.errors import ArgumentError, ModelError
 from onward.model import serde
 from onward.upgrade import normalise, upgrade
@@ -349,3 +350,24 @@ def test_weights_in_large_constants_are_kept(opset: int) -> None:
     batch = np.ones((2, 64), np.float32)
     expected = ReferenceEvaluator(old).run(None, {"x": batch})[0]
     np.testing.assert_allclose(onward.Trainer(model).predict(batch), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_size_of_minus_one_is_unknown_as_in_onnxruntime() -> None:
+    nodes = [helper.make_node("Flatten", ["x"], ["flat"]), helper.make_node("MatMul", ["flat", "W"], ["y"])]
+    weights = np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2)
+    graph = helper.make_graph(
+        nodes, "net", [value("x", [-1, 2, 2])], [value("y", [-1, 2])], [numpy_helper.from_array(weights, "W")]
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=7)
+    loaded = onward.load(proto)
+    x, labels = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 10, np.ones((3, 2), np.float32)
+
+    model = onward.make_trainable(loaded, loss="mse", optimizer=onward.SGD(0.5))
+    session = open_session(onward.compile(model), "onnxruntime")
+    loss = session.step({"x": x, "labels": labels})["loss"]
+
+    error = x.reshape(3, 4) @ weights - labels
+    np.testing.assert_allclose(loss, (error**2).mean(), rtol=1e-6)
+    slope = x.reshape(3, 4).T @ error * 2 / error.size
+    np.testing.assert_allclose(session.get_state()["W"], weights - 0.5 * slope, rtol=1e-5)
+    assert [d.dim_value for d in loaded.proto().graph.input[0].type.tensor_type.shape.dim] == [-1, 2, 2]  # unchanged

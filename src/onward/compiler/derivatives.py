@@ -19,6 +19,7 @@ from onward.model.serde import Source
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Unit, collector_paused
 from onward.passes.gradients import LowerGradients
+from onward.passes.pads import PadEveryAxis
 from onward.upgrade import normalise
 
 
@@ -122,6 +123,7 @@ def _forward_mode(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.Mode
     if cotangent.uses():  # only its shape is read, which is the shape of the target
         cotangent.replace_all_uses_with(target)
     graph.inputs.remove(cotangent)
+    PadEveryAxis()(Unit(lowered))
     return lowered.proto()
 
 
@@ -167,6 +169,7 @@ def _differentiate(
     edit.remove_dead_nodes(graph, backward.op.nodes)
     if functions:
         outline(lowered.ir, backward.groups, backward.op.nodes, scope.names)
+    PadEveryAxis()(Unit(lowered))
     return lowered.proto()
 
 

@@ -31,6 +31,7 @@ from onward.passes.gradients import KeepNeededGradients, LowerGradients
 from onward.passes.inference_mode import UseInferenceValues
 from onward.passes.inline import InlineFunctions, InlineFunctionsWithoutRules
 from onward.passes.optimizers import LowerOptimizers
+from onward.passes.pads import PadEveryAxis
 from onward.passes.randomness import LowerRandomness, RemoveDropout
 from onward.passes.running_statistics import ProtectRunningStatistics
 from onward.passes.sequences import SequencesToTensors
@@ -231,6 +232,7 @@ FINISH: tuple[Pass, ...] = (
     KeepNeededGradients(),
     *_PLAIN,
     RemoveDeadNodes(),
+    PadEveryAxis(),
     MergeEqualNodes(),
     ProtectRunningStatistics(),
     RemoveUnusedInputs(),

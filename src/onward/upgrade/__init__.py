@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
@@ -38,6 +39,37 @@ class SortNodes(Pass):
             with contextlib.suppress(ValueError):  # a cycle: what comes next reports it
                 graph.sort()
         return True
+
+
+class ForgetNegativeSizes(Pass):
+    """Make dimensions of size -1 unknown, as ONNX Runtime does: PaddlePaddle's exporter writes free ones so.
+
+    onnx's own inference, and gradients, would calculate with the number. The unit gets a new model if there are any.
+    """
+
+    def run(self, unit: Unit) -> bool:
+        if not any(_has_negative_size(v) for v in _declared(unit.training)):
+            return False
+        unit.training = from_light(*to_light(unit.training))
+        for value in _declared(unit.training):
+            if value.shape is not None and _has_negative_size(value):
+                value.shape = ir.Shape([None if isinstance(d, int) and d < 0 else d for d in value.shape])
+        return True
+
+
+def _has_negative_size(value: ir.Value) -> bool:
+    return value.shape is not None and any(isinstance(d, int) and d < 0 for d in value.shape)
+
+
+def _declared(model: TrainingModel) -> Iterator[ir.Value]:
+    """Yield inputs and results of nodes: of the inference graph, the algorithms, and the graphs in them."""
+    graphs = [model.graph, *(e.algorithm for e in model.entries if e.algorithm is not None)]
+    while graphs:
+        graph = graphs.pop()
+        yield from graph.inputs
+        for node in graph:
+            yield from node.outputs
+            graphs += walk.subgraphs(node)
 
 
 class UpgradeOperators(Pass):
@@ -72,7 +104,9 @@ class ReplaceMicrosoftOperators(Pass):
 
 
 def normalise(source: serde.Source, *, copy: bool = False, trace: list[Trace] | None = None) -> TrainingModel:
-    """Return the model at the working opset, without `GraphCall`, in plain operators, its nodes in execution order.
+    """Return the model at the working opset, without `GraphCall`, in plain operators and in execution order.
+
+    No dimension has a size below 0.
 
     `source` does not change. A `TrainingModel` of this form is returned itself, or as a copy if `copy` is True. `trace`
     receives what each pass did.
@@ -81,7 +115,7 @@ def normalise(source: serde.Source, *, copy: bool = False, trace: list[Trace] | 
         ModelError: the model cannot be read, or a node cannot be converted; lists all of them.
     """
     unit = Unit(serde.load(source), name="normalise", trace=trace)
-    run_passes((SortNodes(), UpgradeOperators(), ReplaceMicrosoftOperators()), unit)
+    run_passes((SortNodes(), ForgetNegativeSizes(), UpgradeOperators(), ReplaceMicrosoftOperators()), unit)
     return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training
 
 

@@ -120,7 +120,8 @@ def _mirrored(rule: Rule, data: Value, axis: Axis, length: Value, spectrum: Valu
 def stft(rule: Rule, doutput: Value) -> Grads:
     """output = F (window times each frame of signal), so with dframe = F^H doutput, dsignal adds window times dframe
     where the frames lie, and dwindow sums signal times dframe."""
-    op, signal, window = rule.op, rule.input("signal"), rule.optional_input("window")
+    op, window = rule.op, rule.optional_input("window")
+    signal = _with_parts(rule, rule.input("signal"))
     length = _frame_length(rule, signal, window)
     scalar = op.Squeeze(length, [0])
     dtype = signal.dtype or ir.DataType.FLOAT
@@ -136,9 +137,21 @@ def stft(rule: Rule, doutput: Value) -> Grads:
         weighted = dframes if window is None else op.Mul(dframes, op.Unsqueeze(window, [1]))
         places.shape = ir.Shape([None, None])
         dsignal = scatter_rows(rule, signal, places, weighted, 1)
+        if signal is not rule.input("signal"):
+            dsignal = rule.reshape_like(dsignal, rule.input("signal"))
     if window is not None and rule.needs("window"):
         dwindow = op.ReduceSum(op.Mul(op.Gather(signal, places, axis=1), dframes), [0, 1, 3], keepdims=0)
     return {"signal": dsignal, "window": dwindow}
+
+
+def _with_parts(rule: Rule, signal: Value) -> Value:
+    """Return the signal of an STFT as [batch, length, parts]: ONNX Runtime takes [batch, length] as real, too."""
+    dims = rule.dims(signal)
+    if dims is not None and len(dims) == 3:
+        return signal
+    whole = rule.op.Reshape(signal, [0, 0, -1]) if dims is None else rule.op.Unsqueeze(signal, [2])
+    whole.shape = ir.Shape([None, None, None] if dims is None else [*dims, 1])
+    return whole
 
 
 def _frame_length(rule: Rule, signal: Value, window: Value | None) -> Value:

@@ -50,8 +50,9 @@ def dft(attributes: Attributes, x: Tensor, length: Any = None, axis: Any = None)
 @op("STFT", since=17)
 def stft(attributes: Attributes, x: Tensor, step: Any, window: Any = None, length: Any = None) -> Tensor:
     hop = int(number(step))
-    size = int(number(length)) if length is not None else int(window.shape[0])
-    frames = _complex(x).unfold(1, size, hop)
+    size = int(number(length)) if length is not None else int(x.shape[1] if window is None else window.shape[0])
+    # ONNX Runtime takes a real signal without the last dimension, too.
+    frames = _complex(x if x.ndim == 3 else x.unsqueeze(2)).unfold(1, size, hop)
     if window is not None:
         frames = frames * window
     if attributes.get("onesided", 1):
