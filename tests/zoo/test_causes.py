@@ -210,3 +210,39 @@ def test_nodes_in_a_cycle_are_an_error() -> None:
                   helper.make_node("MatMul", ["b", "W"], ["y"]), W=W)  # fmt: skip
 
     assert onward.check(model).codes == ("C132",)
+
+
+def frames(stated: str) -> onnx.ModelProto:
+    """Return a model that gives two scores for each sample, in one axis whose stated name is `stated`."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "W"], ["h"]),
+            helper.make_node("Reshape", ["h", "flat"], ["y"]),
+        ],
+        "net",
+        [helper.make_tensor_value_info("x", 1, ["batch", 4])],
+        [helper.make_tensor_value_info("y", 1, [stated])],
+        [numpy_helper.from_array(W[:, :2], "W"), numpy_helper.from_array(np.array([-1]), "flat")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("stated", ["batch", "frames"])
+def test_an_output_with_another_leading_dimension_than_the_input(stated: str) -> None:
+    """speechmos: the file names the axis of the scores after the batch. The graph decides, not the name."""
+    model = onward.make_trainable(frames(stated), loss="mse", optimizer=onward.SGD(0.1))
+    batch = {"x": np.ones((3, 4), F32), "labels": np.zeros(6, F32)}
+
+    trainer = onward.Trainer(model)
+    history = trainer.fit([batch, batch, batch], epochs=2, progress=False)
+    after = float(trainer.step(batch)["loss"])
+
+    assert history["loss"][1] < history["loss"][0]
+    assert after < history["loss"][1]
+
+
+def test_labels_that_fit_neither_the_batch_nor_an_output_are_refused() -> None:
+    trainer = onward.Trainer(onward.make_trainable(frames("batch"), loss="mse", optimizer="sgd"))
+
+    with pytest.raises(onward.OnwardError, match="T111"):
+        trainer.step({"x": np.ones((3, 4), F32), "labels": np.zeros(1, F32)})  # would be broadcast in silence

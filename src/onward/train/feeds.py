@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from onward.arguments import shown
-from onward.compiler.program import TensorSpec
+from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
-from onward.train.data.matching import T110, T112, Feed, batch_problem
+from onward.train.data.matching import T110, T112, Feed, SizeRule
 from onward.train.data.source import T106, to_array
 
 
 def step_feeds(
-    feeds: Any, wanted: Mapping[str, Feed], specs: Sequence[TensorSpec], settings: Mapping[str, np.ndarray]
+    feeds: Any, wanted: Mapping[str, Feed], program: Program, settings: Mapping[str, np.ndarray], sizes: SizeRule
 ) -> dict[str, np.ndarray]:
     """Return the batch and the settings of one step as the model takes them.
 
     Raises:
         DataError: names, shapes or dtypes that do not fit, all at once.
     """
+    specs = (*program.inputs, *program.targets)
     if not isinstance(feeds, Mapping):
         raise ArgumentError(
             Diagnostic(
@@ -63,7 +64,7 @@ def step_feeds(
             problems += error.diagnostics
     if made and all(made[n].size == 0 for n in names if n in made):
         problems.append(Diagnostic(T106, "the batch of the step holds no samples", needed="at least one sample"))
-    differing = batch_problem(specs, made)
+    differing = None if problems else sizes.problem(program.inputs, program.targets, made)
     if differing is not None:
         problems.append(differing)
     if problems:

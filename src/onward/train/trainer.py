@@ -36,7 +36,7 @@ from onward.train.checkpoint import (
     json_options,
 )
 from onward.train.data import Data, as_source
-from onward.train.data.matching import Feed, Preparation, fixed_batch, match, numpy_dtype
+from onward.train.data.matching import Feed, Preparation, SizeRule, fixed_batch, match, numpy_dtype
 from onward.train.data.source import ColumnSource, DataSource
 from onward.train.feeds import step_feeds
 from onward.train.history import History
@@ -67,9 +67,14 @@ class Trainer:
         """How the last `fit` prepared its data. `evaluate` and `predict` do the same, and saved models carry it."""
         self._run: Steps = Steps(self.session)
         self._resumed: Checkpoint | None = None
+        self._sizes = SizeRule(self._infer_apart)
         self._feeds = {
             spec.name: Feed(spec, spec.name, False, Preparation(), numpy_dtype(spec.dtype)) for spec in self._specs
         }
+
+    def _infer_apart(self, feeds: Mapping[str, np.ndarray]) -> Outputs:
+        """Return the outputs for `feeds`, from a session of its own: the thread that prepares batches may ask."""
+        return open_session(self.program, self._backend, **self._options).infer(feeds)
 
     def __repr__(self) -> str:
         return f"<Trainer {self._backend}: {', '.join(self.input_names)}; step {self.steps}>"
@@ -147,7 +152,7 @@ class Trainer:
         """
         check_entry(entry, self.program)
         chosen = self.program.for_entry(entry)
-        made = step_feeds(feeds, self._feeds, (*chosen.inputs, *chosen.targets), self.program.settings)
+        made = step_feeds(feeds, self._feeds, chosen, self.program.settings, self._sizes)
         outputs = self._run.step(made, entry)
         assert outputs is not None  # only "skip" leaves a batch out, and only `fit` uses it
         return outputs
@@ -243,7 +248,7 @@ class Trainer:
             self,
             settings,
             source,
-            match(source, program.inputs, program.targets, self.preparation, batch_size=size),
+            match(source, program.inputs, program.targets, self.preparation, batch_size=size, sizes=self._sizes),
             before=self._run,
             resumed=self._resumed,
             validation=None if held is None else self._validation(held, settings, program),
@@ -251,7 +256,7 @@ class Trainer:
         )
 
     def _validation(self, source: DataSource, settings: FitSettings, program: Program) -> Validation:
-        matching = match(source, program.inputs, _evaluated_targets(program), self.preparation)
+        matching = match(source, program.inputs, _evaluated_targets(program), self.preparation, sizes=self._sizes)
         return Validation(source, matching, fixed_batch(self._specs) or max(settings.batch_size, 64))
 
     # ------------------------------------------------------------------ evaluate, predict
@@ -278,7 +283,7 @@ class Trainer:
         wanted = _evaluated_targets(program)
         source = as_source(x, y, program.inputs, wanted, preparation, part="evaluate")
         targets = evaluation.loose_targets(program, source) if program.first is None else wanted
-        matching = match(source, program.inputs, targets, preparation)
+        matching = match(source, program.inputs, targets, preparation, sizes=self._sizes)
         size = fixed_batch(self._specs) or batch_size or 256
         made = evaluation.make_metrics(program, metrics)
         if program.first is None:

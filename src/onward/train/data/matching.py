@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy as np
 from onward.arguments import a_or_an
 from onward.backends.processes import Rows
 from onward.compiler.program import TensorSpec
-from onward.errors import DataError, Diagnostic
+from onward.errors import DataError, Diagnostic, OnwardError
 from onward.train.data.preparation import Preparation as Preparation
 from onward.train.data.source import T107, Batch, DataSource, to_array
 
@@ -106,8 +106,9 @@ class Feed:
 class Matching:
     """Turns batches of a source into feeds of a model."""
 
-    def __init__(self, feeds: Sequence[Feed]) -> None:
+    def __init__(self, feeds: Sequence[Feed], sizes: SizeRule | None = None) -> None:
         self.feeds = tuple(feeds)
+        self._sizes = sizes or SizeRule()
 
     def make(self, batch: Batch) -> Batch:
         """Return the feeds for one batch of the source."""
@@ -129,20 +130,50 @@ class Matching:
                 ]
             )
         made = {f.spec.name: f.make(to_array(batch[f.column], f"`{f.column}` of a batch")) for f in self.feeds}
-        problem = batch_problem([f.spec for f in self.feeds], made)
+        inputs, targets = ([f.spec for f in self.feeds if f.is_target is kind] for kind in (False, True))
+        problem = self._sizes.problem(inputs, targets, made)
         if problem is not None:
             raise DataError(problem)
         total = next((a.total for a in batch.values() if isinstance(a, Rows)), 0)
         return {name: Rows.of(a, total) for name, a in made.items()} if total else made
 
 
-def batch_problem(specs: Sequence[TensorSpec], feeds: Mapping[str, np.ndarray]) -> Diagnostic | None:
-    """Return the problem when feeds that share the name of their first axis differ in its size, or None.
+class SizeRule:
+    """Feeds that share the name of their first axis have the same number of samples.
 
-    A runtime may silently compute a loss of a hundred outputs and five labels.
+    A runtime may silently compute a loss of a hundred outputs and five labels. But some files name the first axis of an
+    output after the batch although it has another size (frames, boxes, the scores of one sample). So before a batch is
+    refused, `infer` computes the outputs: targets that have the size of an output are right, and the file is wrong.
     """
+
+    def __init__(self, infer: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] | None = None) -> None:
+        self._infer = infer
+        self._free: set[str] = set()  # targets whose first axis has a size of its own
+
+    def problem(
+        self, inputs: Sequence[TensorSpec], targets: Sequence[TensorSpec], feeds: Mapping[str, np.ndarray]
+    ) -> Diagnostic | None:
+        """Return the problem of one batch, or None."""
+        found = _differing(inputs, [t for t in targets if t.name not in self._free], feeds)
+        if found is None or self._infer is None or _differing(inputs, (), feeds) is not None:
+            return found
+        try:
+            outputs = self._infer({s.name: feeds[s.name] for s in inputs})
+        except (OnwardError, KeyError):
+            return found
+        sizes = {len(v) for v in outputs.values() if isinstance(v, np.ndarray) and v.ndim}
+        free = {t.name for t in targets if t.shape and len(feeds[t.name]) in sizes and _differing(inputs, [t], feeds)}
+        if _differing(inputs, [t for t in targets if t.name not in self._free | free], feeds) is not None:
+            return found
+        self._free |= free
+        return None
+
+
+def _differing(
+    inputs: Sequence[TensorSpec], targets: Sequence[TensorSpec], feeds: Mapping[str, np.ndarray]
+) -> Diagnostic | None:
     sizes: dict[str, dict[str, int]] = {}
-    for spec in specs:
+    for spec in (*inputs, *targets):
         if spec.name in feeds and spec.shape and isinstance(spec.shape[0], str):
             sizes.setdefault(spec.shape[0], {})[spec.name] = len(feeds[spec.name])
     for symbol, found in sizes.items():
@@ -163,6 +194,7 @@ def match(
     preparation: Preparation,
     *,
     batch_size: int | None = None,
+    sizes: SizeRule | None = None,
 ) -> Matching:
     """Return how the source feeds the model.
 
@@ -196,7 +228,7 @@ def match(
         problems += _check_batch(spec, batch_size)
     if problems:
         raise DataError(problems)
-    return Matching(feeds)
+    return Matching(feeds, sizes)
 
 
 def _choose_columns(
