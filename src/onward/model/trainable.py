@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
@@ -228,6 +229,8 @@ def choose(
 
 def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
     listed = "; ".join(f"`{n}`: {r}" for n, r in list(refused.items())[:8])
+    integers = any(re.match(r"it is u?int(4|8),", r) for r in refused.values())
+    hint = "dequantize=True (`--dequantize`) makes floats of weights that are stored as integers" if integers else ""
     if len(refused) > 8:
         listed += f"; and {len(refused) - 8} more"
     return Diagnostic(
@@ -235,7 +238,7 @@ def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
         f"nothing that `{pattern}` chooses can be trained",
         place="train=",
         found=listed or "no initializer that is not frozen",
-        hint="" if refused else "`freeze` matches the same initializers, or the model has none",
+        hint=hint if refused else "`freeze` matches the same initializers, or the model has none",
     )
 
 
