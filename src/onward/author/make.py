@@ -15,8 +15,8 @@ from onward.author.functions import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
 from onward.author.labels import LabelArgument
 from onward.author.merged_weights import separate_merged
-from onward.author.quantized_weights import quantized_weights, rounds
 from onward.author.objective import build_loss, resolve_loss
+from onward.author.quantized_weights import quantized_weights, rounds
 from onward.author.tied_weights import tied_layers
 from onward.author.tied_weights import untie as untie_weights
 from onward.author.training_mode import build_training_forward, to_inference_mode

@@ -7,6 +7,7 @@ rounding of floats, are `MatMul(DequantizeLinear(q), DequantizeLinear(w))`, whic
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,6 +15,7 @@ import onnx_ir as ir
 
 from onward.graph import edit
 from onward.graph.builder import Builder, Names, Value
+from onward.graph.shapes import static_shape
 from onward.graph.walk import constant_of
 
 _FLOAT_PRODUCTS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
@@ -82,20 +84,29 @@ def _replace(product: _Product, opset: int, names: Names) -> None:
 
 
 def dequantized(op: Builder, given: Quantized, axis: int | None) -> Value:
-    """Return the floats of quantized values; a scale of several numbers belongs to `axis`."""
-    scale, zero = constant_of(given.scale), constant_of(given.zero)
-    rank = len(given.values.shape) if given.values.shape is not None else 0
-    if scale is None or (given.zero is not None and zero is None):
+    """Return the floats of quantized values; a scale or zero point of several numbers belongs to `axis`."""
+    scale_shape, zero_shape = _shape(given.scale), _shape(given.zero)
+    if scale_shape is None or (given.zero is not None and zero_shape is None):
         return op.DequantizeLinear(given.values, given.scale, given.zero)
-    # The zero point of DequantizeLinear has the shape of the scale, which is a number or a vector.
-    count = max(scale.size, 1 if zero is None else zero.size)
+    # DequantizeLinear takes numbers or vectors, and the zero point in the shape of the scale.
+    count = max(math.prod(scale_shape), 1 if zero_shape is None else math.prod(zero_shape))
     shape = () if count == 1 else (count,)
-    flat = np.broadcast_to(scale.reshape(-1), (count,)).reshape(shape)
-    zeros = None if zero is None else np.broadcast_to(zero.reshape(-1), (count,)).reshape(shape)
-    kept_scale = given.scale if scale.shape == shape else op.constant(flat)
-    kept_zero = given.zero if zero is None or zero.shape == shape else op.constant(zeros)
+    scale = _in_shape(op, given.scale, shape)
+    zero = None if given.zero is None else _in_shape(op, given.zero, shape)
+    rank = len(given.values.shape) if given.values.shape is not None else 0
     along = None if count == 1 or axis is None else axis % rank if rank else axis
-    return op.DequantizeLinear(given.values, kept_scale, kept_zero, axis=along)
+    return op.DequantizeLinear(given.values, scale, zero, axis=along)
+
+
+def _in_shape(op: Builder, value: Value, shape: tuple[int, ...]) -> Value:
+    """Return a scale or zero point as a number or vector of this shape."""
+    if _shape(value) == shape:
+        return value
+    array = constant_of(value)
+    if array is not None:
+        return op.constant(np.broadcast_to(array.reshape(-1), shape or (1,)).reshape(shape))
+    flat = op.Reshape(value, np.array([-1] if shape else [], np.int64))
+    return op.Expand(flat, np.array(shape, np.int64)) if shape else flat
 
 
 def _find(node: ir.Node) -> _Product | None:
@@ -127,23 +138,28 @@ def _find(node: ir.Node) -> _Product | None:
 
 def _fits(node: ir.Node, weights: Quantized) -> bool:
     """Return whether scale and zero point belong to the whole tensor, or to the axis of the output's channels."""
-    scale = constant_of(weights.scale)
-    if scale is None:
-        made = _quantized_by(weights.values)
-        return made is not None and made.scale is weights.scale and made.zero is weights.zero
-    if weights.values.shape is None or not all(isinstance(d, int) for d in weights.values.shape):
+    made = _quantized_by(weights.values)
+    if made is not None:
+        return made.scale is weights.scale and made.zero is weights.zero
+    whole, scale = _shape(weights.values), _shape(weights.scale)
+    zero = () if weights.zero is None else _shape(weights.zero)
+    if not whole or scale is None or zero is None:
         return False
-    channels = weights.values.shape[0 if node.op_type == "ConvInteger" else -1]
-    zero = constant_of(weights.zero)
-    if weights.zero is not None and zero is None:
-        return False
-    sizes = {scale.size, 1 if zero is None else zero.size}
-    if scale.size > 1:
+    convolves = node.op_type == "ConvInteger"
+    if math.prod(scale) > 1:
         # It multiplies the output [N, C, ...] of a Conv, or [..., C] of a MatMul.
-        place = -(len(weights.values.shape) - 1) if node.op_type == "ConvInteger" else -1
-        if scale.ndim < -place or scale.shape[place] != scale.size:
+        place = len(whole) - 1 if convolves else 1
+        if len(scale) < place or scale[-place] != math.prod(scale):
             return False
-    return sizes <= {1, channels}
+    return {math.prod(scale), math.prod(zero)} <= {1, whole[0 if convolves else -1]}
+
+
+def _shape(value: Value | None) -> tuple[int, ...] | None:
+    """Return the shape of a value; None if a dimension is not known."""
+    if value is None:
+        return None
+    array = constant_of(value)
+    return static_shape(value) if array is None else array.shape
 
 
 def _quantized_by(value: Value | None) -> Quantized | None:
@@ -202,7 +218,7 @@ def _pool_floats(node: ir.Node, source: Quantized, opset: int, names: Names) -> 
 
 
 def _only_user(value: Value) -> ir.Node | None:
-    users = value.uses()
+    users = list(value.uses())
     return users[0].node if len(users) == 1 and not value.is_graph_output() else None
 
 

@@ -201,12 +201,12 @@ class _Quantizer:
         return self.weights[value].form if value in self.weights else ""
 
     def _is_stored_lstm(self, node: ir.Node) -> bool:
-        return node.op_type == "LSTM" and node.domain == "" and [self._form(v) for v in node.inputs[1:3]] == ["lstm"] * 2
+        return (
+            node.op_type == "LSTM" and node.domain == "" and [self._form(v) for v in node.inputs[1:3]] == ["lstm"] * 2
+        )
 
     def _is_stored_product(self, node: ir.Node) -> bool:
         if node.domain != "" or node.op_type not in _PRODUCTS or self._form(node.inputs[1]) != "dynamic":
             return False
         data = node.inputs[0]
         return data is not None and data.dtype in (None, ir.DataType.FLOAT)
-
-

@@ -162,7 +162,21 @@ def _constant_use(node: ir.Node, index: int) -> str | None:
         return None
     if node.op_type in _NO_GRADIENT:
         return f"read only where no gradient flows ({node.op_type})"
+    if node.op_type == "Mul" and (_is_dynamic_scale(node.inputs[1 - index]) or _makes_scale(node)):
+        return "a quantisation scale"
     return CONSTANT_INPUTS.get((node.op_type, index))
+
+
+def _is_dynamic_scale(value: ir.Value | None) -> bool:
+    """Return whether the value is the scale of a DynamicQuantizeLinear."""
+    maker = None if value is None else value.producer()
+    return maker is not None and maker.op_type == "DynamicQuantizeLinear" and value is maker.outputs[1]
+
+
+def _makes_scale(node: ir.Node) -> bool:
+    """Return whether only quantised operators read the product, as their scale: that of a bias."""
+    uses = final_uses(node.outputs[0])
+    return bool(uses) and all(CONSTANT_INPUTS.get((n.op_type, i)) == "a quantisation scale" for n, i in uses)
 
 
 def as_patterns(patterns: str | Iterable[str]) -> list[str]:

@@ -167,24 +167,23 @@ def dynamic_quantize_mat_mul(call: Call) -> list[Value | None]:
 def dynamic_quantize_lstm(call: Call) -> list[Value | None]:
     """The LSTM with W and R as floats, transposed: they are stored as [directions, input, 4 hidden]."""
     op = call.op
-    w, r = (
-        op.Transpose(_per_direction(call, index, scale), perm=[0, 2, 1]) for index, scale in ((1, 8), (2, 10))
-    )  # W, R and their scales and zero points
+    w, r = _rows_of_gates(call, 1, 8), _rows_of_gates(call, 2, 10)
     given = [call.input(index) for index in (3, 4, 5, 6, 7)]
     attributes = {n: call.attr(n, None) for n in LSTM_ATTRIBUTES}
     return list(op.multi("LSTM", call.required(0), w, r, *given, outputs=3, **attributes))
 
 
-def _per_direction(call: Call, index: int, scale: int) -> Value:
-    """Return the floats of W or R; the scale belongs to a direction, or to a direction and a gate's row."""
+def _rows_of_gates(call: Call, index: int, scale: int) -> Value:
+    """Return the floats of W or R, [directions, 4 hidden, input]; a scale belongs to a direction, or to a row too."""
     op, values, factor, zero = call.op, call.required(index), call.required(scale), call.input(scale + 1)
-    rank, ones = call.rank(factor), np.array([1])
-    if rank == 1:
-        return op.DequantizeLinear(values, factor, zero, axis=0)
-    steps = op.Cast(values, to=ir.DataType.FLOAT)
-    if zero is not None:
-        steps = op.Sub(steps, op.Unsqueeze(op.Cast(zero, to=ir.DataType.FLOAT), ones))
-    return op.Mul(steps, op.Unsqueeze(factor, ones))
+    if call.rank(factor) == 1:
+        return op.Transpose(op.DequantizeLinear(values, factor, zero, axis=0), perm=[0, 2, 1])
+    # DequantizeLinear has one axis for its scales: directions and rows become one.
+    flat, shape = np.array([-1]), op.Shape(op.Transpose(values, perm=[0, 2, 1]))
+    joined = op.Reshape(op.Transpose(values, perm=[1, 0, 2]), np.array([0, -1]))
+    zeros = None if zero is None else op.Reshape(zero, flat)
+    floats = op.DequantizeLinear(joined, op.Reshape(factor, flat), zeros, axis=1)
+    return op.Reshape(op.Transpose(floats, perm=[1, 0]), shape)
 
 
 class _FloatAttention(Call):
