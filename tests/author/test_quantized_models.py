@@ -158,7 +158,7 @@ def _changes(trainer: onward.Trainer, quantized: onnx.ModelProto) -> Iterator[tu
 def test_integers_that_are_not_trained_are_counted(tmp_path: Path) -> None:
     quantize_dynamic(PERCEPTRON, tmp_path / "q.onnx")
 
-    with pytest.warns(QuantizedWeightsWarning, match=r"2 weights stored as integers will not be trained") as caught:
+    with pytest.warns(QuantizedWeightsWarning, match=r"A121.*2 weights stored as integers will not be trained") as caught:
         onward.make_trainable(tmp_path / "q.onnx", loss="mse")
 
     assert "`W1_quantized`, `W2_quantized`" in str(caught[0].message)
@@ -354,7 +354,7 @@ def test_operators_without_a_float_form_are_refused_before_the_first_step(domain
     with pytest.raises(ArgumentError) as caught:
         trainable(model, dequantize=True)
 
-    assert f"cannot dequantize `{op_type}` ({domain}): Onward knows no float form of it" in str(caught.value)
+    assert f"error[A120]: cannot dequantize `{op_type}` ({domain}): Onward knows no float form of it" in str(caught.value)
     assert "at node `odd`" in str(caught.value)
     assert "hint: without dequantize=True" in str(caught.value)
 
