@@ -1,4 +1,4 @@
-"""Models that ONNX Runtime's quantizer wrote: their float weights train, their integer weights become floats and back."""
+"""Models that ONNX Runtime's quantizer wrote: float weights train, integers become floats and integers again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 import onward
 from onward.author.quantized_weights import QuantizedWeightsWarning
-from onward.errors import ArgumentError
+from onward.errors import ArgumentError, NotDifferentiable
 
 RNG = np.random.default_rng(5)
 
@@ -158,7 +158,9 @@ def _changes(trainer: onward.Trainer, quantized: onnx.ModelProto) -> Iterator[tu
 def test_integers_that_are_not_trained_are_counted(tmp_path: Path) -> None:
     quantize_dynamic(PERCEPTRON, tmp_path / "q.onnx")
 
-    with pytest.warns(QuantizedWeightsWarning, match=r"A121.*2 weights stored as integers will not be trained") as caught:
+    with pytest.warns(
+        QuantizedWeightsWarning, match=r"A121.*2 weights stored as integers will not be trained"
+    ) as caught:
         onward.make_trainable(tmp_path / "q.onnx", loss="mse")
 
     assert "`W1_quantized`, `W2_quantized`" in str(caught[0].message)
@@ -354,15 +356,18 @@ def test_operators_without_a_float_form_are_refused_before_the_first_step(domain
     with pytest.raises(ArgumentError) as caught:
         trainable(model, dequantize=True)
 
-    assert f"error[A120]: cannot dequantize `{op_type}` ({domain}): Onward knows no float form of it" in str(caught.value)
+    assert f"error[A120]: cannot dequantize `{op_type}` ({domain}): Onward knows no float form of it" in str(
+        caught.value
+    )
     assert "at node `odd`" in str(caught.value)
-    assert "hint: without dequantize=True" in str(caught.value)
+    known = domain == "com.microsoft"
+    assert f"hint: {'without dequantize=True' if known else 'export the model with QuantizeLinear'}" in str(
+        caught.value
+    )
 
 
 def test_a_product_of_integers_that_stays_integer_is_refused() -> None:
-    model = network(
-        "net (uint8[N, 4] x) => (int32[N, 3] y) { y = MatMulInteger(x, W) }", W=np.ones((4, 3), np.uint8)
-    )
+    model = network("net (uint8[N, 4] x) => (int32[N, 3] y) { y = MatMulInteger(x, W) }", W=np.ones((4, 3), np.uint8))
 
     with pytest.raises(ArgumentError, match=r"cannot dequantize `MatMulInteger` .*not scaled back to floats"):
         trainable(model, dequantize=True)
@@ -371,3 +376,17 @@ def test_a_product_of_integers_that_stays_integer_is_refused() -> None:
 def test_a_model_with_training_entries_is_not_dequantized() -> None:
     with pytest.raises(ArgumentError, match="a model with training entries cannot be dequantized"):
         trainable(trainable(PERCEPTRON), dequantize=True, entry="second")
+
+
+def test_an_operator_of_a_domain_that_the_file_forgot_to_import_is_refused_with_its_name() -> None:
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 17, "qonnx.custom_op.general" : 1]>
+        net (float[N, 4] x) => (float[N, 4] y) { h = qonnx.custom_op.general.Quant(x, s) y = Mul(h, w) z = qonnx.custom_op.general.Quant(w, s) }"""
+    )
+    model.graph.initializer.extend([numpy_helper.from_array(f32(4), "w"), numpy_helper.from_array(f32(1), "s")])
+    del model.opset_import[1]
+
+    with pytest.raises(ArgumentError, match=r"cannot dequantize `Quant` \(qonnx\.custom_op\.general\)"):
+        trainable(model, dequantize=True)
+    with pytest.raises(NotDifferentiable, match="no gradient rule for `Quant`"):
+        onward.compile(trainable(model, train="s"))

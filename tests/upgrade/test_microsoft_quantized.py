@@ -53,12 +53,15 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], float]] = {
         "QLinearSoftmax", [u8(2, 3, 4), S, Z, scale(1 / 256), zero(0)], {"axis": 1, "opset": 11}, 1),
     "QLinearGlobalAveragePool": ("QLinearGlobalAveragePool", [IMAGE, S, Z, Y, V], {"channels_last": 0}, 1),
     "QLinearAveragePool": (
-        "QLinearAveragePool", [IMAGE, S, Z, Y, V], {"kernel_shape": [2, 2], "strides": [2, 1], "pads": [1, 0, 0, 1]}, 1),
+        "QLinearAveragePool", [IMAGE, S, Z, Y, V], {"kernel_shape": [2, 2], "strides": [2, 1], "pads": [1, 0, 0, 1]},
+        1),
     "QLinearConcat": ("QLinearConcat", [Y, Z, u8(2, 3), S, V, u8(2, 1), T, Z], {"axis": 1}, 1),
     "QLinearWhere": ("QLinearWhere", [f32(3, 4) > 0, u8(3, 4), S, Z, u8(3, 4), T, V, Y, Z], {}, 1),
-    "QGemm": ("QGemm", [u8(3, 4), S, Z, i8(4, 5), T, zero(0, np.int8), np.arange(5, dtype=np.int32) * 500, Y, V], {}, 1),
+    "QGemm": ("QGemm", [u8(3, 4), S, Z, i8(4, 5), T, zero(0, np.int8), np.arange(5, dtype=np.int32) * 500, Y, V],
+              {}, 1),
     "QGemm per row, to floats": (
-        "QGemm", [u8(3, 4), S, Z, i8(2, 4), scale(0.05, 0.01), np.zeros(2, np.int8)], {"transB": 1, "alpha": 0.5}, 1e-5),
+        "QGemm", [u8(3, 4), S, Z, i8(2, 4), scale(0.05, 0.01), np.zeros(2, np.int8)], {"transB": 1, "alpha": 0.5},
+        1e-5),
     "MatMulIntegerToFloat": (
         "MatMulIntegerToFloat", [u8(3, 4), i8(4, 5), S, scale(0.1, 0.2, 0.3, 0.1, 0.2), Z, None, f32(5)], {}, 1e-5),
     "DynamicQuantizeMatMul": (

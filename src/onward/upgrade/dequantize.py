@@ -249,7 +249,9 @@ def _obstacle(node: ir.Node) -> Diagnostic | None:
         A120,
         f"cannot dequantize `{node.op_type}` ({node.domain or 'ai.onnx'}): {reason}",
         place=f"node `{node.name or node.outputs[0].name}`",
-        hint="without dequantize=True (`--dequantize`) the float weights of the model can still be trained",
+        hint="without dequantize=True (`--dequantize`) the float weights of the model can still be trained"
+        if node.domain in (*_STANDARD, DOMAIN)
+        else "export the model with QuantizeLinear and DequantizeLinear, which every runtime knows",
     )
 
 
