@@ -381,7 +381,8 @@ def test_a_model_with_training_entries_is_not_dequantized() -> None:
 def test_an_operator_of_a_domain_that_the_file_forgot_to_import_is_refused_with_its_name() -> None:
     model = parser.parse_model(
         """<ir_version: 9, opset_import: ["" : 17, "qonnx.custom_op.general" : 1]>
-        net (float[N, 4] x) => (float[N, 4] y) { h = qonnx.custom_op.general.Quant(x, s) y = Mul(h, w) z = qonnx.custom_op.general.Quant(w, s) }"""
+        net (float[N, 4] x) => (float[N, 4] y)
+        { h = qonnx.custom_op.general.Quant(x, s) y = Mul(h, w) z = qonnx.custom_op.general.Quant(w, s) }"""
     )
     model.graph.initializer.extend([numpy_helper.from_array(f32(4), "w"), numpy_helper.from_array(f32(1), "s")])
     del model.opset_import[1]
