@@ -212,6 +212,37 @@ def test_weights_behind_dequantize_linear_give_exactly_the_same_numbers() -> Non
         np.testing.assert_allclose(numpy_helper.to_array(after), numpy_helper.to_array(before), rtol=1e-6)
 
 
+@pytest.mark.parametrize("between", ["Relu", ""], ids=["dequantized first", "multiplied as integers"])
+def test_an_embedding_of_integers_is_trained_and_looked_up_as_integers_again(between: str, tmp_path: Path) -> None:
+    text = f"r = {between}(h) y = MatMul(r, W)" if between else "y = MatMul(h, W)"
+    model = network(
+        f"net (int64[N] ids) => (float[N, 3] y) {{ h = Gather(table, ids) {text} }}", table=f32(10, 4), W=f32(4, 3)
+    )
+    quantize_dynamic(model, tmp_path / "q.onnx")
+    quantized = onnx.load(tmp_path / "q.onnx")
+    feeds = {"ids": np.array([3, 1, 4, 1, 5, 9])}
+
+    made = trainable(quantized, rate=0.5, dequantize=True)
+
+    def outputs(proto: onnx.ModelProto) -> np.ndarray:
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        return np.asarray(session.run(None, feeds)[0])
+
+    assert set(made.parameters) == {"table", "W"}
+    expected = outputs(quantized)
+    assert np.abs(outputs(onward.to_inference(made)) - expected).max() < 0.03 * np.abs(expected).max()
+    again = onward.to_inference(made, quantize=True)
+    if between:  # else the product comes back as one of DequantizeLinear
+        assert operators(again) == operators(quantized)
+    before, after = ({i.name: numpy_helper.to_array(i) for i in m.graph.initializer} for m in (quantized, again))
+    for name in ("table_quantized", "W_quantized"):
+        np.testing.assert_array_equal(after[name], before[name])
+    np.testing.assert_allclose(outputs(again), expected, rtol=1e-2, atol=1e-2)
+    trainer = onward.Trainer(made)
+    found = [float(trainer.step({**feeds, "labels": 0.5 * expected})["loss"]) for _ in range(10)]
+    assert found[-1] < 0.5 * found[0]
+
+
 def test_blocks_of_four_bits_become_floats_and_blocks_again() -> None:
     model = parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21]> net (float[N, 5] x) => (float[N, 3] y)

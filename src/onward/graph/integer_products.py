@@ -124,7 +124,7 @@ def _find(node: ir.Node) -> _Product | None:
     if scaled is None or scaled.op_type != "Mul":
         return None
     scales = _factors(scaled.inputs[1] if scaled.inputs[0] is cast else scaled.inputs[0])
-    first = _quantized_by(node.inputs[0])
+    first = _quantized_by(node.inputs[0]) or _looked_up(node, scales)
     if scales is None or first is None or first.scale not in scales or first.zero is not _input(node, 2):
         return None
     if bias is not None and set(bias.scales) != set(scales):
@@ -174,6 +174,18 @@ def _quantized_by(value: Value | None) -> Quantized | None:
         if scale.shape is not None and all(d == 1 for d in scale.shape):
             return Quantized(value, scale, _input(node, 2))
     return None
+
+
+def _looked_up(node: ir.Node, scales: tuple[Value, Value] | None) -> Quantized | None:
+    """Return the first operand if it is an embedding of stored integers; its scale is the first factor."""
+    values = node.inputs[0]
+    maker = _producer(values)
+    if values is None or maker is None or maker.op_type != "Gather" or constant_of(maker.inputs[0]) is None:
+        return None
+    shape = None if scales is None else _shape(scales[0])
+    if scales is None or shape is None or math.prod(shape) != 1:
+        return None
+    return Quantized(values, scales[0], _input(node, 2))
 
 
 def _input(node: ir.Node, index: int) -> Value | None:

@@ -4,7 +4,7 @@
 metadata, `onward.quantized`, from which `to_inference(quantize=True)` makes the integers again, at the same place:
 
     form      "qdq": behind a DequantizeLinear; "dynamic": in MatMulInteger or ConvInteger behind DynamicQuantizeLinear;
-              "lstm": in DynamicQuantizeLSTM of ONNX Runtime
+              "lstm": in DynamicQuantizeLSTM of ONNX Runtime; "gather": an embedding, dequantized behind Gather
     type      of the integers, "INT8"
     spread    the shape of the scale with which it broadcasts to the stored tensor
     shape     the shape of the scale as stored

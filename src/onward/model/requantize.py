@@ -64,15 +64,18 @@ class _Quantizer:
             self._lstm(node)
         for node in products:
             self._product(node)
+        for node in [n for n in walk.all_nodes(self.graph) if n.op_type == "Gather" and n.domain == ""]:
+            if self._form(node.inputs[0]) == "gather":
+                self._gather(node)
         for weight, storage in self.weights.items():
             if weight.uses() or weight.is_graph_output():
                 self._dequantize(weight, storage)
 
-    # -- the three forms ---------------------------------------------------------------------------------------------
+    # -- the forms ---------------------------------------------------------------------------------------------
 
     def _dequantize(self, weight: Value, storage: Storage) -> None:
         """Put a DequantizeLinear between the integers and all that reads the weight."""
-        if storage.form != "qdq":  # something else than the product or the LSTM reads it
+        if storage.form not in ("qdq", "gather"):  # something else than the product or the LSTM reads it
             weight.name = self.names.unique(weight.name or "")
             forget(weight)
             self.graph.register_initializer(weight)
@@ -108,6 +111,15 @@ class _Quantizer:
             rank = len(self.integers[weight].values.shape)
             made = op.Add(made, op.Reshape(bias, np.array([1, -1, *[1] * (rank - 2)])))
         edit.replace_node(node, op, [made])
+
+    def _gather(self, node: ir.Node) -> None:
+        """Let an embedding look up integers and dequantize only those."""
+        table, indices = node.inputs[0], node.inputs[1]
+        assert table is not None
+        values, scale, zero = self._store(table)
+        op = Builder(self.model.opset, self.names, prefix=f"{node.name or node.op_type}/")
+        found = op.Gather(values, indices, axis=node.attributes.get_int("axis", 0))
+        edit.replace_node(node, op, [op.DequantizeLinear(found, scale, zero)])
 
     def _lstm(self, node: ir.Node) -> None:
         """Replace LSTM by ONNX Runtime's DynamicQuantizeLSTM."""

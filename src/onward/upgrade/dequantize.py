@@ -3,6 +3,7 @@
     DequantizeLinear of stored integers         a float initializer with the same numbers
     DynamicQuantizeLinear, MatMulInteger, ...   MatMul, Conv
     DynamicQuantizeLSTM                         LSTM
+    Gather of stored integers, DequantizeLinear Gather of floats
     QLinearConv, QLinearMatMul, ...             Conv, MatMul between DequantizeLinear and QuantizeLinear
 
 The QuantizeLinear and DequantizeLinear of activations stay. Their limits are part of the network: ONNX Runtime's
@@ -107,6 +108,9 @@ class _Dequantizer:
         """Replace a DequantizeLinear of stored integers by a float initializer."""
         values, scale = node.inputs[0], node.inputs[1]
         zero = node.inputs[2] if len(node.inputs) > 2 else None
+        gather = _lookup(node)
+        if gather is not None:
+            values = gather.inputs[0]
         arrays = [_constant(v) for v in (values, scale, zero)]
         if values is None or scale is None or values.dtype not in _INTEGERS or arrays[0] is None or arrays[1] is None:
             return
@@ -119,11 +123,11 @@ class _Dequantizer:
             axis, block = _axis(node, stored)
             spread = _spread(stored, axis, block)
             users = {user for user, index in output.uses() if index == 1 and user.op_type in ("Conv", "MatMul")}
-            form = "dynamic" if users and users <= dynamic and not block else "qdq"
+            form = "dynamic" if users and users <= dynamic and not block else "qdq" if gather is None else "gather"
             names = [values.name or "", scale.name or "", "" if zero is None else zero.name or "", output.name or ""]
             low_to_high = describe(stored, spread, block)
             self.floats[key] = self._initializer(
-                self._name(values, output),
+                self._name(values, None if gather is not None else output),
                 to_floats(stored, spread, block),
                 Storage(
                     form=form,
@@ -138,6 +142,12 @@ class _Dequantizer:
                     axis=axis,
                 ),
             )
+        if gather is not None:
+            op = Builder(self.opset, self.names, prefix=f"{gather.name or gather.op_type}/")
+            made = op.Gather(self.floats[key], gather.inputs[1], axis=gather.attributes.get_int("axis", 0))
+            edit.replace_node(node, op, [made])
+            self.changed = True
+            return
         output.replace_all_uses_with(self.floats[key], replace_graph_outputs=True)
         assert node.graph is not None
         node.graph.remove(node, safe=True)
@@ -194,6 +204,15 @@ class _Dequantizer:
         record(value, storage)
         self.graph.register_initializer(value)
         return value
+
+
+def _lookup(node: ir.Node) -> ir.Node | None:
+    """Return the Gather of stored integers that a DequantizeLinear with one scale reads: an embedding."""
+    maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if maker is None or maker.op_type != "Gather" or maker.domain not in _STANDARD:
+        return None
+    scale = walk.constant_of(node.inputs[1])
+    return maker if scale is not None and scale.size == 1 else None
 
 
 def _integers(values: np.ndarray, scale: np.ndarray, zero: np.ndarray | None) -> Integers:
@@ -261,6 +280,8 @@ def stored_integers(graph: ir.Graph) -> Iterator[Value]:
     for node in walk.all_nodes(graph):
         for index in _WEIGHTS.get(node.op_type, ()) if node.domain in _STANDARD else ():
             value = node.inputs[index]
+            if node.op_type == "DequantizeLinear" and (gather := _lookup(node)) is not None:
+                value = gather.inputs[0]
             if value is not None and value not in seen and walk.constant_of(value) is not None:
                 seen.add(value)
                 yield value
