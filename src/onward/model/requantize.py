@@ -37,11 +37,6 @@ def quantize_weights(model: TrainingModel) -> None:
     _Quantizer(model, found).run()
 
 
-def is_quantized(model: TrainingModel) -> bool:
-    """Return whether a weight of the model was stored as integers before it was made trainable."""
-    return any(storage_of(v) is not None for v in model.graph.initializers.values())
-
-
 class _Quantizer:
     def __init__(self, model: TrainingModel, weights: dict[Value, Storage]) -> None:
         self.model, self.graph, self.weights = model, model.graph, weights
