@@ -75,3 +75,24 @@ def test_strip_refuses_an_average_that_does_not_exist(tmp_path: Path) -> None:
 
     with pytest.raises(ArgumentError, match="the model keeps no moving average"):
         raise result.exception
+
+
+def test_a_quantized_model_is_dequantized_and_quantized_again(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]> net (float[N, 4] x) => (float[N, 3] y)
+        <float s = {0.5}> { w = DequantizeLinear(W_quantized, s) y = MatMul(x, w) }"""
+    )
+    integers = np.arange(-6, 6, dtype=np.int8).reshape(4, 3)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(integers, "W_quantized"))
+    onnx.save(proto, tmp_path / "q.onnx")
+    files = [str(tmp_path / name) for name in ("q.onnx", "train.onnx", "again.onnx")]
+
+    made = run(make_trainable, files[0], "-o", files[1], "--loss", "mse", "--dequantize")
+    stripped = run(strip, files[1], "-o", files[2], "--quantize")
+
+    assert "1 parameter (12 numbers) to train" in made.output
+    assert "removed 1 training entry" in stripped.output
+    again = onnx.load(files[2])
+    assert [n.op_type for n in again.graph.node] == ["DequantizeLinear", "MatMul"]
+    (stored,) = [onnx.numpy_helper.to_array(i) for i in again.graph.initializer if i.name == "W_quantized"]
+    np.testing.assert_array_equal(stored, integers)

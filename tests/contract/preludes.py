@@ -48,6 +48,17 @@ def net() -> Names:
     return {"images": images, "labels": labels}
 
 
+def quantized() -> Names:
+    """quantized.onnx, a layer whose weight ONNX Runtime's quantizer stored as integers."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    proto = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 18]> net (float[N, 8] x) => (float[N, 3] y) { y = MatMul(x, W) }""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(floats(8, 3), "W"))
+    quantize_dynamic(proto, "quantized.onnx")
+    return {}
+
+
 def train_file() -> Names:
     """model.train.onnx, the digits sample; images and labels to train and to test with."""
     onward.save(onward.samples.build("digits"), "model.train.onnx")

@@ -229,3 +229,92 @@ def test_a_quantized_convolution_with_unknown_sizes_gives_the_same() -> None:
 
     for name in ("grad/x", "grad/w", "grad/sw"):
         np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5, atol=1e-5)
+
+
+# -- MatMulInteger, ConvInteger and MaxPool of integers ------------------------------------------------------
+
+WEIGHTS = np.random.default_rng(4).integers(-100, 100, (4, 5)).astype(np.int8)
+KERNELS = np.random.default_rng(5).integers(0, 255, (3, 2, 3, 3)).astype(np.uint8)
+DYNAMIC_MATMUL = """
+    net (float[3,4] x, float[3,5] c) => (float[3,5] y) <float{shape} ws = {{{scales}}}, int8{shape} wz = {{{zeros}}}> {{
+        q, s, z = DynamicQuantizeLinear (x)
+        i = MatMulInteger (q, w, z, wz)
+        f = Cast <to = 1> (i)
+        t = Mul (s, ws)
+        m = Mul (f, t)
+        y = Mul (m, c)
+    }}"""
+DYNAMIC_CONV = """
+    net (float[2,2,5,5] x, float[3] b, float[2,3,3,3] c) => (float[2,3,3,3] y)
+    <float ws = {0.01}, uint8 wz = {120}, int64[4] column = {1, -1, 1, 1}> {
+        q, s, z = DynamicQuantizeLinear (x)
+        i = ConvInteger <pads = [1, 1, 1, 1], strides = [2, 2]> (q, w, z, wz)
+        t = Mul (s, ws)
+        BIAS
+        y = Mul (m, c)
+    }"""
+BIAS_OF_FLOATS = "f = Cast <to = 1> (i) n = Mul (f, t) r = Reshape (b, column) m = Add (n, r)"
+# What older versions of ONNX Runtime's quantizer write.
+BIAS_IN_STEPS = """u = Mul (ws, s) d = Div (b, u) g = Floor (d) k = Cast <to = 6> (g) r = Reshape (k, column)
+        a = Add (i, r) f = Cast <to = 1> (a) m = Mul (f, t)"""
+
+
+def with_weights(model: onnx.ModelProto, weights: np.ndarray) -> onnx.ModelProto:
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    return model
+
+
+def data_of(x: torch.Tensor) -> torch.Tensor:
+    step = (torch.clamp(x.max(), min=0) - torch.clamp(x.min(), max=0)) / 255
+    zero = int(torch.round(-torch.clamp(x.min(), max=0) / step))
+    return (quantize(x, step, zero, 0, 255) - zero) * step
+
+
+@pytest.mark.parametrize(
+    ("scales", "zeros"), [([0.02], [3]), ([0.02, 0.01, 0.03, 0.01, 0.02], [0, 3, -5, 0, 1])], ids=["one", "per column"]
+)
+def test_a_product_of_integers_is_that_of_the_floats(scales: list[float], zeros: list[int]) -> None:
+    shape = "" if len(scales) == 1 else "[5]"
+    text = DYNAMIC_MATMUL.format(shape=shape, scales=str(scales)[1:-1], zeros=str(zeros)[1:-1])
+    weight = (torch.tensor(WEIGHTS.astype(np.float32)) - torch.tensor(zeros)) * torch.tensor(scales)
+
+    def loss(t: Tensors) -> torch.Tensor:
+        return data_of(t["x"]) @ weight * t["c"]
+
+    model = with_weights(parse(text), WEIGHTS)
+    assert_straight_through(model, {"x": numbers(3, 4), "c": numbers(3, 5, seed=1)}, ["x"], loss)
+
+
+@pytest.mark.parametrize("bias", [BIAS_OF_FLOATS, BIAS_IN_STEPS], ids=["floats", "steps"])
+def test_a_convolution_of_integers_is_that_of_the_floats(bias: str) -> None:
+    weight = (torch.tensor(KERNELS.astype(np.float32)) - 120) * 0.01
+
+    def loss(t: Tensors) -> torch.Tensor:
+        return torch.nn.functional.conv2d(data_of(t["x"]), weight, t["b"], stride=2, padding=1) * t["c"]
+
+    model = with_weights(parse(DYNAMIC_CONV.replace("BIAS", bias)), KERNELS)
+    feeds = {"x": numbers(2, 2, 5, 5), "b": numbers(3, seed=1), "c": numbers(2, 3, 3, 3, seed=2)}
+    assert_straight_through(model, feeds, ["x", "b"], loss)
+
+
+def test_a_product_of_integers_needs_the_choice() -> None:
+    model = with_weights(parse(DYNAMIC_MATMUL.format(shape="", scales="0.1", zeros="0")), WEIGHTS)
+
+    with pytest.raises(NotDifferentiable, match=r"with onward\.straight_through\(\):"):
+        gradient(model, of="y", wrt=["x"])
+
+
+def test_the_greatest_of_integers_is_that_of_the_floats() -> None:
+    model = parse("""net (float[1,2,4,4] x, float s, float[1,2,2,2] c) => (float[1,2,2,2] y) <uint8 z = {100}> {
+            q = QuantizeLinear (x, s, z)
+            p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (q)
+            d = DequantizeLinear (p, s, z)
+            y = Mul (d, c)
+        }""")
+
+    def loss(t: Tensors) -> torch.Tensor:
+        floats = (quantize(t["x"], t["s"], 100, 0, 255) - 100) * t["s"]
+        return torch.nn.functional.max_pool2d(floats, 2) * t["c"]
+
+    feeds = {"x": numbers(1, 2, 4, 4), "s": scale(0.013), "c": numbers(1, 2, 2, 2, seed=1)}
+    assert_straight_through(model, feeds, ["x", "s"], loss)

@@ -19,6 +19,7 @@ from onward.author.initialize import Initialize, build_initialization
 from onward.author.labels import LabelArgument
 from onward.author.merged_weights import separate_merged
 from onward.author.objective import build_loss, resolve_loss
+from onward.author.quantized_weights import quantized_weights, rounds
 from onward.author.tied_weights import tied_layers
 from onward.author.tied_weights import untie as untie_weights
 from onward.author.training_mode import build_training_forward, to_inference_mode
@@ -31,7 +32,7 @@ from onward.graph.walk import all_names, ancestors, reads
 from onward.losses import Loss
 from onward.model import serde
 from onward.model.inference import to_inference
-from onward.model.roles import Role, mark
+from onward.model.roles import Role, mark, mark_straight_through
 from onward.model.trainable import as_patterns, choose, influential_nodes
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer, by_name
@@ -70,6 +71,7 @@ def make_trainable(
     initialize: Initialize = "keep",
     seed: int = 0,
     entry: str = "train",
+    dequantize: bool = False,
 ) -> TrainingModel:
     """Return a `TrainingModel`: `model` with a loss, its gradient, an optimizer and their state, in one standard file.
 
@@ -101,6 +103,9 @@ def make_trainable(
         entry: the name of the training entry. A model may have several, each with its own loss, optimizer and weights
             (the two networks of a GAN); an iteration runs all of them in turn, or the one that is chosen by name.
         seed: seed of all random numbers: of the stored weights, the initialization graph and Dropout.
+        dequantize: turn weights that are stored as integers into floats, which can be trained, and the arithmetic on
+            integers into that on floats. `to_inference(quantize=True)` stores them as integers again. By default they
+            stay as they are, a `QuantizedWeightsWarning` counts them, and the float weights are trained.
 
     Raises:
         ArgumentError: a name, glob or value does not fit the model; lists all such problems where possible.
@@ -125,7 +130,7 @@ def make_trainable(
             )
         )
     objective = resolve_loss(loss, output, label)
-    work = _copy(model, entry)
+    work = _copy(model, entry, dequantize)
     inline_hiding_functions(work.ir)
     to_inference_mode(work.graph)
     names = Names(all_names(work.graph) | _names_of_entries(work))
@@ -146,6 +151,8 @@ def make_trainable(
     _check_types(parameters)
     if not keep_shared and (warning := tied_layers(parameters)) is not None:
         warnings.warn(warning, stacklevel=2)
+    if (stored := quantized_weights(work.graph)) is not None:
+        warnings.warn(stored, stacklevel=2)
     _drop_default_inputs(work.graph, parameters)
     _mark_weights(work, parameters)
 
@@ -231,9 +238,20 @@ def _names_of_entries(model: TrainingModel) -> set[str]:
     return found
 
 
-def _copy(source: serde.Source, entry: str) -> TrainingModel:
+def _copy(source: serde.Source, entry: str, dequantize: bool) -> TrainingModel:
     """Return a copy of the model, at the working opset and in standard operators."""
-    model = normalise(source, copy=True)
+    source = serde.load(source)
+    if dequantize and source.entries:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "a model with training entries cannot be dequantized: they read its values as they are",
+                place="dequantize=",
+                hint="dequantize when the first entry is added, or remove the entries first: onward.to_inference(model)"
+                " (`onward strip`)",
+            )
+        )
+    model = normalise(source, copy=True, dequantize=dequantize)
     known = [e.name for e in model.entries]
     if entry in known:
         raise ArgumentError(
@@ -318,6 +336,10 @@ def _gradient(
         zs=[z.name or "" for z in zs] or None,
         y=loss.name,
     )
+    if any(rounds(node) for node in influential_nodes([loss])):
+        maker = outputs[0].producer()
+        assert maker is not None
+        mark_straight_through(maker)
     for parameter, gradient in zip(parameters, outputs, strict=True):
         gradient.name = op.names.unique(f"grad/{parameter.name}")
         mark(gradient, Role.GRADIENT, of=parameter.name)

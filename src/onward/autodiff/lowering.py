@@ -6,6 +6,7 @@ names, the slice between the cut and `y` is evaluated again at that point. `y` m
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,12 +15,15 @@ import onnx_ir as ir
 from onward.autodiff import function_bodies as expand
 from onward.autodiff.engine import Backward, Slice, find_slice, zeros
 from onward.autodiff.other_point import evaluate_again
+from onward.autodiff.rules.quantization import straight_through
 from onward.autodiff.scope import Scope
 from onward.autodiff.shapes import infer_bodies
 from onward.errors import Diagnostic, NotDifferentiable
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Names, Value
+from onward.graph.integer_products import to_float_products
 from onward.graph.schema import TRAINING_DOMAIN
+from onward.model.roles import is_straight_through
 from onward.model.training_model import is_gradient
 
 D102 = "D102"
@@ -112,7 +116,8 @@ def lower_gradient(node: ir.Node, scope: Scope) -> None:
     wanted = [x for _, x in outputs]
     y, wanted, part = prepare_slice(y, wanted, [*zs, *(x for x in xs if x not in wanted)], scope)
     backward = Backward(scope.emitter())
-    grads = backward.run(y, wanted, part)
+    with straight_through() if is_straight_through(node) else contextlib.nullcontext():
+        grads = backward.run(y, wanted, part)
     _finish(node, [output for output, _ in outputs], wanted, grads, backward, graph, scope)
     for named, copy in copies.items():
         copy.outputs[0].replace_all_uses_with(moved[named])
@@ -153,8 +158,11 @@ def prepare_slice(y: Value, xs: Sequence[Value], zs: Sequence[Value], scope: Sco
         part = find_slice(y, xs, zs, scope.order())
         return part.nodes
 
-    expanded = scope.expand_calls(wanted)  # perhaps in a subgraph, which the slice does not show
-    if expanded or any(v.name and (v.type is None or v.shape is None) for n in part.nodes for v in n.outputs):
+    changed = scope.expand_calls(wanted)  # perhaps in a subgraph, which the slice does not show
+    if to_float_products(part.nodes, scope.opset, scope.names):
+        wanted()
+        changed = True
+    if changed or any(v.name and (v.type is None or v.shape is None) for n in part.nodes for v in n.outputs):
         scope.infer()
     infer_bodies(part.nodes, scope.opset)
     return y, list(xs), part

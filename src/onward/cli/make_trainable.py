@@ -31,6 +31,9 @@ def make_trainable(
     keep_shared: Annotated[
         bool, Option("--keep-shared", help="Keep a weight that several layers share as one weight.")
     ] = False,
+    dequantize: Annotated[
+        bool, Option("--dequantize", help="Make floats of weights that are stored as integers, and train them.")
+    ] = False,
     seed: Annotated[int, Option(help="Seed of all random numbers.")] = 0,
     entry: Annotated[str, Option(help="Name of the training entry; a file may have several.")] = "train",
     setting: Annotated[
@@ -67,6 +70,7 @@ def make_trainable(
         keep_shared=keep_shared,
         seed=seed,
         entry=entry,
+        dequantize=dequantize,
     )
     serde.save(model, output)
     count = sum(v.const_value.size for v in model.parameters.values() if v.const_value is not None)

@@ -86,6 +86,9 @@ def infer(model: onnx.ModelProto, *, strict: bool = False, data_prop: bool = Tru
     """
     model.ir_version = max(model.ir_version, 10)  # before version 4, each initializer must also be an input
     graphs = list(_all_graphs([model.graph, *model.functions]))
+    known = {entry.domain for entry in model.opset_import}
+    for domain in {node.domain for graph in graphs for node in graph.node} - {"", "ai.onnx", *known}:
+        model.opset_import.add(domain=domain, version=1)  # onnx refuses a model that does not import it
     kinds = {node.op_type for graph in graphs for node in graph.node}
     if kinds & _STAND_INS.keys():
         for graph in graphs:

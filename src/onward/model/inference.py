@@ -12,6 +12,8 @@ from onward.arguments import check_name
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.walk import subgraphs
 from onward.model import serde
+from onward.model.quantized import forget
+from onward.model.requantize import quantize_weights
 from onward.model.roles import PROGRAM_STATE, averages, unmark_graph
 from onward.model.training_model import TrainingEntry, TrainingModel
 
@@ -27,17 +29,22 @@ def combined_proto(model: TrainingModel, entry: TrainingEntry) -> onnx.ModelProt
 
 
 def to_inference(
-    model: serde.Source, state: Mapping[str, np.ndarray] | None = None, *, average: bool = False
+    model: serde.Source,
+    state: Mapping[str, np.ndarray] | None = None,
+    *,
+    average: bool = False,
+    quantize: bool = False,
 ) -> onnx.ModelProto:
     """Return a clean inference `ModelProto`: the same names and outputs, no training information.
 
     `state` holds current values by name (as `Session.get_state()` gives them): those of the inference graph's
     initializers replace the stored ones, the rest (moments, counters) is left out. Functions and operator sets that
-    only training used are left out too. With `average`, each weight that has a moving average takes it.
+    only training used are left out too. With `average`, each weight that has a moving average takes it. With
+    `quantize`, the weights that `make_trainable(dequantize=True)` made floats are stored as integers again.
 
     Raises:
         ArgumentError: a value in `state` has another shape than the initializer of its name, or `average` was asked of
-            a model that keeps no averages.
+            a model that keeps no averages, or `quantize` of one without weights that were integers.
     """
     source = serde.load(model)
     proto = serde.to_proto(TrainingModel(source.ir))
@@ -46,6 +53,10 @@ def to_inference(
     if average:
         current |= _averages(source, current)
     _write_state(clean, source, current)
+    if quantize:
+        quantize_weights(clean)
+    for value in clean.graph.initializers.values():
+        forget(value)
     unmark_graph(clean.graph)
     _drop_unused(clean)
     return serde.to_proto(clean)

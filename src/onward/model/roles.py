@@ -13,6 +13,8 @@ to; and `onward.slot`, which of several states it is.
     training       of a value       what stands for a value of the inference graph in a training step
     gradient       of a parameter   the derivative of the loss with respect to it
 
+A `Gradient` node with the entry `onward.straight_through` takes the slope of rounding as 1.
+
 Whoever makes a value marks it. This module alone reads the marks. A file without them was written by another program or
 by an older Onward: then the second half of this module infers the roles from the structure, or else from names.
 """
@@ -30,6 +32,7 @@ from onward.graph.walk import reads
 from onward.model.training_model import TrainingEntry, TrainingModel, differentiated, is_gradient
 
 _ROLE, _OF, _SLOT = "onward.role", "onward.of", "onward.slot"
+_STRAIGHT_THROUGH = "onward.straight_through"
 
 RANDOM_KEY = "random/key"
 RANDOM_STEP = "random/step"
@@ -78,6 +81,16 @@ def unmark_graph(graph: ir.Graph) -> None:
 def has_role(value: ir.Value, role: Role) -> bool:
     """Return whether `value` is marked with `role`."""
     return value.metadata_props.get(_ROLE) == role.value
+
+
+def mark_straight_through(gradient: ir.Node) -> None:
+    """Let a `Gradient` node take the slope of rounding as 1."""
+    gradient.metadata_props[_STRAIGHT_THROUGH] = "1"
+
+
+def is_straight_through(gradient: ir.Node) -> bool:
+    """Return whether a `Gradient` node takes the slope of rounding as 1."""
+    return gradient.metadata_props.get(_STRAIGHT_THROUGH) == "1"
 
 
 def trained(model: TrainingModel) -> dict[str, ir.Value]:

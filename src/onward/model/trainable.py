@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -161,7 +162,21 @@ def _constant_use(node: ir.Node, index: int) -> str | None:
         return None
     if node.op_type in _NO_GRADIENT:
         return f"read only where no gradient flows ({node.op_type})"
+    if node.op_type == "Mul" and (_is_dynamic_scale(node.inputs[1 - index]) or _makes_scale(node)):
+        return "a quantisation scale"
     return CONSTANT_INPUTS.get((node.op_type, index))
+
+
+def _is_dynamic_scale(value: ir.Value | None) -> bool:
+    """Return whether the value is the scale of a DynamicQuantizeLinear."""
+    maker = None if value is None else value.producer()
+    return maker is not None and maker.op_type == "DynamicQuantizeLinear" and value is maker.outputs[1]
+
+
+def _makes_scale(node: ir.Node) -> bool:
+    """Return whether only quantised operators read the product, as their scale: that of a bias."""
+    uses = final_uses(node.outputs[0])
+    return bool(uses) and all(CONSTANT_INPUTS.get((n.op_type, i)) == "a quantisation scale" for n, i in uses)
 
 
 def as_patterns(patterns: str | Iterable[str]) -> list[str]:
@@ -233,6 +248,8 @@ def choose(
 def _hints(pattern: str, refused: dict[str, str]) -> Iterator[str]:
     if not refused:
         yield "`freeze` matches the same initializers, or the model has none"
+    if any(re.match(r"it is u?int(4|8),", reason) for reason in refused.values()):
+        yield "dequantize=True (`--dequantize`) makes floats of weights that are stored as integers"
     if not pattern.strip("*"):  # the user relied on the default
         yield "`onward doctor FILE` shows where the weights are and what blocks them"
 

@@ -197,14 +197,29 @@ def averages(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.
     return found
 
 
-def inference_model(stored: StoredModel, state: Mapping[str, np.ndarray], preparation: Preparation) -> onnx.ModelProto:
-    """Return the inference model with the weights of `state`."""
+def inference_model(
+    stored: StoredModel, state: Mapping[str, np.ndarray], preparation: Preparation, *, quantize: bool = False
+) -> onnx.ModelProto:
+    """Return the inference model with the weights of `state`; with `quantize`, stored as integers as they were.
+
+    Raises:
+        ArgumentError: `quantize`, and the model has no weights that were integers, or was made from a Program.
+    """
     if stored.model is None:
+        if quantize:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "a Program does not say which weights were stored as integers",
+                    place="quantize=",
+                    hint="make the Trainer from the model or its file",
+                )
+            )
         return bake(stored.program.infer, state)
     from onward.model.inference import to_inference
 
     known = stored.model.initializers()
-    proto = to_inference(stored.model, {n: a for n, a in state.items() if n in known})
+    proto = to_inference(stored.model, {n: a for n, a in state.items() if n in known}, quantize=quantize)
     store_preparation(proto, preparation)
     return proto
 

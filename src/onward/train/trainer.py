@@ -416,16 +416,18 @@ class Trainer:
         """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
         return StoredModel.of(model).graph_sha256 == self._stored.graph_sha256
 
-    def to_inference(self, *, average: bool = False) -> onnx.ModelProto:
+    def to_inference(self, *, average: bool = False, quantize: bool = False) -> onnx.ModelProto:
         """Return the inference model with the current weights, or with their moving average (`ema=` of the optimizer).
 
+        With `quantize`, weights that `make_trainable(dequantize=True)` made floats are stored as integers again.
+
         Raises:
-            ArgumentError: the model does not keep an average of its weights.
+            ArgumentError: the model does not keep an average of its weights, or has no weights that were integers.
         """
         state = self.session.get_state()
         if average:
             state |= averages(self.program, state)
-        return inference_model(self._stored, state, self.preparation)
+        return inference_model(self._stored, state, self.preparation, quantize=quantize)
 
     def to_model(self) -> TrainingModel:
         """Return the training model with the current state. It can be saved, and trained elsewhere."""

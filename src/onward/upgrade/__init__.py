@@ -21,6 +21,7 @@ from onward.model import serde
 from onward.model.stash import from_light, to_light
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Pass, Trace, Unit, run_passes
+from onward.upgrade.dequantize import DequantizeWeights
 from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
 from onward.upgrade.microsoft import decompose_microsoft, has_microsoft
 from onward.upgrade.opset import convert_model
@@ -103,19 +104,24 @@ class ReplaceMicrosoftOperators(Pass):
         return decompose_microsoft(unit.model)
 
 
-def normalise(source: serde.Source, *, copy: bool = False, trace: list[Trace] | None = None) -> TrainingModel:
+def normalise(
+    source: serde.Source, *, copy: bool = False, dequantize: bool = False, trace: list[Trace] | None = None
+) -> TrainingModel:
     """Return the model at the working opset, without `GraphCall`, in plain operators and in execution order.
 
     No dimension has a size below 0.
 
-    `source` does not change. A `TrainingModel` of this form is returned itself, or as a copy if `copy` is True. `trace`
-    receives what each pass did.
+    `source` does not change. A `TrainingModel` of this form is returned itself, or as a copy if `copy` is True. With
+    `dequantize`, weights that are stored as integers become floats. `trace` receives what each pass did.
 
     Raises:
         ModelError: the model cannot be read, or a node cannot be converted; lists all of them.
+        ArgumentError: `dequantize`, and an operator on integers has no float form; lists all of them.
     """
     unit = Unit(serde.load(source), name="normalise", trace=trace)
-    run_passes((SortNodes(), ForgetNegativeSizes(), UpgradeOperators(), ReplaceMicrosoftOperators()), unit)
+    floats = (DequantizeWeights(),) if dequantize else ()
+    gate = (SortNodes(), ForgetNegativeSizes(), UpgradeOperators(), *floats, ReplaceMicrosoftOperators())
+    run_passes(gate, unit)
     return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training
 
 

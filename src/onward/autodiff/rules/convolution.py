@@ -2,8 +2,9 @@
 
 The gradient with respect to the kernel is expensive. The textbook form `Conv(X^T, dY^T)` is ten times slower on ONNX
 Runtime than a matrix product with the columns of X (im2col). A grouped Conv with one-hot kernels is an im2col that
-every runtime executes in parallel, with the same strides, pads and dilations. The textbook form remains for kernels
-whose size is not known before the run.
+every runtime executes in parallel, with the same strides, pads and dilations. Columns of large images would need many
+times the memory of the image: there, one product for each tap of the kernel reads a slice of X. The textbook form
+remains for kernels whose size is not known before the run.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from onward.graph.builder import Value
 
 # Above this size, the channels become part of the batch instead of repeating the one-hot kernels per channel.
 _LARGEST_KERNEL_CONSTANT = 1 << 16
+# Columns with more elements (256 MiB of float32) are not made at once.
+_MOST_COLUMNS = 1 << 26
 
 
 @gradient("Conv", opset=11)
@@ -200,6 +203,8 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
         return _textbook(rule, win, X, dY, Y, like)
     op, size = rule.op, int(np.prod([k for k in win.kernel if k is not None]))
     outputs, inputs = rule.known_dim(like, 0), rule.known_dim(like, 1)
+    if _is_large(rule, win, Y, inputs, size):
+        return _by_tap(rule, win, X, dY, Y, like)
     columns, folded = _columns(rule, win, X, None if inputs is None else inputs * win.group, size)
     image, batch = image_size(rule, win, Y), extent(rule, Y, 0)
     rows = inputs * size if inputs is not None else op.Mul(rule.dim_of(like, 1), [size])
@@ -237,6 +242,39 @@ def _columns(rule: Rule, win: Window, X: Value, channels: int | None, size: int)
         return op.Conv(X, kernels, group=channels, **attributes), False
     images = op.Reshape(X, reshape_target(rule, [-1, 1, *(extent(rule, X, int(a)) for a in win.axes)]))
     return op.Conv(images, op.constant(one_hot, X.dtype), **attributes), True
+
+
+def _is_large(rule: Rule, win: Window, Y: Value, inputs: int | None, size: int) -> bool:
+    """Return whether the columns of one batch, or of one sample if its size is not known, need too much memory."""
+    counts = spatial(rule, Y, win.rank)
+    if size == 1 or win.pads is None or inputs is None or any(c is None for c in counts):
+        return False
+    image = int(np.prod([c for c in counts if c is not None]))
+    return (rule.known_dim(Y, 0) or 1) * inputs * win.group * size * image > _MOST_COLUMNS
+
+
+def _by_tap(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Value) -> Value:
+    """Return the gradient of the kernel as one product for each tap: dY times the elements of X under that tap."""
+    op, rank, pads = rule.op, win.rank, win.pads
+    assert pads is not None
+    counts = np.array(spatial(rule, Y, rank), np.int64)
+    batch, groups = extent(rule, Y, 0), win.group
+    image, swap = int(np.prod(counts)), [0, 1, 3, 2]
+    height = op.Div(rule.dim_of(like, 0), [groups])
+    outputs, inputs = rule.known_dim(like, 0), rule.known_dim(like, 1)
+    rows: int | Value = rule.dim_of(like, 1) if inputs is None else inputs
+    left = reshape(rule, dY, [batch, groups, height if outputs is None else outputs // groups, image])
+    if any(pads):
+        X = op.Pad(X, np.array([0, 0, *pads[:rank], 0, 0, *pads[rank:]], np.int64))
+    strides = np.array(win.strides, np.int64)
+    products = []
+    for tap in np.ndindex(*(k or 1 for k in win.kernel)):
+        begin = np.array(tap, np.int64) * np.array(win.dilations, np.int64)
+        under = op.Slice(X, begin, begin + (counts - 1) * strides + 1, win.axes, strides)
+        right = reshape(rule, under, [batch, groups, rows, image])
+        product = op.ReduceSum(op.MatMul(left, op.Transpose(right, perm=swap)), [0], keepdims=0)
+        products.append(op.Unsqueeze(product, [3]))
+    return rule.reshape_like(op.Concat(*products, axis=3), like)
 
 
 def _textbook(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Value) -> Value:

@@ -15,6 +15,7 @@ from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Names, Value
 from onward.upgrade.microsoft import attention as attention  # importing it registers its decompositions
 from onward.upgrade.microsoft import plain as plain
+from onward.upgrade.microsoft import quantized as quantized
 from onward.upgrade.microsoft.call import SIMPLIFIED, TABLE, Call, CannotDecompose
 
 DOMAIN = "com.microsoft"
