@@ -27,7 +27,7 @@ from onward.autodiff.reach import barriers, gradient_reach
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.schema import TRAINING_DOMAIN
-from onward.graph.shapes import infer_shapes
+from onward.graph.shapes import infer_shapes, mark_unproven_sizes
 from onward.graph.walk import all_names, ancestors, reads
 from onward.losses import Loss
 from onward.model import serde
@@ -139,6 +139,7 @@ def make_trainable(
         untie_weights(work.graph, names, untie)
     if not keep_shared and not work.entries:  # an existing entry trains the weights as they are
         separate_merged(work.graph, names)
+    mark_unproven_sizes(work.ir)
     if not infer_shapes(work.ir):
         _ask_runtime(work)
     terms = objective.bind(work.graph, names)

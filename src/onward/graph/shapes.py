@@ -79,6 +79,38 @@ def _forget_stated_shapes(proto: onnx.ModelProto) -> None:
                 output.type.tensor_type.ClearField("shape")
 
 
+UNPROVEN = "?"
+"""The end of a dimension's name that the file states for an output and that inference does not confirm."""
+
+
+def mark_unproven_sizes(model: ir.Model) -> None:
+    """Rename the dimensions of outputs that are called like one of an input, but do not follow from the inputs.
+
+    Files name the first axis of an output after the batch although it counts frames, boxes or the scores of one sample.
+    Whoever takes equal names for equal sizes would calculate with the wrong one.
+    """
+    named = {d for v in model.graph.inputs for d in dims(v) or () if isinstance(d, str)}
+    doubtful = [v for v in model.graph.outputs if named.intersection(dims(v) or ())]
+    if not doubtful:
+        return
+    proto = onnx.ModelProto()
+    Writer(put_light([])).model(proto, model)
+    _forget_stated_shapes(proto)
+    inferred = {info.name: [d.dim_param for d in info.type.tensor_type.shape.dim] for info in infer(proto).output}
+    for value in doubtful:
+        stated = dims(value) or ()
+        proven = inferred[value.name or ""] or [""] * len(stated)
+        pairs = zip(stated, proven, strict=len(proven) == len(stated))
+        value.shape = ir.Shape([f"{d}{UNPROVEN}" if d in named and d != p else d for d, p in pairs])
+
+
+def forget_marks(model: ir.Model) -> None:
+    """Give the dimensions of outputs their stated names back."""
+    for value in model.graph.outputs:
+        if value.shape is not None:
+            value.shape = ir.Shape([d.removesuffix(UNPROVEN) if isinstance(d, str) else d for d in dims(value) or ()])
+
+
 def infer(model: onnx.ModelProto, *, strict: bool = False, data_prop: bool = True) -> onnx.GraphProto:
     """Return the graph of `model` with the types and shapes that onnx's own inference finds.
 

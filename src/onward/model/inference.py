@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onward.arguments import check_name
 from onward.errors import A101, ArgumentError, Diagnostic
+from onward.graph.shapes import forget_marks
 from onward.graph.walk import subgraphs
 from onward.model import serde
 from onward.model.quantized import forget
@@ -58,6 +59,7 @@ def to_inference(
     for value in clean.graph.initializers.values():
         forget(value)
     unmark_graph(clean.graph)
+    forget_marks(clean.ir)
     _drop_unused(clean)
     return serde.to_proto(clean)
 

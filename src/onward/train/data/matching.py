@@ -24,6 +24,7 @@ from onward.arguments import a_or_an
 from onward.backends.processes import Rows
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, OnwardError
+from onward.graph.shapes import UNPROVEN
 from onward.train.data.preparation import Preparation as Preparation
 from onward.train.data.source import T107, Batch, DataSource, to_array
 
@@ -175,7 +176,8 @@ def _differing(
     sizes: dict[str, dict[str, int]] = {}
     for spec in (*inputs, *targets):
         if spec.name in feeds and spec.shape and isinstance(spec.shape[0], str):
-            sizes.setdefault(spec.shape[0], {})[spec.name] = len(feeds[spec.name])
+            symbol = spec.shape[0].removesuffix(UNPROVEN)
+            sizes.setdefault(symbol, {})[spec.name] = len(feeds[spec.name])
     for symbol, found in sizes.items():
         if len(set(found.values())) > 1:
             return Diagnostic(
