@@ -61,11 +61,13 @@ class Interpolation:
             start, end = (x.dtype.type(corner) for corner in box)
             if new == 1:
                 return np.full_like(x, (start + end) * (size - 1) / 2)
-            return start * (size - 1) + x * (end - start) * (size - 1) / (new - 1)
+            return np.asarray(start * (size - 1) + x * (end - start) * (size - 1) / (new - 1))
         if mode == "pytorch_half_pixel" and new == 1:
             return np.zeros_like(x)
         centre = (x + 0.5) / scale
-        return (centre + size / 2 * (1 - new / (scale * size)) if mode == "half_pixel_symmetric" else centre) - 0.5
+        if mode == "half_pixel_symmetric":
+            centre = centre + size / 2 * (1 - new / (scale * size))
+        return np.asarray(centre - 0.5)
 
     def _nearest(self, position: np.ndarray) -> np.ndarray:
         if self.nearest_mode == "floor":

@@ -40,7 +40,7 @@ class Resize(OpRun):
             new, factors = scales_by_sizes(old, [int(s) for s in sizes], keep_aspect_ratio_policy or "stretch")
         how = Interpolation(**{name: value for name, value in attributes.items() if value is not None})
         corners = np.zeros(0) if roi is None or not how.crops else np.asarray(roi, np.float64)
-        boxes = corners.reshape(2, -1).T.tolist() or [(0.0, 1.0)] * len(chosen)
+        boxes = corners.reshape(2, -1).T.tolist() or [[0.0, 1.0]] * len(chosen)
         return (_resample(X, how, chosen, new, factors, boxes, extrapolation_value),)
 
 
