@@ -68,7 +68,7 @@ def test_a_seed_repeats_the_numbers_and_no_seed_does_not() -> None:
 
 
 def test_inputs_that_do_not_fit_name_the_node() -> None:
-    product = module("two = Constant<value_floats=[1.0, 2.0]>() ["/head/product"] y = MatMul(x, two)")
+    product = module('two = Constant<value_floats=[1.0, 2.0]>() ["/head/product"] y = MatMul(x, two)')
 
     with pytest.raises(BackendError, match="B301") as caught:
         product(torch.zeros(2, 3))
