@@ -30,8 +30,7 @@ MODES = [
     case(
         "GridSample", f"{mode} {padding} align {align}", X=IMAGE, grid=BEYOND, mode=mode, padding_mode=padding,
         align_corners=align, step=1e-5, atol=1e-7, smooth=mode != "nearest",
-        # PyTorch moves the cubic kernel's neighbours into the image, the standard the coordinate first.
-        torch=_sample(mode, padding, align) if mode != "cubic" or padding == "zeros" else None,
+        torch=_sample(mode, padding, align),
     )
     for mode, padding, align in itertools.product(
         ("linear", "nearest", "cubic"), ("zeros", "border", "reflection"), (0, 1)

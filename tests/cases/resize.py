@@ -27,24 +27,14 @@ IMAGE = array(1, 2, 3, 4)
 DOUBLE, HALF, ODD = floats(1, 1, 2, 2), floats(1, 1, 0.6, 0.5), floats(1, 1, 1.7, 0.8)
 
 
-# Where the forward pass of ONNX Runtime 1.31 differs from the standard's reference: fractional scales with
-# align_corners or ties, and regions.
-OTHERWISE = {
-    "nearest asymmetric round_prefer_ceil",
-    "nearest align_corners round_prefer_ceil",
-    "nearest align_corners floor",
-    "linear align_corners",
-    "cubic align_corners",
-    "tf_crop_and_resize",
-    "crop outside",
-    "crop on axes",
-}
+# ONNX Runtime 1.31 does not crop along an axis whose size stays the same; test_resize.py compares with what it does.
+UNCROPPED = {"tf_crop_and_resize", "crop outside", "crop on axes"}
 
 
 def up(name, *, kind="ordinary", X=IMAGE, constants=("roi", "scales", "sizes"), **options):
     options.setdefault("wrt", ["X"])
-    if name in OTHERWISE:
-        options["onnxruntime"] = "ONNX Runtime resizes otherwise here: test_resize.py compares with what it does"
+    if name in UNCROPPED:
+        options["onnxruntime"] = "ONNX Runtime does not crop along an axis whose size stays the same"
     given = [c for c in constants if c in options]
     return case("Resize", name, kind=kind, X=X, constants=given, **options)
 
@@ -91,6 +81,14 @@ CASES = [
        mode="linear", coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=7.0),
     up("crop on axes", kind="edge", roi=floats(0.4, 0.6, 0.9, 0.8), sizes=ints(3, 3), axes=[2, 3], mode="linear",
        coordinate_transformation_mode="tf_crop_and_resize", constants=("sizes",)),
+    up("an axis whose size does not change", kind="edge", scales=floats(1, 1, 1.2, 1.7), mode="linear"),
+    up("cubic, an axis whose size does not change", kind="edge", scales=floats(1, 1, 1.2, 1.7), mode="cubic",
+       constants=()),
+    up("nearest, an axis whose size does not change", kind="edge", X=array(1, 1, 4, 3), scales=floats(1, 1, 1.2, 2),
+       mode="nearest", nearest_mode="floor"),
+    up("crop by scales, an axis whose size does not change", kind="edge", X=array(1, 1, 4, 3),
+       roi=floats(0.1, 0.2, 0.9, 0.7), scales=floats(1.2, 1.7), axes=[2, 3], mode="linear",
+       coordinate_transformation_mode="tf_crop_and_resize"),
     up("one axis", kind="edge", X=array(1, 2, 5), scales=floats(1, 1, 1.5), mode="linear",
        torch=_interpolate("linear", align=False, scale_factor=1.5, recompute_scale_factor=False)),
     up("three axes", kind="edge", X=array(1, 1, 2, 3, 2), scales=floats(1, 1, 2, 1.5, 2), mode="linear"),

@@ -80,6 +80,40 @@ def test_gradients_that_no_backend_can_run_give_a_warning(monkeypatch: pytest.Mo
         convert(Mlp())
 
 
+@pytest.fixture
+def wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch backend computes Tanh wrongly."""
+    kernels.load_all()
+    monkeypatch.setitem(kernels._HANDLERS, ("", "Tanh"), {1: lambda attributes, x: torch.tanh(x) * 1.1})
+
+
+@pytest.fixture
+def broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch backend ends in an exception of its own at a Tanh."""
+
+    def broken(attributes: Any, x: Tensor) -> Tensor:
+        raise AttributeError("'NoneType' object has no attribute 'shape'")
+
+    kernels.load_all()
+    monkeypatch.setitem(kernels._HANDLERS, ("", "Tanh"), {1: broken})
+
+
+@pytest.mark.parametrize("fault", ["wrong_kernel", "broken_kernel"])
+def test_a_fault_of_the_torch_backend_is_not_blamed_on_the_module(fault: str, request: pytest.FixtureRequest) -> None:
+    """ONNX Runtime gives PyTorch's numbers, so the model is accepted and trains there as in PyTorch."""
+    request.getfixturevalue(fault)
+    torch.manual_seed(0)
+    module = Mlp()
+
+    with pytest.warns(UserWarning, match="so the model is right and Onward's torch backend is wrong"):
+        model = convert(module)
+
+    trainer, optimizer = onward.Trainer(model, threads=1), torch.optim.SGD(module.parameters(), lr=0.5)
+    actual = [onward_step(trainer, (X,), T) for _ in range(3)]
+    expected = [torch_step(module, optimizer, nn.CrossEntropyLoss(), (X,), T) for _ in range(3)]
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
 class Dropping(nn.Module):
     """Dropout of three kinds, and, if asked, a gradient that the forward cuts."""
 

@@ -307,3 +307,13 @@ def test_float64_with_fewer_digits_is_warned_about() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         convert(nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3)).double(), rows().double())
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("stack", [torch.hstack, torch.vstack, torch.dstack], ids=["hstack", "vstack", "dstack"])
+def test_stacked_tensors(stack: Callable[..., Tensor], dynamic: bool) -> None:
+    """PyTorch's exporter writes a SequenceMap over tensors of any rank."""
+    torch.manual_seed(0)
+    module = Of(lambda s, x: s.fc(x) * stack((s.fc(x).exp(), x)).mean(), fc=nn.Linear(6, 6))
+
+    assert_trains_alike(module, rows, nn.MSELoss(), rows(1), dynamic=dynamic)

@@ -10,9 +10,8 @@ from onward.graph import shapes
 from onward.model import serde
 
 
-@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("operator", ["Add", "Cast", "Gather", "Concat"])
-def test_long_lists_of_integers_and_large_weights_are_inferred(operator, strict):
+def test_long_lists_of_integers_and_large_weights_are_inferred(operator):
     attributes = {"Cast": {"to": TensorProto.INT64}, "Concat": {"axis": 0}}.get(operator, {})
     reads = ["list"] if operator == "Cast" else ["list", "list"]
     constant = numpy_helper.from_array(np.ones((50, 60), np.float32))
@@ -33,7 +32,7 @@ def test_long_lists_of_integers_and_large_weights_are_inferred(operator, strict)
     )
     model = serde.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
 
-    shapes.infer_shapes(model.ir, strict=strict)
+    assert shapes.infer_shapes(model.ir)
 
     found = {v.name: shapes.dims(v) for node in model.graph for v in node.outputs}
     assert found == {"i": (6000 if operator == "Concat" else 3000,), "c": (50, 60), "h": ("N", 50), "y": ("N", 60)}

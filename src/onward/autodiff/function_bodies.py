@@ -35,6 +35,8 @@ def standard_body(node: ir.Node, opset: int) -> ir.Function | None:
     if not fitting:
         return None
     if by_context:
+        if node.op_type == "SequenceMap" and any(v is None or v.type is None for v in node.inputs):
+            return None  # without a type, onnx's own builder of this body ends the process
         proto = ir.serde.serialize_node(node).SerializeToString()
         types = [_type_bytes(v) for v in node.inputs]
         data = raw.get_context_dependent_function_with_opset_version(max(fitting), proto, types)

@@ -229,7 +229,16 @@ def _reshape_template(own: Dims | None, wanted: Dims | None) -> list[int] | None
     if -1 not in kept:
         return kept
     lone = [d if isinstance(d, int) else -1 for d in wanted]
-    return lone if lone.count(-1) == 1 else None
+    return lone if lone.count(-1) == 1 and _divides(-math.prod(lone), own) else None
+
+
+def _divides(part: int, own: Dims | None) -> bool:
+    """Return whether `part` may divide the number of elements; not in a branch that the forward never takes.
+
+    A runtime refuses a -1 that cannot be determined, in such a branch too.
+    """
+    sizes = [d for d in own or () if isinstance(d, int)]
+    return own is None or len(sizes) < len(own) or math.prod(sizes) % part == 0
 
 
 def _may_be_empty(value: Value) -> bool:

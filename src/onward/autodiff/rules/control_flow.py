@@ -16,8 +16,8 @@ from onward.autodiff.rule import Rule
 from onward.autodiff.shapes import scan_attribute
 from onward.autodiff.steps import Steps, stack_residual
 from onward.autodiff.types import Grads
-from onward.graph import walk
-from onward.graph.builder import Builder, Value
+from onward.graph import shapes, walk
+from onward.graph.builder import Value
 
 
 @gradient("If", opset=11, cond=NON_DIFFERENTIABLE)
@@ -53,22 +53,21 @@ def _differentiate_branch(
 ) -> dict[Value, Value]:
     """Return the gradients of those of `wrt` that the branch reads."""
     read = set(walk.captured(branch))
-    seeds = [
-        (value, _seed(sweep, value, d)) for value, d in zip(branch.outputs, doutputs, strict=False) if d is not None
-    ]
+    given = [(value, d) for value, d in zip(branch.outputs, doutputs, strict=False) if d is not None]
+    seeds = [(value, _inside_branch(sweep, value, d)) for value, d in given]
     return flow.differentiate_body(sweep, branch, seeds, [v for v in wrt if v in read])
 
 
-def _seed(sweep: Backward, output: Value, d: Value) -> Value:
-    """Return the gradient of a branch's output, as a value of its own where only this branch knows the shape.
+def _inside_branch(sweep: Backward, value: Value, d: Value) -> Value:
+    """Return the gradient of a branch's output: in each branch a value of its own where the shapes differ.
 
-    Branches may return different ranks. What one of them knows about `d` is wrong in the other.
+    The engine completes the shape of a gradient, but the output of the other branch may have another rank.
     """
-    if d.shape is not None or output.shape is None:
+    if shapes.dims(d) == shapes.dims(value):
         return d
-    (own,) = Builder.call(sweep.op, "Identity", [d])
-    own.type, own.shape = d.type, output.shape
-    return own
+    inside: Value = sweep.op.Identity(d)
+    inside.type, inside.shape = d.type, value.shape
+    return inside
 
 
 def _residual_output(rule: Rule, branches: list[ir.Graph], index: int, residual: Value) -> Value:

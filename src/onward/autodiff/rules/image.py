@@ -38,7 +38,7 @@ def grid_sample(rule: Rule, dY: Value) -> Grads:
     """Y[p] = the sum over neighbours k of w_k(grid[p]) X[k], so dX adds w_k dY[p] at each neighbour.
 
     dgrid[p] = the sum over k of dw_k/dgrid times (X[k] dY[p]). It is 0 for nearest neighbours, and at coordinates
-    clamped to the border.
+    clamped to the border. A cubic kernel clamps the neighbours instead, as ONNX Runtime and PyTorch do.
     """
     return _Sampling(rule, dY).gradients()
 
@@ -142,7 +142,8 @@ class _Sampling:
         place = shifted if self.aligned else op.Sub(shifted, 0.5)
         if self.mode == "nearest":
             place = op.Round(place)  # halves to even, as PyTorch does
-        place, factor = self._pad(place, last)
+        cubic = self.kernel is _CUBIC
+        place, factor = (place, None) if cubic and self.padding == "border" else self._pad(place, last)
         base = op.Floor(place)
         neighbour = op.Add(base, op.constant(self.offsets[d].astype(np.float64), self.dtype))
         inside = None

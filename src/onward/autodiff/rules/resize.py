@@ -147,7 +147,7 @@ def _matrix(rule: Rule, X: Value, axis: _Axis, count: int, attributes: dict[str,
     size = rule.dim_of(X, axis.axis)
     identity = op.EyeLike(op.ConstantOfShape(op.Concat(size, size, axis=0)), dtype=X.dtype)
     if rule.node.op_type == "Upsample":
-        return op.Resize(identity, None, _entry(rule, "scales", axis.position), axes=[0], **attributes)
+        return _matrix_by_scale(rule, X, axis, identity, None, attributes)
     if rule.attr("keep_aspect_ratio_policy") != "stretch" and rule.optional_input("sizes") is not None:
         return _matrix_by_policy(rule, X, axis, identity, attributes)
     roi = None
@@ -155,7 +155,37 @@ def _matrix(rule: Rule, X: Value, axis: _Axis, count: int, attributes: dict[str,
         roi = _roi(rule, axis)
     if rule.optional_input("sizes") is not None:
         return op.Resize(identity, roi, None, _entry(rule, "sizes", axis.position), axes=[0], **attributes)
-    return op.Resize(identity, roi, _entry(rule, "scales", axis.position), None, axes=[0], **attributes)
+    return _matrix_by_scale(rule, X, axis, identity, roi, attributes)
+
+
+def _matrix_by_scale(
+    rule: Rule, X: Value, axis: _Axis, identity: Value, roi: Value | None, attributes: dict[str, Any]
+) -> Value:
+    """Return the matrix of the map along one axis, whose size is known only after the scale is applied.
+
+    ONNX Runtime copies its input if no size changes, whatever the scales are. If this axis keeps its size and others do
+    not, the identity must not be copied, so here an axis of one pixel becomes two.
+    """
+    op, scale = rule.op, _entry(rule, "scales", axis.position)
+    if not _may_keep_its_size(rule, X, axis):
+        return op.Resize(identity, roi, scale, None, axes=[0], **attributes)
+    column = op.Unsqueeze(identity, [0, 3])  # [1, n, n, 1]: cubic interpolation needs four axes
+    both = op.Concat(scale, np.array([2], np.float32), axis=0)
+    box = None if roi is None else op.Reshape(op.Transpose(op.Pad(op.Unsqueeze(roi, [0]), [0, 0, 1, 0])), [-1])
+    resized = op.Resize(column, box, both, None, axes=[2, 3], **attributes)
+    return op.Transpose(op.Squeeze(op.Slice(resized, [0], [1], [3]), [0, 3]), perm=[1, 0])
+
+
+def _may_keep_its_size(rule: Rule, X: Value, axis: _Axis) -> bool:
+    """Return whether the scale, which is not 1, may leave this axis as long as it is, and not all of the others."""
+    before, after, scales = rule.dims(X), rule.dims(rule.output("Y")), rule.constant_input("scales")
+    if before is not None and before == after and all(isinstance(d, int) for d in before):
+        return False
+    size = None if before is None else before[axis.axis]
+    scale = None if scales is None else np.float32(scales[axis.position])
+    if scale is None or not 1 < scale < 2:
+        return scale is None
+    return int(np.floor(scale * np.float32(size))) == size if isinstance(size, int) else True
 
 
 def _matrix_by_policy(rule: Rule, X: Value, axis: _Axis, identity: Value, attributes: dict[str, Any]) -> Value:

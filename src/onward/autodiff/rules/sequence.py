@@ -132,6 +132,9 @@ def _keep(rule: Rule, body: ir.Graph, residual: Value) -> Value:
         actual = node.inputs[formals.index(residual)]
         assert actual is not None
         return actual
+    # The runtimes replace a SequenceMap by a Loop that has names of its own, which a body's output, such as `cond`,
+    # must not have.
+    residual.name = names.unique(f"{node.name or 'SequenceMap'}/kept/{residual.name}")
     body.outputs.append(residual)
     (output,) = flow.grow_outputs(node, [names.unique(f"{node.name or 'SequenceMap'}/residual/{residual.name}")])
     assert residual.type is not None

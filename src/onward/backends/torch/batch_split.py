@@ -272,7 +272,7 @@ def rule(*op_types: str) -> Callable[[Rule], Rule]:
 # These return their inputs unchanged, or run bodies that support shares.
 _OPAQUE = frozenset(
     {"If", "Loop", "Scan", "SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength"}
-    | {"Optional", "OptionalGetElement", "OptionalHasElement", "Identity"}
+    | {"SequenceMap", "Optional", "OptionalGetElement", "OptionalHasElement", "Identity"}
 )
 
 

@@ -98,13 +98,29 @@ def _binary(name: str, function: Callable[[Any, Any], Any], dtype: torch.dtype |
 _binary("Add", lambda a, b: a + b)
 _binary("Sub", lambda a, b: a - b)
 _binary("Mul", lambda a, b: a * b)
-# ONNX divides integers towards zero; sizes are not negative, so // is the same and stays symbolic.
-_binary("Div", lambda a, b: a // b)
-_binary("Max", lambda a, b: max(a, b))
-_binary("Min", lambda a, b: min(a, b))
+# ONNX divides integers towards zero; symbolic sizes are not negative, so // is the same and stays symbolic.
+_binary("Div", lambda a, b: a // b if not isinstance(a, int) or (a < 0) == (b < 0) else -(-a // b))
 _binary("Equal", lambda a, b: a == b, torch.bool)
 _binary("Greater", lambda a, b: a > b, torch.bool)
 _binary("Less", lambda a, b: a < b, torch.bool)
+
+
+def _of_all(name: str, function: Callable[[Any, Any], Any]) -> None:
+    """Register an operator over any number of inputs as that over two, from left to right."""
+    _binary(name, function)
+    two = _HOST[name]
+
+    def run(attributes: Any, first: Host, *others: Host) -> Host | None:
+        total: Host | None = first
+        for other in others:
+            total = None if total is None else two(attributes, total, other)
+        return total
+
+    _HOST[name] = run
+
+
+_of_all("Max", lambda a, b: max(a, b))
+_of_all("Min", lambda a, b: min(a, b))
 
 
 @host_op("Concat")
@@ -150,6 +166,8 @@ def _squeeze(attributes: Any, data: Host, axes: Host | None = None) -> Host | No
 @host_op("Reshape")
 def _reshape(attributes: Any, data: Host, shape: Host) -> Host | None:
     wanted = list(shape.values)
+    if any(isinstance(v, int) and v == 0 for v in wanted):
+        return None
     if wanted.count(-1):
         known = math.prod(v for v in wanted if v != -1)
         wanted[wanted.index(-1)] = len(data.values) // max(known, 1)
@@ -211,7 +229,8 @@ def _size(attributes: Any, data: Host) -> Host:
 
 @host_op("Shape")
 def _shape(attributes: Any, data: Host) -> Host:
-    return Host(data.shape, (len(data.shape),))
+    sizes = data.shape[attributes.get("start", 0) : attributes.get("end")]
+    return Host(sizes, (len(sizes),))
 
 
 @host_op("Expand")

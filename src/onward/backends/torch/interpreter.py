@@ -8,6 +8,7 @@ graph has constants and no data-dependent control flow.
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -174,6 +175,21 @@ class Interpreter:
                 a.to(self._narrow) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a for a in arguments
             ]
         return instruction.handler(instruction.attributes, *on_device(instruction, arguments))
+
+
+# What PyTorch's kernels and our handlers raise for inputs that do not fit.
+FAILURES = (RuntimeError, IndexError, ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError)
+B301 = "B301"
+
+
+def failure(what: str, error: Exception) -> BackendError:
+    """Return the error for an exception that ended a run of `what`, with the node at which it did."""
+    frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code is Interpreter.run.__code__]
+    found = next((f.f_locals["instruction"] for f in reversed(frames) if "instruction" in f.f_locals), None)
+    place = "" if found is None else f"node `{found.name}`" + (f" ({found.op_type})" if found.op_type else "")
+    lines = str(error).strip().splitlines()
+    problem = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return BackendError(Diagnostic(B301, f"PyTorch failed in {what}: {problem}", place=place))
 
 
 class Body:

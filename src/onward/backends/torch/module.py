@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from onward.autodiff.registry import is_own
-from onward.backends.torch.interpreter import Interpreter
+from onward.backends.torch.interpreter import FAILURES, Interpreter, failure
 from onward.backends.torch.rewrites import ConstantsAsInputs, WeightsAsInputs
 from onward.backends.torch.tensors import to_tensor
 from onward.compiler.compile import Compiler
 from onward.compiler.recipes import GRADIENTS, INFER, LOSS, TRAINING_FORWARD, UPDATE, Recipe
 from onward.compiler.sources import state_names
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 from onward.graph import walk
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, entry_roles
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
@@ -236,12 +236,23 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
             and not torch.compiler.is_compiling()
             and self._is_repeated(feeds, tensors)
         )
-        results = forward.interpreter.run({**tensors, **feeds})
+        results = self._interpret(forward.interpreter, {**tensors, **feeds})
         if not again:
             with torch.no_grad():
                 for output, name in forward.updates.items():
                     self.tensor(name).copy_(results[output])
         return results
+
+    def _interpret(self, interpreter: Interpreter, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs of a graph; an exception of a kernel becomes an error that names the node."""
+        if torch.compiler.is_compiling():  # the tracer has exceptions of its own
+            return interpreter.run(feeds)
+        try:
+            return interpreter.run(feeds)
+        except (OnwardError, torch.OutOfMemoryError):
+            raise
+        except FAILURES as error:
+            raise failure("the model", error) from error
 
     def _is_repeated(self, feeds: Mapping[str, Tensor], tensors: dict[str, Tensor]) -> bool:
         """Return whether gradient checkpointing repeats an earlier forward; if so, put its mask step in `tensors`.

@@ -16,16 +16,12 @@ from onward.backends.base import Session
 from onward.backends.processes import world_size
 from onward.backends.torch.autograd import Forward, why_not
 from onward.backends.torch.batch_split import Shared, spread
-from onward.backends.torch.interpreter import Interpreter
+from onward.backends.torch.interpreter import FAILURES, Interpreter, failure
 from onward.backends.torch.tensors import to_numpy, to_tensor
 from onward.compiler.program import Entry, PlainGraph, Program
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError
 
-B301 = "B301"
-
-
 GRADIENTS = ("auto", "autograd", "graph")
-_FAILURES = (RuntimeError, IndexError, ValueError)
 
 
 class TorchSession(Session):
@@ -114,7 +110,7 @@ class TorchSession(Session):
         values = self._values(forward.input_names, feeds)
         try:
             found: dict[str, Any] = forward.differentiate(module, values, self._state)
-        except _FAILURES as error:
+        except FAILURES as error:
             raise self._failure(f"gradients {name}", error) from error
         return found
 
@@ -206,7 +202,7 @@ class TorchSession(Session):
         with torch.no_grad():
             try:
                 results: dict[str, Any] = run(values)
-            except _FAILURES as error:
+            except FAILURES as error:
                 raise self._failure(graph.name, error) from error
         return results
 
@@ -227,7 +223,7 @@ class TorchSession(Session):
         if self._group is not None and self._group.is_lost(error):
             lost: BackendError = self._group.lost(error)
             return lost
-        return BackendError(Diagnostic(B301, f"PyTorch failed in the {key} graph: {error}"))
+        return failure(f"the {key} graph", error)
 
     def _prepare(self, graph: PlainGraph, cut: Sequence[str], hot: bool) -> Any:
         """Return a graph ready to run."""

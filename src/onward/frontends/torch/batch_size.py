@@ -10,7 +10,7 @@ import torch.utils._pytree as pytree
 
 from onward.errors import ArgumentError, BackendError, Diagnostic, OnwardError
 from onward.frontends.torch import capture
-from onward.frontends.torch.checks import restored, training_mode
+from onward.frontends.torch.checks import restored, second_opinion, training_mode
 from onward.frontends.torch.gradients import WithoutDropout, evaluate, without_recurrent_dropout
 from onward.graph.walk import all_nodes
 from onward.model.training_model import TrainingModel
@@ -57,17 +57,24 @@ def check_batch_size(
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             return  # the module or the loss does not accept this batch size
     leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(wanted))
-    try:
-        found, _ = evaluate(model, entry, [t for t in leaves if isinstance(t, torch.Tensor)], differentiate=False)
-    except BackendError:
-        return  # check_training has already warned that no backend runs it
-    except OnwardError:
-        raise
-    except Exception as error:  # kernels raise any type
-        raise _constant(module, batch or 0, f"{type(error).__name__}: {error}".splitlines()[0]) from error
-    if not _close(found, expected):
-        problem = f"a loss of {float(found):.6g} where PyTorch has {float(expected):.6g}"
-        raise _constant(module, batch or 0, problem)
+    given = [t for t in leaves if isinstance(t, torch.Tensor)]
+
+    def compare(backend: str) -> None:
+        try:
+            found, _ = evaluate(model, entry, given, backend, differentiate=False)
+        except BackendError:
+            if backend != "torch":
+                raise
+            return  # check_training has already warned that no backend runs it
+        except OnwardError:
+            raise
+        except Exception as error:  # kernels raise any type
+            raise _constant(module, batch or 0, f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        if not _close(found, expected):
+            problem = f"a loss of {float(found):.6g} where PyTorch has {float(expected):.6g}"
+            raise _constant(module, batch or 0, problem)
+
+    second_opinion(compare)
 
 
 def _constant(module: torch.nn.Module, batch: int, problem: str) -> ArgumentError:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from onward.backends.torch.interpreter import B301
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError
 from onward.frontends.torch import capture
 from onward.frontends.torch.embeddings import refuse_unsupported_bags
 from onward.frontends.torch.gradients import WithoutDropout, evaluate, without_recurrent_dropout
 from onward.graph.walk import all_nodes
+from onward.model.roles import entry_roles
 from onward.model.training_model import TrainingModel
 
 A202 = "A202"
@@ -165,19 +167,47 @@ def graph_fails(module: torch.nn.Module) -> Iterator[None]:
     """Turn any exception of the captured graph into an ArgumentError about the export."""
     try:
         yield
-    except OnwardError:
-        raise
+    except OnwardError as error:
+        if error.code != B301:  # what a kernel of the torch backend raised
+            raise
+        raise _fails(module, error.diagnostics[0].message.split(": ", 1)[1]) from error
     except Exception as error:  # kernels raise any type
         line = str(error).strip().splitlines()
-        raise ArgumentError(
-            Diagnostic(
-                A206,
-                f"the graph that PyTorch's exporter made fails on the example: {type(error).__name__}: "
-                f"{line[0] if line else ''}",
-                place=type(module).__name__,
-                hint="the module itself runs, so the exporter wrote an operator wrongly",
-            )
-        ) from error
+        raise _fails(module, f"{type(error).__name__}: {line[0] if line else ''}") from error
+
+
+def _fails(module: torch.nn.Module, problem: str) -> ArgumentError:
+    return ArgumentError(
+        Diagnostic(
+            A206,
+            f"the graph that PyTorch's exporter made fails on the example: {problem}",
+            place=type(module).__name__,
+            hint="the module itself runs, so the exporter wrote an operator wrongly",
+        )
+    )
+
+
+def second_opinion(compare: Callable[[str], None]) -> None:
+    """Compare the graph with PyTorch on our own kernels and, if they differ from PyTorch, on ONNX Runtime.
+
+    `compare(backend)` raises an ArgumentError where the graph fails or gives other numbers. If ONNX Runtime, on which
+    models train unless another backend is chosen, agrees with PyTorch, the graph is right and our kernels are not: then
+    there is a warning, and the model is accepted.
+    """
+    try:
+        compare("torch")
+    except ArgumentError as ours:
+        try:
+            compare("onnxruntime")
+        except (ArgumentError, BackendError):
+            raise ours from ours.__cause__
+        problem = ours.diagnostics[0]
+        warnings.warn(
+            f"{problem.message}{': ' + problem.found if problem.found else ''}; but on ONNX Runtime the graph gives "
+            "PyTorch's numbers, so the model is right and Onward's torch backend is wrong. Train on ONNX Runtime, and "
+            "please report it",
+            stacklevel=4,
+        )
 
 
 def check_dependence(value: torch.Tensor, outputs: list[torch.Tensor], name: str) -> None:
@@ -267,9 +297,19 @@ def check_evaluation(
     with evaluation_mode(module), torch.no_grad():
         expected = [t for t in pytree.tree_leaves(module(*inputs, **keywords)) if isinstance(t, torch.Tensor)]
     flat = [t for t in pytree.tree_leaves((inputs, keywords)) if isinstance(t, torch.Tensor)]
-    with graph_fails(module):
-        found = _run(model, flat)
-    names = model.outputs
+
+    def compare(backend: str) -> None:
+        with graph_fails(module):
+            found = _run(model, flat, backend)
+        _compare_outputs(module, model.outputs, found, expected)
+
+    second_opinion(compare)
+
+
+def _compare_outputs(
+    module: torch.nn.Module, names: Sequence[str], found: Sequence[np.ndarray], expected: Sequence[torch.Tensor]
+) -> None:
+    """Raise unless the outputs of the graph are those of the module."""
     if len(found) != len(expected):
         raise _differs(module, f"{len(expected)} outputs", f"{len(found)}: {', '.join(names)}")
     for name, ours, theirs in zip(names, found, expected, strict=True):
@@ -284,20 +324,23 @@ def check_evaluation(
             raise _differs(module, f"output `{name}`", "different numbers on the example inputs")
 
 
-def _run(model: TrainingModel, flat: list[torch.Tensor]) -> list[np.ndarray]:
-    """Return the outputs of the inference graph, computed with torch's kernels where it has all of them."""
+def _run(model: TrainingModel, flat: list[torch.Tensor], backend: str) -> list[np.ndarray]:
+    """Return the outputs of the inference graph; for the backend "torch" in numpy if torch lacks a kernel."""
+    from onward.backends import open_session
     from onward.backends.torch.module import OnnxModule
     from onward.backends.torch.tensors import to_numpy
+    from onward.compiler.compile import compile_model
+    from onward.model.inference import to_inference
 
-    try:
-        module = OnnxModule(model, "inference")
-    except BackendError:
-        from onward.backends import open_session
-        from onward.compiler.compile import compile_model
-        from onward.model.inference import to_inference
-
+    module = None
+    if backend == "torch":
+        try:
+            module = OnnxModule(model, "inference")
+        except BackendError:
+            backend = "reference"
+    if module is None:
         feeds = {n: to_numpy(t) for n, t in zip(model.inputs, flat, strict=True)}
-        return list(open_session(compile_model(to_inference(model)), "reference").infer(feeds).values())
+        return list(open_session(compile_model(to_inference(model)), backend).infer(feeds).values())
     with torch.no_grad():
         results = module(*flat)
     return [to_numpy(r) for r in (results if isinstance(results, tuple) else (results,))]
@@ -326,14 +369,8 @@ def check_training(
         return
     inputs, keywords = arguments
     leaves = pytree.tree_leaves((inputs, keywords)) + ([] if targets is None else pytree.tree_leaves(targets))
-    try:
-        with graph_fails(module):
-            ours, gradients = evaluate(model, entry, [t for t in leaves if isinstance(t, torch.Tensor)])
-    except BackendError as error:
-        _warn_not_compared(str(error))
-        return
-    weights = {n: p for n, p in module.named_parameters() if n in gradients}
-    found = [gradients[n] for n in weights]
+    trained = set(entry_roles(model, entry).gradients.values())
+    weights = {n: p for n, p in module.named_parameters() if n in trained}
     with (
         training_mode(module),
         restored(module),
@@ -348,6 +385,30 @@ def check_training(
             _warn_not_compared("the module or the loss draws random numbers of its own")
             return
         expected = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
+
+    def compare(backend: str) -> None:
+        try:
+            with graph_fails(module):
+                ours, gradients = evaluate(model, entry, [t for t in leaves if isinstance(t, torch.Tensor)], backend)
+        except BackendError as error:
+            if backend != "torch":
+                raise
+            _warn_not_compared(str(error), depth=2)
+        else:
+            _compare_step(module, weights, (ours, gradients), (value.detach(), expected))
+
+    second_opinion(compare)
+
+
+def _compare_step(
+    module: torch.nn.Module,
+    weights: Mapping[str, torch.Tensor],
+    ours: tuple[torch.Tensor, Mapping[str, torch.Tensor]],
+    theirs: tuple[torch.Tensor, Sequence[torch.Tensor | None]],
+) -> None:
+    """Raise unless the loss and the gradients of the file are those of PyTorch; warn of inaccurate ones."""
+    value, expected = theirs
+    found = [ours[1][n] for n in weights]
     pairs = {name: (_dense(a), _dense(b)) for name, a, b in zip(weights, found, expected, strict=True)}
     cut = [n for n, a, b in zip(weights, found, expected, strict=True) if b is None and bool(a.any())]
     largest = max((float(b[b.isfinite()].abs().max()) for _, b in pairs.values() if b.isfinite().any()), default=0.0)
@@ -356,7 +417,8 @@ def check_training(
         for name, (a, b) in pairs.items()
         if not torch.allclose(*torch.broadcast_tensors(a, b), rtol=2e-2, atol=2e-3 * largest + 1e-7, equal_nan=True)
     ]
-    if not torch.allclose(ours.double(), value.double().reshape(ours.shape), rtol=1e-2, atol=1e-5, equal_nan=True):
+    loss = value.double().reshape(ours[0].shape)
+    if not torch.allclose(ours[0].double(), loss, rtol=1e-2, atol=1e-5, equal_nan=True):
         wrong.insert(0, "the loss")
     if wrong:
         raise ArgumentError(
@@ -378,12 +440,12 @@ def check_training(
         warnings.warn(
             f"the gradients of the file have a relative error of {off:.0e}, which is large for float64: an "
             "attribute of ONNX, such as an epsilon, has 32 bits, or the module computes in a narrower type",
-            stacklevel=3,
+            stacklevel=6,
         )
 
 
-def _warn_not_compared(reason: str) -> None:
-    warnings.warn(f"the gradients of the file were not compared with PyTorch's: {reason}", stacklevel=4)
+def _warn_not_compared(reason: str, depth: int = 0) -> None:
+    warnings.warn(f"the gradients of the file were not compared with PyTorch's: {reason}", stacklevel=4 + depth)
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

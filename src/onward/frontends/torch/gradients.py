@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,35 +52,57 @@ def without_recurrent_dropout(module: torch.nn.Module) -> Iterator[None]:
 
 
 def evaluate(
-    model: TrainingModel, entry: TrainingEntry, inputs: Sequence[torch.Tensor], *, differentiate: bool = True
+    model: TrainingModel,
+    entry: TrainingEntry,
+    inputs: Sequence[torch.Tensor],
+    backend: str = "torch",
+    *,
+    differentiate: bool = True,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss of one training step without dropout, and its gradient with respect to each parameter.
 
-    `inputs` are the model's inputs and targets, in order. The graph runs with torch's kernels or, if some are missing,
-    in numpy. Without `differentiate` there are no gradients.
+    `inputs` are the model's inputs and targets, in order. The graph runs on ONNX Runtime or, for the backend "torch",
+    with torch's kernels and, if some are missing, in numpy. Without `differentiate` there are no gradients.
 
     Raises:
         NotDifferentiable: a rule is missing.
-        BackendError: neither torch nor numpy can run the graph.
+        BackendError: the backend cannot run the graph.
     """
+    from onward.backends.onnxruntime.session import run_once
     from onward.backends.torch.interpreter import Interpreter
-    from onward.backends.torch.tensors import to_numpy, to_tensor
+    from onward.backends.torch.tensors import to_tensor
 
     data = dict(zip([*model.inputs, *model.targets], inputs, strict=True))
     state = {n: v.const_value.numpy() for n, v in model.initializers().items() if v.const_value is not None}
     graph = Compiler(model).build(TRIAL, entry)
     wanted = graph.output_names if differentiate else graph.output_names[:1]
-    try:
-        copy = graph.copy_model().graph
-        interpreter = Interpreter(copy, graph.opset, outputs=[v for v in copy.outputs if v.name in wanted])
-        feeds = {n: data[n] if n in data else to_tensor(state[n]) for n in graph.input_names}
-        with torch.no_grad():
-            results = interpreter.run(feeds)
-    except BackendError:
-        arrays = {n: to_numpy(data[n]) if n in data else state[n] for n in graph.input_names}
-        results = {n: to_tensor(v) for n, v in _on_reference(graph, arrays).items()}
+
+    if backend == "onnxruntime":
+        results = _on_arrays(run_once, graph, data, state)
+    else:
+        try:
+            copy = graph.copy_model().graph
+            interpreter = Interpreter(copy, graph.opset, outputs=[v for v in copy.outputs if v.name in wanted])
+            feeds = {n: data[n] if n in data else to_tensor(state[n]) for n in graph.input_names}
+            with torch.no_grad():
+                results = interpreter.run(feeds)
+        except BackendError:
+            results = _on_arrays(_on_reference, graph, data, state)
     loss, *gradients = (results[n] for n in wanted)
     return loss, dict(zip(entry_roles(model, entry).gradients.values(), gradients, strict=False))
+
+
+def _on_arrays(
+    run: Callable[[PlainGraph, Mapping[str, np.ndarray]], dict[str, np.ndarray]],
+    graph: PlainGraph,
+    data: Mapping[str, torch.Tensor],
+    state: Mapping[str, np.ndarray],
+) -> dict[str, torch.Tensor]:
+    """Return the outputs of a backend that takes and returns numpy arrays."""
+    from onward.backends.torch.tensors import to_numpy, to_tensor
+
+    results = run(graph, {n: to_numpy(data[n]) if n in data else state[n] for n in graph.input_names})
+    return {n: to_tensor(v) for n, v in results.items()}
 
 
 def _on_reference(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

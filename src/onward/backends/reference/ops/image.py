@@ -22,7 +22,11 @@ def _cubic(t: np.ndarray) -> list[np.ndarray]:
 
 
 class GridSample(OpRun):
-    """GridSample in the type of its input; onnx 1.23 has float32 coordinates and lacks the modes of opset 16."""
+    """GridSample in the type of its input; onnx 1.23 has float32 coordinates and lacks the modes of opset 16.
+
+    With a cubic kernel and the padding "border", onnx clamps the coordinate; ONNX Runtime and PyTorch, and this, clamp
+    the neighbours.
+    """
 
     op_domain = ""
 
@@ -43,7 +47,8 @@ class GridSample(OpRun):
             place = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
             place = np.rint(place) if mode == "nearest" else place
             low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
-            place = self._inside(place, size, low, high, padding_mode)
+            if not (mode == "cubic" and padding_mode == "border"):
+                place = self._inside(place, size, low, high, padding_mode)
             base = np.floor(place)
             t = place - base
             weights = {"nearest": [np.ones_like(t)], "linear": [1 - t, t]}.get(mode) or _cubic(t)

@@ -123,6 +123,16 @@ def split_to_sequence(attributes: Attributes, x: Tensor, split: Any = None) -> l
     return list(torch.split(x, sizes[0] if scalar else sizes, axis))
 
 
+@op("SequenceMap")
+def sequence_map(attributes: Attributes, sequence: list[Any], *others: Any) -> tuple[list[Any], ...]:
+    collected: list[list[Any]] = [[] for _ in range(attributes.outputs)]
+    for index, element in enumerate(sequence):
+        results = attributes["body"](element, *(v[index] if isinstance(v, list) else v for v in others))
+        for store, value in zip(collected, results, strict=True):
+            store.append(value)
+    return tuple(collected)
+
+
 @op("Optional")
 def optional(attributes: Attributes, value: Any = None) -> Any:
     return value

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.backends.resampling import Interpolation, scales_by_sizes, sizes_by_scales
 from onward.backends.torch.host import Host, ints, number
 from onward.backends.torch.registry import Attributes, op
 
@@ -21,139 +21,58 @@ def _floats(value: Any) -> list[float]:
     return [float(v) for v in torch.as_tensor(value).reshape(-1).tolist()]
 
 
-def _source_positions(
-    attributes: Attributes, size: int, new: int, scale: float, box: tuple[float, float]
-) -> np.ndarray:
-    """Return where each new sample lies on the old axis, as `coordinate_transformation_mode` says."""
-    x = np.arange(new, dtype=np.float64)
-    mode = attributes.get("coordinate_transformation_mode", "half_pixel")
-    if mode == "align_corners":
-        length = scale * size  # before it is rounded down to `new`
-        return np.zeros(new) if length == 1 else x * (size - 1) / (length - 1)
-    if mode == "asymmetric":
-        return x / scale
-    if mode == "tf_crop_and_resize":
-        start, end = box
-        if new == 1:
-            return np.full(1, 0.5 * (start + end) * (size - 1))
-        return start * (size - 1) + x * (end - start) * (size - 1) / (new - 1)
-    if mode == "pytorch_half_pixel" and new == 1:
-        return np.zeros(1)
-    if mode == "half_pixel_symmetric":
-        adjustment = new / (scale * size)
-        return size / 2 * (1 - adjustment) + (x + 0.5) / scale - 0.5
-    return (x + 0.5) / scale - 0.5
-
-
-def _nearest(attributes: Attributes, position: np.ndarray) -> np.ndarray:
-    mode = attributes.get("nearest_mode", "round_prefer_floor")
-    if mode == "floor":
-        return np.asarray(np.floor(position))
-    if mode == "ceil":
-        return np.asarray(np.ceil(position))
-    return np.asarray(np.floor(position + 0.5) if mode == "round_prefer_ceil" else np.ceil(position - 0.5))
-
-
-def _linear(x: np.ndarray) -> np.ndarray:
-    return np.asarray(np.maximum(1 - np.abs(x), 0))
-
-
-def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
-    def kernel(x: np.ndarray) -> np.ndarray:
-        x = np.abs(x)
-        inner = (a + 2) * x**3 - (a + 3) * x**2 + 1
-        outer = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
-        return np.where(x <= 1, inner, np.where(x < 2, outer, 0.0))
-
-    return kernel
-
-
-def _matrix(attributes: Attributes, size: int, new: int, scale: float, box: tuple[float, float]) -> np.ndarray:
-    """Return the weights [new, size] by which an axis of `size` samples becomes one of `new`."""
-    mode = attributes.get("mode", "nearest")
-    position = _source_positions(attributes, size, new, scale, box)
-    matrix = np.zeros((new, size))
-    if mode == "nearest":
-        matrix[np.arange(new), np.clip(_nearest(attributes, position), 0, size - 1).astype(np.int64)] = 1.0
-        return _outside(attributes, matrix, position, size)
-    kernel, reach = (_linear, 1) if mode == "linear" else (_cubic(attributes.get("cubic_coeff_a", -0.75)), 2)
-    stretch = min(scale, 1.0) if attributes.get("antialias", 0) else 1.0
-    width = math.ceil(reach / stretch)
-    base = np.floor(position).astype(np.int64)
-    exclude = bool(attributes.get("exclude_outside", 0))
-    total = np.zeros(new)
-    for offset in range(-width + 1 - (stretch != 1.0), width + 1 + (stretch != 1.0)):
-        column = base + offset
-        weight = kernel((column - position) * stretch)
-        inside = (column >= 0) & (column < size)
-        if exclude:
-            weight = np.where(inside, weight, 0.0)
-        np.add.at(matrix, (np.arange(new), np.clip(column, 0, size - 1)), weight)
-        total += weight
-    if exclude or stretch != 1.0:
-        matrix /= np.where(total == 0, 1.0, total)[:, None]
-    return _outside(attributes, matrix, position, size)
-
-
-def _outside(attributes: Attributes, matrix: np.ndarray, position: np.ndarray, size: int) -> np.ndarray:
-    """Mark rows whose sample lies outside of the image, which only tf_crop_and_resize distinguishes."""
-    if attributes.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
-        matrix[(position < 0) | (position > size - 1)] = np.nan
-    return matrix
+_RESIZE = [field.name for field in dataclasses.fields(Interpolation)]
 
 
 @op("Resize", since=11)
 def resize(attributes: Attributes, x: Tensor, roi: Any = None, scales: Any = None, sizes: Any = None) -> Tensor:
     axes = attributes.get("axes")
     axes = list(range(x.ndim)) if axes is None else [a % x.ndim for a in axes]
-    old = [int(x.shape[a]) if not isinstance(x.shape[a], torch.SymInt) else x.shape[a] for a in axes]
+    old = [x.shape[a] for a in axes]
     factors = _floats(scales) if scales is not None else []
     if factors:
-        new = [n if f == 1.0 else math.floor(n * f) for n, f in zip(old, factors, strict=True)]
+        new = sizes_by_scales(old, factors)
     else:
-        new = ints(sizes)
-        factors = [b / a if a != b else 1.0 for a, b in zip(old, new, strict=True)]
-        policy = attributes.get("keep_aspect_ratio_policy", "stretch")
-        if policy != "stretch":
-            one = (min if policy == "not_larger" else max)(factors)
-            factors = [one] * len(axes)
-            new = [math.floor(one * a + 0.5) for a in old]
-    crop = attributes.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
-    corners = _floats(roi) if crop and roi is not None else [0.0] * len(axes) + [1.0] * len(axes)
+        new, factors = scales_by_sizes(old, ints(sizes), attributes.get("keep_aspect_ratio_policy", "stretch"))
+    how = Interpolation(**{name: attributes[name] for name in _RESIZE if attributes[name] is not None})
+    corners = _floats(roi) if how.crops and roi is not None else [0.0] * len(axes) + [1.0] * len(axes)
+    boxes = list(zip(corners[: len(axes)], corners[len(axes) :], strict=True))
+    return _resample(x, how, axes, new, factors, boxes, attributes.get("extrapolation_value", 0.0))
+
+
+def _resample(
+    x: Tensor,
+    how: Interpolation,
+    axes: list[int],
+    new: list[int],
+    factors: list[float],
+    boxes: list[tuple[float, float]],
+    fill: float = 0.0,
+) -> Tensor:
+    """Return `x` with a new size along each of `axes`."""
     outside: Tensor | None = None
-    dtype = x.dtype
     wide = x if x.is_floating_point() else x.double()
-    for i, axis in enumerate(axes):
-        if factors[i] == 1.0 and not crop:
+    for axis, size, factor, box in zip(axes, new, factors, boxes, strict=True):
+        if factor == 1.0 and not how.crops:
             continue
-        matrix = torch.from_numpy(_matrix(attributes, old[i], new[i], factors[i], (corners[i], corners[i + len(axes)])))
+        matrix = torch.from_numpy(how.matrix(int(x.shape[axis]), size, factor, box))
         missing = matrix.isnan().any(1)
         weights = matrix.nan_to_num().to(wide.dtype).to(x.device)
         wide = torch.tensordot(wide, weights, ([axis], [1])).movedim(-1, axis)
         if bool(missing.any()):
-            shape = [new[i] if k == axis else 1 for k in range(x.ndim)]
-            here = missing.reshape(shape).to(x.device)
+            here = missing.reshape([size if k == axis else 1 for k in range(x.ndim)]).to(x.device)
             outside = here if outside is None else outside | here
     if outside is not None:
-        wide = torch.where(outside, wide.new_tensor(attributes.get("extrapolation_value", 0.0)), wide)
-    return wide.to(dtype) if dtype.is_floating_point else wide.round().to(dtype)
+        wide = torch.where(outside, wide.new_tensor(fill), wide)
+    return wide if x.is_floating_point() else wide.round().to(x.dtype)
 
 
 @op("Upsample", since=7)
 def upsample(attributes: Attributes, x: Tensor, scales: Any = None) -> Tensor:
-    given = attributes.get("scales") if scales is None else scales
-    plain = Attributes(
-        "Resize",
-        "",
-        13,
-        {
-            "mode": attributes.get("mode", "nearest"),
-            "coordinate_transformation_mode": "asymmetric",
-            "nearest_mode": "floor",
-        },
-        1,
-    )
-    return resize(plain, x, None, given)
+    factors = _floats(attributes["scales"] if scales is None else scales)
+    how = Interpolation(attributes["mode"], "asymmetric", "floor")
+    axes = list(range(x.ndim))
+    return _resample(x, how, axes, sizes_by_scales(list(x.shape), factors), factors, [(0.0, 1.0)] * x.ndim)
 
 
 @op("GridSample", since=16)

@@ -22,6 +22,9 @@ def batch_normalization(
 ) -> Any:
     epsilon = attributes["epsilon"]
     if not attributes.get("training_mode", 0):
+        if mean.requires_grad or var.requires_grad:  # F.batch_norm has no gradient of the statistics
+            mean, var, scale, bias = (_per_channel(v, x.ndim) for v in (mean, var, scale, bias))
+            return ((x - mean) / torch.sqrt(var + epsilon) * scale + bias).to(x.dtype)
         if x.dtype == scale.dtype == mean.dtype:
             return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
         wide = F.batch_norm(x.to(mean.dtype), mean, var, scale.to(mean.dtype), bias.to(mean.dtype), False, 0.0, epsilon)

@@ -158,8 +158,12 @@ def pad(attributes: Attributes, x: Tensor, pads: Any = None, value: Any = None, 
             return torch.where(mask.bool(), F.pad(x, flat), value.reshape(()).to(x.dtype))
         return F.pad(x, flat, value=0 if value is None else number(value))
     for axis in range(x.ndim):
-        if before[axis] or after[axis]:
-            x = x.index_select(axis, _padded_indices(x.shape[axis], before[axis], after[axis], mode).to(x.device))
+        # Negative pads crop first: what is repeated comes from the part that remains.
+        start, end = max(-before[axis], 0), x.shape[axis] - max(-after[axis], 0)
+        x = x.narrow(axis, start, end - start)
+        left, right = max(before[axis], 0), max(after[axis], 0)
+        if left or right:
+            x = x.index_select(axis, _padded_indices(x.shape[axis], left, right, mode).to(x.device))
     return x
 
 
