@@ -26,13 +26,15 @@ from onward.author.training_mode import build_training_forward, to_inference_mod
 from onward.autodiff.reach import barriers, gradient_reach
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
+from onward.graph.integer_products import has_integer_products, to_float_products
 from onward.graph.schema import TRAINING_DOMAIN
 from onward.graph.shapes import infer_shapes, mark_unproven_sizes
-from onward.graph.walk import all_names, ancestors, reads
+from onward.graph.walk import all_names, all_nodes, ancestors, reads
 from onward.losses import Loss
 from onward.model import serde
 from onward.model.inference import to_inference
 from onward.model.roles import Role, mark, mark_straight_through
+from onward.model.stash import from_light, to_light
 from onward.model.trainable import as_patterns, choose, influential_nodes
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer, by_name
@@ -147,7 +149,7 @@ def make_trainable(
         _claim(names, name, argument)
 
     weights = list(work.graph.initializers.values())
-    flat = _without_gradient(weights, terms.outputs, work.opset)
+    flat = _without_gradient(work, terms.outputs)
     parameters = choose(weights, influential_nodes(terms.outputs), train, freeze, flat)
     _check_types(parameters)
     if not keep_shared and (warning := tied_layers(parameters)) is not None:
@@ -199,15 +201,20 @@ def make_trainable(
     return work
 
 
-def _without_gradient(weights: Sequence[Value], outputs: Sequence[Value], opset: int) -> dict[Value, str]:
+def _without_gradient(work: TrainingModel, outputs: Sequence[Value]) -> dict[str, str]:
     """Return the weights that no gradient reaches, with the reason: training would leave them as they are."""
     importlib.import_module("onward.autodiff.rules")
-    reached = gradient_reach(outputs, opset)
+    graph = work.graph
+    if has_integer_products(graph):  # the gradient is that of the products of floats that they stand for
+        graph = from_light(*to_light(work)).graph
+        to_float_products(all_nodes(graph), work.opset, Names(all_names(graph)))
+    values = ir.convenience.create_value_mapping(graph)
+    reached = gradient_reach([values[v.name or ""] for v in outputs], work.opset)
     found = {}
-    for value in weights:
+    for name, value in graph.initializers.items():
         if value not in reached:
             where = ", ".join(barriers(value, reached)[:4]) or "operators without a gradient"
-            found[value] = f"no gradient reaches it: every path to the loss ends at {where}"
+            found[name] = f"no gradient reaches it: every path to the loss ends at {where}"
     return found
 
 

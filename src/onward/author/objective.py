@@ -204,6 +204,8 @@ def build_loss(
         value = term.loss.emit(op, outputs, [by_label[n] for n in term.labels])
         if term.weight != 1.0:
             value = op.Mul(value, term.weight)
+        if total is not None and term.outputs[0].dtype != terms.terms[0].outputs[0].dtype:
+            value = op.CastLike(value, total)
         total = value if total is None else op.Add(total, value)
     assert total is not None
     if total.producer() not in set(op.nodes):

@@ -13,10 +13,6 @@ from onward.graph.builder import Value
 from onward.graph.schema import schema
 
 _STOPS = ("ZERO", "NON_DIFFERENTIABLE")
-# Before a gradient is built, products of integers become those of floats (graph/integer_products.py).
-_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
-_OF_INTEGERS = frozenset({*_PRODUCTS, "Add", "Cast", "MaxPool"})
-_QUANTISED = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT32})
 
 
 def gradient_reach(outputs: Iterable[Value], opset: int) -> set[Value]:
@@ -45,11 +41,10 @@ def _sources(node: ir.Node, spec: RuleSpec | None, opset: int) -> list[Value]:
     known = schema(node.op_type, node.domain, opset if node.domain == "" else None)
     found = []
     for index, value in enumerate(node.inputs):
-        quantised = value is not None and value.dtype in _QUANTISED and node.op_type in _OF_INTEGERS
-        if value is None or not (value.dtype in FLOAT_OR_ANY or quantised or (spec is not None and spec.integers)):
+        if value is None or not (value.dtype in FLOAT_OR_ANY or (spec is not None and spec.integers)):
             continue
         condition = None
-        if spec is not None and known is not None and not (node.op_type in _PRODUCTS and index < 2):
+        if spec is not None and known is not None:
             condition = spec.conditions.get(known.input_at(index).name)
         if condition is None or condition.kind not in _STOPS:
             found.append(value)

@@ -15,7 +15,6 @@ import onnx
 import onnx_ir as ir
 
 from onward.author import make_trainable
-from onward.autodiff.reach import gradient_reach
 from onward.check import Report, check
 from onward.compiler.compile import compile_model
 from onward.diagnosis.weights import ATTRIBUTES, QUANTISED, Store, find_weights
@@ -157,40 +156,41 @@ def _look_at_training(found: Diagnosis, path: str) -> None:
     model = normalise(path, copy=True)
     infer_shapes(model.ir)
     for value in model.graph.outputs:
-        found.outputs.append(_advice(value, model))
+        found.outputs.append(_advice(value))
     for advice in [o for o in found.outputs if o.readable][:_TRIED]:
         trained = _try_output(advice, path)
         if trained is not None and not found.parameters:
             found.parameters = {n: v.const_value.size if v.const_value else 0 for n, v in trained.parameters.items()}
-            found.left = _reasons(trained, advice.name)
+            found.left = _reasons(trained, advice.on)
     if not found.parameters:
         blocked = [d for o in found.outputs for d in o.obstacles]
         found.obstacles = tuple(dict.fromkeys(blocked))
 
 
-def _advice(value: ir.Value, model: TrainingModel) -> OutputAdvice:
+def _advice(value: ir.Value) -> OutputAdvice:
     kind = str(value.type).lower() if value.type is not None else "unknown"
     advice = OutputAdvice(value.name or "", kind, dims(value), readable=False)
+    scores = _scores(value)
+    if scores is not None:
+        advice.loss, advice.on, value = "cross_entropy", scores.name or "", scores
     if not isinstance(value.type, ir.TensorType):
         advice.reason = "it is not a tensor"
     elif value.dtype not in FLOAT_TYPES:
         advice.reason = f"it holds {kind}, which have no gradient"
-    elif not any(v in gradient_reach([value], model.opset) for v in _stored(model.graph)):
-        advice.reason = "no weight influences it through operators that have a gradient"
     else:
         advice.readable = True
         activation, logits = _activation(value)
-        advice.loss = _LOSSES.get(activation, "mse")
-        advice.on = logits if activation in ("Softmax", "Sigmoid") else advice.name
+        advice.loss = advice.loss or _LOSSES.get(activation, "mse")
+        advice.on = logits if activation in ("Softmax", "Sigmoid") else advice.on or advice.name
     return advice
 
 
-def _stored(graph: ir.Graph) -> list[ir.Value]:
-    """Return all floating-point tensors that the graph stores, as initializers or as Constant nodes."""
-    constants = [n.outputs[0] for n in all_nodes(graph) if n.op_type == "Constant"]
-    inner = [v for n in all_nodes(graph) for a in n.attributes.values() if a.type == ir.AttributeType.GRAPH
-             for v in a.as_graph().initializers.values()]  # fmt: skip
-    return [v for v in [*graph.initializers.values(), *inner, *constants] if v.dtype in FLOAT_TYPES]
+def _scores(value: ir.Value) -> ir.Value | None:
+    """Return what an ArgMax reads, if the output holds classes that it found."""
+    node = value.producer()
+    while node is not None and node.op_type in _PASSED and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node.inputs[0] if node is not None and node.op_type == "ArgMax" else None
 
 
 def _activation(value: ir.Value) -> tuple[str, str]:
@@ -206,7 +206,7 @@ def _activation(value: ir.Value) -> tuple[str, str]:
 def _try_output(advice: OutputAdvice, path: str) -> TrainingModel | None:
     """Build a training step whose loss reads the output; note what stands in the way."""
     try:
-        model = make_trainable(path, loss="mse", output=advice.name, optimizer="sgd")
+        model = make_trainable(path, loss="mse", output=advice.on, optimizer="sgd")
         compile_model(model)
     except OnwardError as error:
         advice.trains, advice.obstacles = False, tuple(error.diagnostics)
@@ -217,8 +217,8 @@ def _try_output(advice: OutputAdvice, path: str) -> TrainingModel | None:
 
 def _reasons(model: TrainingModel, output: str) -> dict[str, str]:
     """Return why each weight that is not trained is not."""
-    value = next(v for v in model.graph.outputs if v.name == output)
-    influential = influential_nodes([value])
+    values = ir.convenience.create_value_mapping(model.graph)
+    influential = influential_nodes([values[output]])
     frozen = [model.graph.initializers[name] for name in model.frozen]
     return {v.name or "": obstacle(v, influential) or "no gradient reaches it" for v in frozen}
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onward.graph import edit
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.shapes import static_shape
-from onward.graph.walk import constant_of
+from onward.graph.walk import all_nodes, constant_of
 
 _FLOAT_PRODUCTS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
@@ -46,6 +46,11 @@ class _Product:
     bias: _Bias | None
     scaled: ir.Node
     """The Mul that gives the floats: its output is what the float product computes."""
+
+
+def has_integer_products(graph: ir.Graph) -> bool:
+    """Return whether a node multiplies integers."""
+    return any(n.op_type in _FLOAT_PRODUCTS for n in all_nodes(graph))
 
 
 def to_float_products(nodes: Iterable[ir.Node], opset: int, names: Names) -> bool:

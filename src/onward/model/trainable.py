@@ -204,7 +204,7 @@ def choose(
     influential: Collection[ir.Node],
     train: str | Iterable[str],
     freeze: str | Iterable[str],
-    without_gradient: Mapping[ir.Value, str] | None = None,
+    without_gradient: Mapping[str, str] | None = None,
 ) -> list[ir.Value]:
     """Return the initializers to train: those that match `train`, do not match `freeze`, and can be trained.
 
@@ -230,7 +230,7 @@ def choose(
         if not fitting or any(fnmatch.fnmatchcase(name, p) for p in unwanted):
             continue
         reason = obstacle(value, influential, named=any(p.strip("*") for p in fitting))
-        reason = reason or (without_gradient or {}).get(value)
+        reason = reason or (without_gradient or {}).get(name)
         if reason is None:
             chosen.append(value)
         else:
