@@ -167,7 +167,7 @@ def initializer_is_declared_as_another_type(model):
     algorithm(model).value_info.append(info("T", []))
 
 
-@case("C141", culprit="`W`")
+@case("C141", culprit="warning[C141]: initializers are missing from the inputs")
 def initializer_is_no_input_in_ir_3(model):
     model.ir_version = 3
     del model.training_info[:]

@@ -137,7 +137,13 @@ class Examination:
             warnings.simplefilter("always")
             options |= {"loss": loss, "optimizer": onward.SGD(1e-3), **self.recipe.get("arguments", {})}
             begin = time.perf_counter()
-            self.usual = onward.make_trainable(str(self.path), **options)
+            try:
+                self.usual = onward.make_trainable(str(self.path), **options)
+            except onward.OnwardError as error:
+                if not self.quantised or "dequantize=True" not in str(error):  # all weights are integers
+                    raise
+                options["dequantize"] = True
+                self.usual = onward.make_trainable(str(self.path), **options)
             entry["make_seconds"] = round(time.perf_counter() - begin, 3)
             if self.quantised:
                 options["dequantize"] = True

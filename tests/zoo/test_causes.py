@@ -246,3 +246,27 @@ def test_labels_that_fit_neither_the_batch_nor_an_output_are_refused() -> None:
 
     with pytest.raises(onward.OnwardError, match="T111"):
         trainer.step({"x": np.ones((3, 4), F32), "labels": np.zeros(1, F32)})  # would be broadcast in silence
+
+
+@pytest.mark.parametrize(
+    ("risky", "safe"),
+    [("Div(s, x)", "Equal(x, zero)"), ("Log(x)", "LessOrEqual(x, zero)"), ("Sqrt(x)", "LessOrEqual(x, zero)")],
+)
+def test_a_pole_that_a_where_avoids_does_not_spoil_the_gradient(risky: str, safe: str) -> None:
+    """onnx-asr's resamplers: sin(x) / x with 1 at x = 0. PyTorch and JAX give NaN there, a difference gives 0."""
+    model = parse(f"""net (float[4] x) => (float[4] y) {{
+        zero = Constant<value_float=0.0>()
+        one = Constant<value_float=1.0>()
+        s = Sin(x)
+        r = {risky}
+        c = {safe}
+        y = Where(c, one, r)
+    }}""")
+    x = np.array([0.0, 0.5, 1.5, 2.0], F32)
+    (actual,) = session(onward.gradient(model, of="y", wrt=["x"])).run(["grad/x"], {"x": x})
+
+    at = x[1:]
+    slope = {"Div": (at * np.cos(at) - np.sin(at)) / at**2, "Log": 1 / at, "Sqrt": 0.5 / np.sqrt(at)}[
+        risky.split("(")[0]
+    ]
+    np.testing.assert_allclose(actual, [0.0, *slope], rtol=1e-5)

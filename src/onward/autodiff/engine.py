@@ -19,6 +19,7 @@ from onward.autodiff.rule import Rule
 from onward.graph import walk
 from onward.graph.builder import Builder, Value
 from onward.graph.schema import Schema, schema
+from onward.graph.shapes import dims
 from onward.model.training_model import FLOAT_TYPES
 
 # Types that may carry a gradient; None is a type that inference did not find.
@@ -27,6 +28,10 @@ FLOAT_OR_ANY = frozenset({*FLOAT_TYPES, None})
 _QUANTIZED = frozenset(t for t in ir.DataType if t.name.startswith(("INT", "UINT", "FLOAT")) and t.bitwidth <= 16) - {
     *FLOAT_TYPES
 }
+# Element by element, with places where value or slope is infinite.
+_WITH_POLES = frozenset(
+    {"Div", "Log", "Sqrt", "Pow", "Reciprocal", "Asin", "Acos", "Acosh", "Atanh", "Tan", "Exp", "Sinh", "Cosh"}
+)
 _INTEGERS = (
     "straight-through gradients pass integers only between QuantizeLinear and DequantizeLinear; "
     "move the node before the QuantizeLinear, or behind the DequantizeLinear"
@@ -167,11 +172,15 @@ class Backward:
         """Call the rule and add what it returns to the gradients of the inputs."""
         node, start = rule.node, len(self.op.nodes)
         assert spec.function is not None
+        used = _used_elements(self.op, node)  # now: the rule may read the outputs of the node
         try:
             result = spec.function(rule, *arguments)
         except Unsupported as unsupported:
             self._refuse(D202, node, f"no gradient of `{node.op_type}`: {unsupported}")
             return
+        if used is not None:
+            zero = [self.op.constant(0.0, v.dtype) for v in result.values() if isinstance(v, ir.Value)][:1]
+            result = {n: self.op.Where(used, v, *zero) if isinstance(v, ir.Value) else v for n, v in result.items()}
         leaving = self._distribute(node, rule, spec, result, complete=all(a is not None for a in arguments))
         named = [*spec.outputs, *spec.outputs[-1:] * (len(arguments) - len(spec.outputs))]  # variadic: the last
         arriving = list(zip(named, arguments, strict=True))
@@ -283,6 +292,26 @@ class Backward:
             if source in self.part.active and source.dtype in FLOAT_OR_ANY:
                 stand_in = ir.Value(name=f"blocked/{source.name}", type=source.type, shape=source.shape)
                 self._contributions.setdefault(source, []).append(stand_in)
+
+
+def _used_elements(op: Emitter, node: ir.Node) -> Value | None:
+    """Return where a Where takes the result of an operator that has poles, if that alone reads it; else None.
+
+    In `Where(x == 0, 1, sin(x) / x)`, the gradient that reaches the division is 0 at x = 0, and 0 / 0 is not a number.
+    A finite difference says 0. PyTorch and JAX say NaN.
+    """
+    output = node.outputs[0]
+    uses = list(output.uses())
+    if node.op_type not in _WITH_POLES or node.domain != "" or len(uses) != 1 or output.is_graph_output():
+        return None
+    reader, index = uses[0]
+    condition = reader.inputs[0]
+    if reader.op_type != "Where" or reader.domain != "" or index == 0 or condition is None:
+        return None
+    shape = dims(condition)
+    if shape is None or None in shape or shape != dims(output):
+        return None  # one element of the result may be used at one place and not at another
+    return condition if index == 1 else op.Not(condition)
 
 
 def _refuse_forgotten(node: ir.Node, rule: Rule, result: dict[str, object]) -> None:

@@ -136,12 +136,13 @@ def _check_names(view: View, model: Model, findings: Findings) -> None:
         inputs = set(view.inputs)
         missing = [name for name in view.initializers if name and name not in inputs]
         if missing:
-            findings.error(
+            findings.warning(
                 C141,
                 f"initializers are missing from the inputs of {quote(view.proto.name)}",
                 place=view.place,
                 found=listing(missing),
-                needed=f"ir_version 4 or above (it is {model.proto.ir_version}), or these among the inputs",
+                needed=f"ir_version 4 or above (it is {model.proto.ir_version}), or these among the inputs; "
+                "ONNX Runtime does not mind",
             )
 
 

