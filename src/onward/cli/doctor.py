@@ -10,6 +10,8 @@ import typer
 from typer import Argument, Option
 
 from onward.cli.console import print_diagnostics, stdout_console
+from onward.diagnosis.weights import QUANTISED
+from onward.errors import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,12 +42,14 @@ def doctor(
 
 
 def _print(found: Diagnosis, console: Console, limit: int | None) -> None:
-    opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
+    used = {op.rpartition("::")[0] or "ai.onnx" for op in found.operators}
+    opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items() if domain in used)
     _line(console, "file", f"{found.source}, IR {found.ir_version}, {opsets}" + _by(found.producer))
     _line(console, "runs", *_runtime(found))
     report = found.report
     if report.findings:
-        counts = f"{len(report.errors)} errors, {len(report.warnings)} warnings (`onward check {found.source}`)"
+        counts = f"{counted(len(report.errors), 'error')}, {counted(len(report.warnings), 'warning')}"
+        counts += f" (`onward check {found.source}`)"
         _line(console, "check", counts, "bold red" if report.errors else "yellow")
     else:
         _line(console, "check", "no findings", "green")
@@ -62,12 +66,17 @@ def _print(found: Diagnosis, console: Console, limit: int | None) -> None:
         total = sum(found.parameters.values())
         names = _list([f"`{name}`" for name in found.parameters], limit)
         _line(console, "trains", f"{len(found.parameters)} weights ({total:,} numbers): {names}", "green")
-        for index, (name, reason) in enumerate(list(found.left.items())[:limit]):
-            _line(console, "" if index else "leaves", f"`{name}`: {reason}")
-        if limit is not None and len(found.left) > limit:
-            _line(console, "", f"and {len(found.left) - limit} more (--all)")
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in found.left.items():
+            by_reason.setdefault(reason, []).append(f"`{name}`")
+        for index, (reason, left) in enumerate(by_reason.items()):
+            few = None if limit is None else 3
+            _line(console, "" if index else "leaves", f"{counted(len(left), 'weight')} ({reason}): {_list(left, few)}")
     else:
         _line(console, "trains", "nothing", "bold red")
+    if QUANTISED in found.weights:
+        numbers = f"{found.weights[QUANTISED].numbers:,} numbers"
+        _line(console, "", f"{numbers} are stored as integers and stay so; make-trainable --dequantize trains them too")
     if found.obstacles:
         console.print()
         print_diagnostics(found.obstacles if limit is None else found.obstacles[:limit], console)
