@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import ctc_loss
 
 import onward
 from frontends.runs import Batch, assert_same_state, onward_step, torch_step
+from onward.errors import ArgumentError
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -281,7 +283,7 @@ def test_ctc_loss_of_labels_one_after_the_other() -> None:
     torch.manual_seed(0)
     data = spoken(flat=True)
 
-    model = follow(Reader(), lambda y, t: F.ctc_loss(y, *t), data, torch.float64)
+    model = follow(Reader(), lambda y, t: ctc_loss(y, *t), data, torch.float64)
 
     assert "Scan" in [n.op_type for n in model.entries[0].algorithm]
 
@@ -304,6 +306,11 @@ def test_ctc_loss_without_a_batch() -> None:
         return first + F.ctc_loss(y[:, 1], t[0][1], t[1][1], three, reduction="none")
 
     follow(Reader(), loss, lambda g: (spoken()(g)[0], spoken()(g)[1][:2]), torch.float64)
+
+
+def test_the_ctc_loss_that_cannot_be_replaced_is_refused_with_the_one_that_can() -> None:
+    with pytest.raises(ArgumentError, match="call torch.nn.functional.ctc_loss instead of torch.ctc_loss"):
+        follow(Reader(), lambda y, t: torch.ctc_loss(y, *t, 0, 1), spoken(), torch.float32)
 
 
 def test_ctc_loss_of_impossible_alignments_is_zero_on_request() -> None:

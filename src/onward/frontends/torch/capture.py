@@ -27,7 +27,7 @@ from onward.frontends.torch.cross_entropy import cross_entropy_loss
 from onward.frontends.torch.dropouts import decompose_dropouts
 from onward.frontends.torch.embeddings import decompose_bags
 from onward.frontends.torch.float64_constants import activations, exact_numbers, number
-from onward.frontends.torch.loss_functions import decompose_losses
+from onward.frontends.torch.loss_functions import DecomposeLosses
 from onward.frontends.torch.placeholders import write_placeholders
 from onward.frontends.torch.projected_lstm import decompose_projected_lstms
 from onward.frontends.torch.versions import always_used, installed
@@ -103,7 +103,7 @@ def _hint(error: BaseException) -> str:
                 "may support it"
             )
         if "_ctc_loss" in str(link):
-            return "call torch.nn.functional.ctc_loss or torch.nn.CTCLoss, or use the CTC loss of onward.losses"
+            return "call torch.nn.functional.ctc_loss instead of torch.ctc_loss"
     return (
         "data-dependent Python control flow must be written with torch operators; dynamic=False captures fixed shapes"
     )
@@ -142,7 +142,7 @@ _NOT_THE_USERS = (f"{os.sep}torch{os.sep}", f"{os.sep}onnxscript{os.sep}", f"{os
 @contextlib.contextmanager
 def _decompositions() -> Iterator[None]:
     """Replace the functions of PyTorch that its exporter writes wrongly or not at all."""
-    with decompose_bags(), decompose_dropouts(), decompose_losses(), decompose_projected_lstms():
+    with decompose_bags(), decompose_dropouts(), DecomposeLosses(), decompose_projected_lstms():
         yield
 
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from onward.frontends.torch.placeholders import placeholder, writer
-from onward.frontends.torch.replacements import replaced
 from onward.graph.builder import Builder, Value
 from onward.losses import CTC
 
 
-@contextlib.contextmanager
-def decompose_losses() -> Iterator[None]:
-    """Replace losses of `torch.nn.functional` by operators that can be captured."""
-    with replaced(F, {"gaussian_nll_loss": _gaussian_nll_loss, "ctc_loss": _ctc_loss}):
-        yield
+class DecomposeLosses(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """A mode in which losses of `torch.nn.functional` are operators that can be captured, however they are imported."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _WRITTEN.get(function, function)(*args, **(kwargs or {}))
 
 
 def _gaussian_nll_loss(
@@ -63,6 +62,9 @@ def _ctc_loss(
         shape=(log_probs.shape[1],) if reduction == "none" else (),
     )
     return loss if batched or reduction != "none" else loss.squeeze(0)
+
+
+_WRITTEN: dict[Any, Callable[..., Any]] = {F.gaussian_nll_loss: _gaussian_nll_loss, F.ctc_loss: _ctc_loss}
 
 
 @writer("CTCLoss")
