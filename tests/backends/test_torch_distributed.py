@@ -129,7 +129,7 @@ found["before"] = threads()
 """
 
 WORKER_WITH_FULLY_SHARD = """
-import sys
+import os, sys
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -162,6 +162,7 @@ held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p i
 np.savez(f"{folder}/fully_{world}_{rank}.npz", losses=np.array(losses), held=np.array(held))
 if world > 1:
     dist.destroy_process_group()
+    os._exit(0)  # fully_shard keeps the group: its threads would run while Python exits, and may abort the process
 """
 
 
