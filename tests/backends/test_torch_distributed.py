@@ -109,8 +109,27 @@ for step in range(6):
 np.savez(f"{folder}/branches{os.environ.get('RANK', 'alone')}.npz", losses=np.array(losses), **trainer.state)
 """
 
+WORKER_THAT_LISTS_ITS_THREADS = """
+import atexit, json, os, sys
+from pathlib import Path
+
+folder, options, found = sys.argv[1], json.loads(sys.argv[2]), {}
+
+def threads():
+    return sorted(p.read_text().strip() for p in Path("/proc/self/task").glob("*/comm"))
+
+@atexit.register  # before onward's, so it runs after it
+def write():
+    Path(f"{folder}/threads{os.environ['RANK']}.json").write_text(json.dumps({**found, "after": threads()}))
+
+import onward
+trainer = onward.Trainer(folder + "/model.onnx", backend="torch", threads=1, **options)
+trainer.fit(folder + "/data.npz", epochs=1, batch_size=24, progress="none")
+found["before"] = threads()
+"""
+
 WORKER_WITH_FULLY_SHARD = """
-import sys
+import os, sys
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -143,6 +162,7 @@ held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p i
 np.savez(f"{folder}/fully_{world}_{rank}.npz", losses=np.array(losses), held=np.array(held))
 if world > 1:
     dist.destroy_process_group()
+    os._exit(0)  # fully_shard keeps the group: its threads would run while Python exits, and may abort the process
 """
 
 
@@ -241,6 +261,22 @@ def test_a_branch_that_is_not_taken_follows_the_trajectory_of_one_process(tmp_pa
     assert done.returncode == 0, done.stderr
     first, alone = (dict(np.load(tmp_path / f"branches{who}.npz")) for who in ("0", "alone"))
     assert_same(first, alone)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux lists the threads of a process there")
+@pytest.mark.parametrize("options", [{}, {"gradients": "graph"}, {"shard": True}], ids=str)
+def test_no_thread_of_the_connection_outlives_python(options: dict[str, object], files: Path, tmp_path: Path) -> None:
+    """A thread that is still there while Python exits aborted a process now and then."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER_THAT_LISTS_ITS_THREADS)
+
+    done = torchrun(str(script), str(files), json.dumps(options))
+
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        found = json.loads((files / f"threads{rank}.json").read_text())
+        assert any("gloo" in name for name in found["before"])
+        assert [name for name in found["after"] if "gloo" in name or name.startswith("pt_")] == []
 
 
 def test_a_killed_worker_loses_nothing(files: Path, alone: onward.Trainer, tmp_path: Path) -> None:

@@ -210,11 +210,7 @@ def test_state_that_the_batch_changes_is_replaced_with_the_gradients(name: str) 
         assert early & {"mean", "variance"} == all_state & {"mean", "variance"}
 
 
-# A dead If keeps alive what its branches read: `remove_dead_nodes` sees the uses inside of them.
-BRANCH = pytest.param("dropout in a branch", marks=pytest.mark.xfail(strict=True, reason="a dead If keeps its inputs"))
-
-
-@pytest.mark.parametrize("name", [BRANCH if n == "dropout in a branch" else n for n in ZOO])
+@pytest.mark.parametrize("name", ZOO)
 def test_no_update_needs_the_batch(name: str) -> None:
     program = onward.compile(ZOO[name](), split=True)
 

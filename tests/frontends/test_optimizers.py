@@ -12,7 +12,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import onward
-from frontends.runs import assert_same_state, batches, onward_step, torch_step
+from frontends.runs import assert_same_state, batches, onward_step, torch_step, weights_of
 from frontends.zoo import CROSS_ENTROPY, ZOO, Mlp
 from onward.errors import ArgumentError
 from onward.frontends.torch.optimizers import convert_optimizer, optimizer_state
@@ -46,7 +46,27 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adadelta": (torch.optim.Adadelta, {"lr": 0.5, "weight_decay": 0.01}),
     "asgd": (torch.optim.ASGD, {"lr": 0.1, "lambd": 0.01, "t0": 4, "weight_decay": 0.01}),
     "adam climbing": (torch.optim.Adam, {"lr": 1e-3, "maximize": True}),
+    "adafactor": (torch.optim.Adafactor, {"lr": 0.05}),
+    "adafactor with all": (
+        torch.optim.Adafactor,
+        {"lr": 0.3, "beta2_decay": -0.6, "eps": (1e-4, 0.05), "d": 1.5, "weight_decay": 0.1},
+    ),
 }
+if hasattr(torch.optim, "Muon"):  # since PyTorch 2.9
+    OPTIMIZERS["muon"] = (torch.optim.Muon, {"lr": 0.02})
+    OPTIMIZERS["muon with all"] = (
+        torch.optim.Muon,
+        {
+            "lr": 0.02, "weight_decay": 0.3, "momentum": 0.8, "nesterov": False, "ns_coefficients": (2.0, -1.5, 0.5),
+            "ns_steps": 7, "eps": 1e-3, "adjust_lr_fn": "match_rms_adamw",
+        },
+    )  # fmt: skip
+# `to_torch` returns the file's own update for these, and torch's class for all others.
+RUN_BY_THE_FILE = ("adam with decoupled decay", "adagrad from an accumulator", "asgd")
+# PyTorch's Muon computes in bfloat16, and enlarges small singular values 480 times: in float32 the rounding noise of a
+# gradient becomes visible, most of all in the last layer, whose gradients sum to zero over the classes. In float64 the
+# losses are equal (below), and tests/optimizers compares the formula in full precision.
+TOLERANCE = {"muon": (2e-3, 0.1), "muon with all": (2e-3, 0.1)}
 SCHEDULERS = {
     "StepLR": lambda o: lr_scheduler.StepLR(o, 4, 0.5),
     "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [5, 9, 9, 15], 0.5),
@@ -95,7 +115,7 @@ def _export_once(original: Any, module: Any, *arguments: Any) -> Any:
 def start(steps: int, make: Any, schedule: Any = None) -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
     module = Mlp()
-    optimizer = make(module.parameters())
+    optimizer = make(list(module.parameters()))
     scheduler = None if schedule is None else schedule(optimizer)
     for inputs, targets in batches(SUBJECT, steps, seed=3):
         torch_step(module, optimizer, CROSS_ENTROPY, inputs, targets)
@@ -116,12 +136,16 @@ def convert(module: Any, optimizer: Any, scheduler: Any = None) -> onward.Traini
     )
 
 
+def _trainable_by(kind: type[torch.optim.Optimizer], parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    return [p for p in parameters if p.ndim == 2] if kind.__name__ == "Muon" else parameters
+
+
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_goes_on_exactly(name: str, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with_optimizer(monkeypatch)
     kind, options = OPTIMIZERS[name]
-    module, optimizer, _ = start(before, lambda p: kind(p, **options))
+    module, optimizer, _ = start(before, lambda p: kind(_trainable_by(kind, p), **options))
     model = convert(module, optimizer)
     trainer = onward.Trainer(model, threads=1)
     back, its_optimizer = onward.to_torch(model)
@@ -133,9 +157,34 @@ def test_an_optimizer_goes_on_exactly(name: str, before: int, monkeypatch: pytes
         actual.append(onward_step(trainer, inputs, targets))
         returned.append(torch_step(back, its_optimizer, CROSS_ENTROPY, inputs, targets))
 
-    np.testing.assert_allclose(actual, expected, rtol=2e-5)
-    np.testing.assert_allclose(returned, expected, rtol=2e-5)
-    assert_same_state(trainer.state, module, 2e-4)
+    of_losses, of_weights = TOLERANCE.get(name, (2e-5, 2e-4))
+    np.testing.assert_allclose(actual, expected, rtol=of_losses)
+    np.testing.assert_allclose(returned, expected, rtol=of_losses)
+    assert_same_state(weights_of(trainer, model), module, of_weights)
+    assert type(its_optimizer) is kind or name in RUN_BY_THE_FILE
+
+
+@pytest.mark.parametrize("kind", [k for k in ("Adafactor", "Muon") if hasattr(torch.optim, k)])
+def test_the_groups_of_an_optimizer_that_looks_at_shapes(kind: str) -> None:
+    """In float64, where gradients have no noise that Muon enlarges; it may still round a product differently."""
+    torch.manual_seed(0)
+    module = Mlp().double()
+    first, *others = [p for p in module.parameters() if kind == "Adafactor" or p.ndim == 2]
+    groups = [{"params": [first], "lr": 0.1, "weight_decay": 0.3}, {"params": others}]
+    optimizer = getattr(torch.optim, kind)(groups, lr=0.02)
+    data = batches(SUBJECT, 20, dtype=torch.float64)
+    for inputs, targets in data[:3]:
+        torch_step(module, optimizer, CROSS_ENTROPY, inputs, targets)
+
+    model = onward.from_torch(
+        module, loss=CROSS_ENTROPY, optimizer=optimizer, example_inputs=data[0][0], example_targets=data[0][1]
+    )
+
+    trainer = onward.Trainer(model, threads=1)
+    expected = [torch_step(module, optimizer, CROSS_ENTROPY, *batch) for batch in data]
+    actual = [onward_step(trainer, *batch) for batch in data]
+    np.testing.assert_allclose(actual, expected, rtol=1e-9 if kind == "Adafactor" else 1e-4)
+    assert_same_state(weights_of(trainer, model), module, 1e-9 if kind == "Adafactor" else 1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # PyTorch 2.8 warns of its own SequentialLR
@@ -174,7 +223,7 @@ def test_an_unknown_optimizer_is_refused_with_the_list_of_known_ones() -> None:
 
     assert "error[A210]: `torch.optim.LBFGS` cannot be converted" in text
     assert "found: an optimizer that evaluates the loss several times in one step" in text
-    assert "ASGD, Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, SGD" in text
+    assert "ASGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax" in text
     assert "onward.optimizers.Custom" in text
 
 
@@ -205,7 +254,7 @@ def test_every_optimizer_of_torch_is_converted_or_refused_in_words() -> None:
             else:
                 assert type(ours).__name__.removeprefix("Torch") == name
 
-    names_of_them = [n for n in ("Adafactor", "LBFGS", "Muon", "SparseAdam") if hasattr(torch.optim, n)]
+    names_of_them = ["LBFGS", "SparseAdam"]
     assert refused == [(n, f"error[A210]: `torch.optim.{n}` cannot be converted") for n in names_of_them]
 
 

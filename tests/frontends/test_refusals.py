@@ -348,20 +348,3 @@ def test_an_operator_that_the_exporter_does_not_know() -> None:
     assert "error[A200]: PyTorch cannot capture the module" in text
     assert "PyTorch's exporter does not support `prims.prod`" in text
     assert "control flow" not in text
-
-
-class Projecting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.LSTM(6, 5, proj_size=3, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rnn(x.unsqueeze(1))[0][:, -1]
-
-
-def test_an_lstm_with_a_projection() -> None:
-    text = refusal(Projecting())
-
-    assert "error[A200]: ONNX's LSTM has no projection of its hidden state" in text
-    assert "at `rnn` (LSTM)" in text
-    assert "found: proj_size=3" in text

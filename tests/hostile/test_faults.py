@@ -217,6 +217,14 @@ from onward.train import Trainer
 from train.fake import linear_data, linear_program
 trainer = Trainer(linear_program(), backend="fake")
 trainer.fit(*linear_data(), progress="none")
+# One save that works and one that does not: later, nothing is imported from folders that the other user cannot read.
+trainer.save_checkpoint({spare!r})
+try:
+    trainer.save_checkpoint({spare!r} + "/manifest.json")
+except CheckpointError:
+    pass
+else:
+    sys.exit("a file was taken for a folder")
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
@@ -240,7 +248,7 @@ def test_no_permission_is_one_clear_error(tmp_path, mode):
     path = [str(Path(__file__).parents[1]), *sys.path]
 
     result = subprocess.run(
-        [sys.executable, "-c", NOBODY.format(path=path, directory=str(directory))],
+        [sys.executable, "-c", NOBODY.format(path=path, directory=str(directory), spare=str(tmp_path / "spare"))],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from onward import optimizers, schedules
+from onward.errors import ArgumentError
 
 FORMULA = 1e-11
 NADAM = 1e-8  # PyTorch keeps the product of its momenta in float32, ours is in the parameter's type
@@ -107,6 +108,12 @@ CASES = {
         lambda p: torch.optim.ASGD(p, 0.1, 0.1, 0.5, 5, 0.1),
         1e-6,
     ),
+    "adafactor": (optimizers.Adafactor(), lambda p: torch.optim.Adafactor(p), FORMULA),
+    "adafactor with all": (
+        optimizers.Adafactor(0.3, -0.5, 1e-2, 0.1, 1.5, weight_decay=0.2, maximize=True),
+        lambda p: torch.optim.Adafactor(p, 0.3, -0.5, (1e-2, 0.1), 1.5, 0.2, maximize=True),
+        FORMULA,
+    ),
     "climbing": (
         optimizers.SGD(0.1, momentum=0.5, weight_decay=0.25, maximize=True),
         lambda p: torch.optim.SGD(p, 0.1, momentum=0.5, weight_decay=0.25, maximize=True),
@@ -130,6 +137,74 @@ def test_fifty_updates_equal_torch(run, start, gradients, name: str) -> None:
     found = trajectory(run, ours, start, gradients)
 
     np.testing.assert_allclose(found, torch_trajectory(theirs, start, gradients), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(), (6,), (2, 1, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize("name", ["adafactor", "adafactor with all"])
+def test_adafactor_factors_the_last_two_dimensions_and_no_vector(run, gradients, name: str, shape) -> None:
+    ours, theirs, tolerance = CASES[name]
+    start, *given = (np.resize(v, shape) for v in (np.linspace(-1.0, 2.0, 6), *gradients))
+
+    found = trajectory(run, ours, start, given)
+
+    np.testing.assert_allclose(found, torch_trajectory(theirs, start, given), rtol=tolerance, atol=tolerance)
+    kept = {n: v.shape for n, v in run(ours, {"x": start}).state.items() if n.startswith("adafactor/")}
+    factors = {"adafactor/row/x": (*shape[:-1], 1), "adafactor/column/x": (*shape[:-2], 1, *shape[-1:])}
+    assert kept == (factors if len(shape) > 1 else {"adafactor/v/x": shape})
+
+
+MUONS = {
+    "muon": ({}, {}),
+    "muon with all": (
+        {"momentum": 0.7, "weight_decay": 0.3, "a": 2.0, "b": -1.5, "c": 0.5, "iterations": 8, "epsilon": 0.1},
+        {"momentum": 0.7, "weight_decay": 0.3, "ns_coefficients": (2.0, -1.5, 0.5), "ns_steps": 8, "eps": 0.1},
+    ),
+    "muon without nesterov": ({"nesterov": False}, {"nesterov": False}),
+    "muon with the size of adamw": ({"scale": "match_rms_adamw"}, {"adjust_lr_fn": "match_rms_adamw"}),
+}
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch has Muon since 2.9")
+
+
+@needs_muon
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2)], ids=["wide", "tall"])
+@pytest.mark.parametrize("name", MUONS)
+def test_muon_in_full_precision(run, start, gradients, name: str, shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch computes the iteration in bfloat16 always; without this its formula is that of float64."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
+    ours, theirs = MUONS[name]
+    given = [g.reshape(shape) for g in gradients]
+
+    found = trajectory(run, optimizers.Muon(0.1, bfloat16=False, **ours), start.reshape(shape), given)
+
+    expected = torch_trajectory(lambda p: torch.optim.Muon(p, 0.1, **theirs), start.reshape(shape), given)
+    np.testing.assert_allclose(found, expected, rtol=FORMULA, atol=FORMULA)
+
+
+@needs_muon
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2)], ids=["wide", "tall"])
+@pytest.mark.parametrize("name", MUONS)
+def test_muon_rounds_as_torch_does(run, start, gradients, name: str, shape) -> None:
+    """Products are summed in another order, so that a number may be rounded to the next one: 2⁻⁸ of a step."""
+    ours, theirs = MUONS[name]
+    given = [g.reshape(shape) for g in gradients]
+
+    found = trajectory(run, optimizers.Muon(0.1, **ours), start.reshape(shape), given)
+
+    expected = torch_trajectory(lambda p: torch.optim.Muon(p, 0.1, **theirs), start.reshape(shape), given)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2 * 0.1 * 2**-8)
+    exact = trajectory(run, optimizers.Muon(0.1, bfloat16=False, **ours), start.reshape(shape), given)
+    assert np.abs(np.subtract(found, expected)).max() < 0.1 * np.abs(np.subtract(exact, expected)).max()
+
+
+def test_muon_names_every_parameter_that_is_not_a_matrix(run, start) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        run(optimizers.Muon(), {"w": start, "b": start[0], "k": start[None]})
+
+    text = str(caught.value)
+    assert "`Muon` cannot train `b`, which is not a matrix" in text
+    assert "found: shape [3]" in text
+    assert "`Muon` cannot train `k`, which is not a matrix" in text
+    assert "choose the matrices with train=" in text
 
 
 @pytest.mark.parametrize(("name", "operator"), [("adagrad", "Adagrad"), ("momentum", "Momentum"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from onward.graph.builder import Builder, Names, Value
-from onward.graph.walk import GraphLike
+from onward.graph.walk import GraphLike, all_nodes, subgraphs
 
 
 def copy_value(value: ir.Value, name: str | None = None) -> ir.Value:
@@ -127,14 +128,23 @@ def copy_graph(
 
 
 def remove_dead_nodes(graph: GraphLike, candidates: Iterable[ir.Node] | None = None) -> int:
-    """Remove the nodes, or those of `candidates`, whose outputs are not read; return how many."""
+    """Remove the nodes, or those of `candidates`, whose outputs are not read; return how many.
+
+    What the branches and bodies of a dead node read is not read.
+    """
     allowed = None if candidates is None else set(candidates)
+    owners = Counter(id(inner) for node in graph for inner in subgraphs(node))
     dead: set[ir.Node] = set()
+    inside: set[ir.Node] = set()  # the nodes in the subgraphs of dead nodes
     for node in reversed(graph):
         if allowed is None or node in allowed:
             uses = (use.node for v in node.outputs for use in v.uses())
-            if not any(v.is_graph_output() for v in node.outputs) and all(user in dead for user in uses):
+            if not any(v.is_graph_output() for v in node.outputs) and all(u in dead or u in inside for u in uses):
                 dead.add(node)
+                inside.update(n for inner in subgraphs(node) if owners[id(inner)] == 1 for n in all_nodes(inner))
+    for node in inside:
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
     graph.remove(dead, safe=True)  # at once: each call looks at all outputs of the graph
     return len(dead)
 

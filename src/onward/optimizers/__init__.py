@@ -13,6 +13,7 @@ from typing import Any
 from onward import schedules
 from onward.arguments import check_name, check_names
 from onward.optimizers.adadelta import Adadelta
+from onward.optimizers.adafactor import Adafactor
 from onward.optimizers.adagrad import Adagrad
 from onward.optimizers.adam import Adam, AdamW
 from onward.optimizers.adamax import Adamax, KerasAdamax
@@ -22,6 +23,7 @@ from onward.optimizers.custom import Custom
 from onward.optimizers.keras import KerasAdagrad, KerasSGD
 from onward.optimizers.lamb import LAMB
 from onward.optimizers.lion import Lion
+from onward.optimizers.muon import Muon
 from onward.optimizers.nadam import KerasNadam, NAdam
 from onward.optimizers.radam import RAdam
 from onward.optimizers.rmsprop import KerasRMSprop, RMSprop
@@ -31,6 +33,7 @@ from onward.optimizers.torch_adam import TorchAdam, TorchAdamW
 
 NAMES: dict[str, type[Optimizer]] = {
     "adadelta": Adadelta,
+    "adafactor": Adafactor,
     "adagrad": Adagrad,
     "adam": Adam,
     "adamax": Adamax,
@@ -44,6 +47,7 @@ NAMES: dict[str, type[Optimizer]] = {
     "lamb": LAMB,
     "lion": Lion,
     "momentum": Momentum,
+    "muon": Muon,
     "nadam": NAdam,
     "radam": RAdam,
     "rmsprop": RMSprop,
@@ -89,6 +93,7 @@ __all__ = [
     "NAMES",
     "SGD",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -102,6 +107,7 @@ __all__ = [
     "KerasSGD",
     "Lion",
     "Momentum",
+    "Muon",
     "NAdam",
     "Optimizer",
     "RAdam",

@@ -19,10 +19,21 @@ DOMAIN = "onward.optimizers"
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """One piece of state per parameter: a tensor of the parameter's shape (or a scalar), filled with `initial`."""
+    """One piece of state per parameter, filled with `initial`.
+
+    It has the parameter's shape, with size 1 along `reduced` if that is an axis; or it is a scalar.
+    """
 
     initial: float = 0.0
     scalar: bool = False
+    reduced: int | None = None
+
+    def shape(self, parameter: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the state of a parameter of the given shape."""
+        sizes = [] if self.scalar else list(parameter)
+        if self.reduced is not None:
+            sizes[self.reduced] = 1
+        return tuple(sizes)
 
 
 @dataclasses.dataclass
@@ -119,6 +130,13 @@ class Optimizer(abc.ABC):
                 )
             )
         return dataclasses.replace(self, groups={}, **settings)
+
+    def fit(self, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Optimizer]:
+        """Return the optimizer that updates each parameter, by name: this one, unless the shape makes a difference.
+
+        `parameters` holds the shapes. The state and the formula are those of the returned optimizer.
+        """
+        return dict.fromkeys(parameters, self)
 
     def slots(self) -> dict[str, Slot]:
         """Return the pieces of state that each parameter has, by name."""

@@ -91,17 +91,20 @@ class _Emitter:
         op = self.op
         new_values: dict[Value, Value] = {}
         for settings, parameters in split_groups(self.optimizer, list(gradients)):
-            for dtype in dict.fromkeys(compute_type(p) for p in parameters):
-                members = [p for p in parameters if compute_type(p) == dtype]
+            fitted = settings.fit({p.name or "": static_shape(p) for p in parameters})
+            kinds = {p: (compute_type(p), type(fitted[p.name or ""])) for p in parameters}
+            for kind in dict.fromkeys(kinds.values()):
+                members = [p for p in parameters if kinds[p] == kind]
+                dtype, own = kind[0], fitted[members[0].name or ""]
                 group_rate = op.cast(rate, dtype)
-                if settings.rate != self.optimizer.rate:
-                    group_rate = op.Mul(group_rate, settings.rate / self.optimizer.rate)
-                slots = settings.slots()
+                if own.rate != self.optimizer.rate:
+                    group_rate = op.Mul(group_rate, own.rate / self.optimizer.rate)
+                slots = own.slots()
                 trained = []
                 for p in members:
-                    state = {k: self._slot(settings.label(), k, slot, p, dtype) for k, slot in slots.items()}
+                    state = {k: self._slot(own.label(), k, slot, p, dtype) for k, slot in slots.items()}
                     trained.append(Trained(p.name or "", op.cast(p, dtype), gradients[p], state))
-                updated = settings.update(Group(op, group_rate, step, trained, self.functions))
+                updated = own.update(Group(op, group_rate, step, trained, self.functions))
                 for p, old, (value, state) in zip(members, trained, updated, strict=True):
                     if p.dtype != dtype:
                         value = op.Cast(value, to=p.dtype)
@@ -160,8 +163,7 @@ class _Emitter:
             self._bind(average, mixed if apply is None else op.Where(apply, mixed, average))
 
     def _slot(self, label: str, key: str | None, slot: Slot, parameter: Value, dtype: ir.DataType) -> Value:
-        assert parameter.shape is not None
-        shape = () if slot.scalar else tuple(int(d) for d in parameter.shape)  # type: ignore[arg-type]  # static
+        shape = slot.shape(static_shape(parameter))
         path = "/".join(part for part in (label, key, parameter.name) if part)
         # np.zeros, unlike np.full, uses no memory until it is written to.
         first = np.full(shape, slot.initial, dtype.numpy()) if slot.initial else np.zeros(shape, dtype.numpy())
@@ -220,6 +222,12 @@ def split_groups(optimizer: Optimizer, parameters: Sequence[Value]) -> list[tupl
             settings = {} if key is None else optimizer.groups[key]
             result.append((optimizer.with_settings(settings), values))
     return result
+
+
+def static_shape(parameter: Value) -> tuple[int, ...]:
+    """Return the shape of a parameter."""
+    assert parameter.shape is not None
+    return tuple(int(d) for d in parameter.shape)  # type: ignore[arg-type]  # static
 
 
 def compute_type(parameter: Value) -> ir.DataType:

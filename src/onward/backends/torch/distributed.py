@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import os
 import weakref
 import zlib
@@ -176,6 +177,9 @@ def _join(backend: str, own: int, size: int) -> None:
 
     After a restart the store may still contain addresses of dead processes, so each attempt uses its own names.
     """
+    # Its functions have the group of the moment in which it is imported as a default argument, and so keep that group
+    # until Python is gone. DistributedDataParallel imports it; before there is a group, it does no harm.
+    importlib.import_module("torch.distributed.nn.functional")
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store, _, _ = next(iter(dist.rendezvous("env://", own, size)))
     dist.init_process_group(backend, store=dist.PrefixStore(f"onward/{attempt}", store), rank=own, world_size=size)
@@ -185,10 +189,10 @@ _PARALLEL: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def _leave() -> None:
-    """Disconnect from the other processes before Python exits.
+    """Disconnect from the other processes, and end the threads of the connection, before Python exits.
 
-    DistributedDataParallel keeps the connection in a reference cycle, so it would outlive Python. Its running threads
-    would then be destroyed, which aborts the process.
+    The threads end when nothing refers to the group. If that is while Python exits, one that needs Python's lock is
+    ended by force, which sometimes aborts the process. DistributedDataParallel refers to the group in a cycle.
     """
     for module in list(_PARALLEL):
         for held in ("reducer", "logger", "process_group"):

@@ -30,6 +30,17 @@ def _adam(s: Mapping[str, Any]) -> dict[str, Any]:
     return {"betas": (s["beta1"], s["beta2"]), "eps": s["epsilon"]}
 
 
+def _muon(s: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "momentum": s["momentum"],
+        "nesterov": s["nesterov"],
+        "ns_coefficients": (s["a"], s["b"], s["c"]),
+        "eps": s["epsilon"],
+        "ns_steps": s["iterations"],
+        "adjust_lr_fn": s["scale"],
+    }
+
+
 _EXACT: dict[str, tuple[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], dict[str, Any]], dict[str, str]]] = {
     "SGD": (
         torch.optim.SGD,
@@ -79,9 +90,22 @@ _EXACT: dict[str, tuple[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]
         lambda s: {"rho": s["rho"], "eps": s["epsilon"]},
         {"v": "square_avg", "u": "acc_delta"},
     ),
+    "Adafactor": (
+        torch.optim.Adafactor,
+        lambda s: {"beta2_decay": s["beta2_decay"], "eps": (s["epsilon1"], s["epsilon2"]), "d": s["threshold"]},
+        {"row": "row_var", "column": "col_var", "v": "variance"},
+    ),
 }  # fmt: skip
+if hasattr(torch.optim, "Muon"):  # since PyTorch 2.9
+    _EXACT["Muon"] = (torch.optim.Muon, _muon, {"m": "momentum_buffer"})
 _EXACT["Momentum"] = _EXACT["SGD"]
-_WITH_OWN_DECAY = {"TorchAdamW", "NAdam", "RAdam"}  # decoupled weight decay is part of torch's class
+_WITH_OWN_DECAY = {
+    "TorchAdamW",
+    "NAdam",
+    "RAdam",
+    "Adafactor",
+    "Muon",
+}  # decoupled weight decay is part of torch's class
 
 
 def build_optimizer(
@@ -151,7 +175,7 @@ def _load_state(
             for ours, theirs in slots.items()
             if (ours, name) in roles.slots
         }
-        if "momentum_buffer" not in state or settings["name"] not in ("SGD", "Momentum"):
+        if "momentum_buffer" not in state or settings["name"] not in ("SGD", "Momentum", "Muon"):
             state["step"] = torch.tensor(float(steps))
         if state:
             optimizer.state[parameter] = state

@@ -22,8 +22,14 @@ import onnx
 import torch
 
 from onward.errors import ArgumentError, Diagnostic
+from onward.frontends.torch.adaptive_pools import adaptive_pools
 from onward.frontends.torch.cross_entropy import cross_entropy_loss
+from onward.frontends.torch.dropouts import decompose_dropouts
+from onward.frontends.torch.embeddings import decompose_bags
 from onward.frontends.torch.float64_constants import activations, exact_numbers, number
+from onward.frontends.torch.loss_functions import DecomposeLosses
+from onward.frontends.torch.placeholders import write_placeholders
+from onward.frontends.torch.projected_lstm import decompose_projected_lstms
 from onward.frontends.torch.versions import always_used, installed
 from onward.graph.schema import WORKING_OPSET
 from onward.versions import beyond_tested
@@ -49,7 +55,7 @@ def export(
         ArgumentError: the module cannot be captured; gives the reason of the exporter.
     """
     try:
-        with _quiet():
+        with _quiet(), _decompositions():
             program = torch.onnx.export(
                 module,
                 arguments,
@@ -73,6 +79,7 @@ def export(
             )
         ) from error
     assert program is not None
+    write_placeholders(program.model)
     proto: onnx.ModelProto = program.model_proto
     exact_numbers(proto, program.exported_program)
     _drop_shapes(proto)
@@ -96,7 +103,7 @@ def _hint(error: BaseException) -> str:
                 "may support it"
             )
         if "_ctc_loss" in str(link):
-            return "PyTorch's exporter does not support CTC; use the CTC loss of onward.losses"
+            return "call torch.nn.functional.ctc_loss instead of torch.ctc_loss"
     return (
         "data-dependent Python control flow must be written with torch operators; dynamic=False captures fixed shapes"
     )
@@ -133,6 +140,13 @@ _NOT_THE_USERS = (f"{os.sep}torch{os.sep}", f"{os.sep}onnxscript{os.sep}", f"{os
 
 
 @contextlib.contextmanager
+def _decompositions() -> Iterator[None]:
+    """Replace the functions of PyTorch that its exporter writes wrongly or not at all."""
+    with decompose_bags(), decompose_dropouts(), DecomposeLosses(), decompose_projected_lstms():
+        yield
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the progress messages and warnings of the exporter, but not its errors."""
     previous = logging.root.manager.disable
@@ -152,7 +166,7 @@ def _swallowed() -> Iterator[None]:
 
 
 def _translations() -> dict[Any, Callable[..., Any]]:
-    """Return our translations of batch normalisation and cross-entropy.
+    """Return our translations of batch normalisation, cross-entropy, adaptive pooling and some activations.
 
     A BatchNormalization in the result is in training mode. A batch normalisation that the user put into evaluation
     mode, or that keeps no statistics, becomes arithmetic. That is the same in training and evaluation, and
@@ -222,6 +236,7 @@ def _translations() -> dict[Any, Callable[..., Any]]:
         aten._native_batch_norm_legit.no_stats: without_statistics,
         aten.cross_entropy_loss.default: cross_entropy_loss,
         **activations(),
+        **adaptive_pools(),
     }
 
 

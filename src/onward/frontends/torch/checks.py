@@ -68,7 +68,7 @@ def evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
 
 
 def check_module(module: torch.nn.Module) -> None:
-    """Raise, with every problem, unless the module is on the CPU, without backward hooks and exportable."""
+    """Raise, with every problem, unless the module is on the CPU and without backward hooks."""
     check_weights(module)
     held = [*module.named_parameters(), *module.named_buffers()]
     elsewhere: dict[str, list[str]] = {}
@@ -86,16 +86,6 @@ def check_module(module: torch.nn.Module) -> None:
         for device, names in elsewhere.items()
     ]
     for name, part in module.named_modules():
-        if isinstance(part, torch.nn.LSTM) and part.proj_size:
-            problems.append(
-                Diagnostic(
-                    capture.A200,
-                    "ONNX's LSTM has no projection of its hidden state",
-                    place=f"`{name or '(the module itself)'}` (LSTM)",
-                    found=f"proj_size={part.proj_size}",
-                    hint="leave proj_size out, or write the recurrence with torch operators",
-                )
-            )
         if part._backward_hooks or part._backward_pre_hooks:
             problems.append(
                 Diagnostic(

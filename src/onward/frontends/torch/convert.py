@@ -28,11 +28,9 @@ from onward.frontends.torch.checks import (
     example_outputs,
     training_mode,
 )
-from onward.frontends.torch.dropouts import decompose_dropouts
 from onward.frontends.torch.embeddings import (
     all_graphs,
     check_options,
-    decompose_bags,
     exclude_padding_from_gradient,
     padded_lookups,
     split_padding_reads,
@@ -113,8 +111,7 @@ def from_torch(
         shapes = (
             _dynamic_shapes(module, inputs, keywords) if dynamic is True else (None if dynamic is False else dynamic)
         )
-        with decompose_bags(), decompose_dropouts():
-            proto, program = capture.export(module, inputs, keywords, shapes, input_names, output_names, "the module")
+        proto, program = capture.export(module, inputs, keywords, shapes, input_names, output_names, "the module")
     _use_first_names(proto, module)
     lookups = padded_lookups(program, module, trained, [v.name for v in proto.graph.output])
     aliases = split_padding_reads(proto, lookups)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from onward.frontends.torch.replacements import replaced
+
 _SATURATION = 1.7580993408473766  # -SELU(-∞), PyTorch's constant
 
 
@@ -25,14 +27,8 @@ def decompose_dropouts() -> Iterator[None]:
         "alpha_dropout": _alpha(lambda x: x),
         "feature_alpha_dropout": _alpha(_one_of_each_channel),
     }
-    originals = {name: getattr(F, name) for name in written}
-    for name, function in written.items():
-        setattr(F, name, function)
-    try:
+    with replaced(F, written):
         yield
-    finally:
-        for name, function in originals.items():
-            setattr(F, name, function)
 
 
 def _one_of_each_channel(x: Any) -> Any:

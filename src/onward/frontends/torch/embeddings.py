@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 
 from onward.errors import ArgumentError, Diagnostic
+from onward.frontends.torch.replacements import replaced
 from onward.graph.builder import Names
 from onward.model.training_model import TrainingModel, is_gradient
 
@@ -213,7 +214,7 @@ def refuse_unsupported_bags(module: torch.nn.Module) -> Iterator[None]:
             raise ArgumentError(problems)
         return original(input, weight, offsets, *rest, **options)
 
-    with _replaced(embedding_bag):
+    with replaced(torch.nn.functional, {"embedding_bag": embedding_bag}):
         yield
 
 
@@ -233,22 +234,12 @@ def decompose_bags() -> Iterator[None]:
         mode = given.get("mode", "mean")
         return rows.sum(1) if mode == "sum" else rows.mean(1) if mode == "mean" else rows.amax(1)
 
-    with _replaced(embedding_bag):
+    with replaced(torch.nn.functional, {"embedding_bag": embedding_bag}):
         yield
 
 
 _BAG_OPTIONS = ("max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",
                 "include_last_offset", "padding_idx")  # fmt: skip
-
-
-@contextlib.contextmanager
-def _replaced(function: Any) -> Iterator[None]:
-    original = torch.nn.functional.embedding_bag
-    torch.nn.functional.embedding_bag = function
-    try:
-        yield
-    finally:
-        torch.nn.functional.embedding_bag = original
 
 
 def _place(name: str, kind: str) -> str:

@@ -17,8 +17,10 @@ from onward.optimizers import (
     ASGD,
     SGD,
     Adadelta,
+    Adafactor,
     Adagrad,
     Adamax,
+    Muon,
     NAdam,
     Optimizer,
     RAdam,
@@ -84,6 +86,23 @@ def _asgd(g: Mapping[str, Any]) -> Settings:
     return {"decay": g["lambd"], "power": g["alpha"], "start": float(g["t0"])}
 
 
+def _adafactor(g: Mapping[str, Any]) -> Settings:
+    epsilon1, epsilon2 = g["eps"]
+    return {"beta2_decay": g["beta2_decay"], "epsilon1": epsilon1, "epsilon2": epsilon2, "threshold": float(g["d"])}
+
+
+def _muon(g: Mapping[str, Any]) -> Settings:
+    a, b, c = g["ns_coefficients"]
+    return {
+        "momentum": g["momentum"],
+        "nesterov": g["nesterov"],
+        **{"a": float(a), "b": float(b), "c": float(c)},
+        "iterations": g["ns_steps"],
+        "epsilon": g["eps"],
+        "scale": g["adjust_lr_fn"] or "original",
+    }
+
+
 # torch class -> (our class, settings of a group, our slot -> torch's state key)
 _TABLE: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], Translation, dict[str, str]]] = {
     torch.optim.SGD: (SGD, _sgd, {"v": "momentum_buffer"}),
@@ -97,7 +116,10 @@ _TABLE: dict[type[torch.optim.Optimizer], tuple[type[Optimizer], Translation, di
     torch.optim.Rprop: (Rprop, _rprop, {"previous": "prev", "size": "step_size"}),
     torch.optim.Adadelta: (Adadelta, _adadelta, {"v": "square_avg", "u": "acc_delta"}),
     torch.optim.ASGD: (ASGD, _asgd, {"average": "ax"}),
+    torch.optim.Adafactor: (Adafactor, _adafactor, {"row": "row_var", "column": "col_var", "v": "variance"}),
 }
+if hasattr(torch.optim, "Muon"):  # since PyTorch 2.9
+    _TABLE[torch.optim.Muon] = (Muon, _muon, {"m": "momentum_buffer"})
 
 
 def convert_optimizer(
