@@ -66,7 +66,7 @@ def as_input(picture: np.ndarray) -> np.ndarray:
     width = min(WIDTH, int(np.ceil(HEIGHT * picture.shape[1] / picture.shape[0])))
     resized = np.asarray(Image.fromarray(picture).resize((width, HEIGHT), Image.Resampling.BILINEAR), np.float32)
     padded = np.zeros((3, HEIGHT, WIDTH), np.float32)
-    padded[:, :, :width] = resized[:, :, ::-1].transpose(2, 0, 1) / 127.5 - 1  # rapidocr reads blue, green, red
+    padded[:, :, :width] = resized.transpose(2, 0, 1) / 127.5 - 1
     return padded
 
 
@@ -180,7 +180,7 @@ def main(args: argparse.Namespace) -> None:
         network,
         loss=losses.CTC(time_axis=1, logits=True),
         output=logits,
-        optimizer=onward.Adam(args.learning_rate),
+        optimizer=onward.Adam(schedules.Cosine(args.learning_rate, args.steps)),
         train=[*head, *args.train],
     )
     trainer = onward.Trainer(model)
