@@ -62,7 +62,10 @@ def random_text(alphabet: str, random: np.random.Generator) -> str:
 
 
 def as_input(picture: np.ndarray) -> np.ndarray:
-    """Return the input of the network, float32 [3, HEIGHT, WIDTH], as rapidocr computes it (-1 … 1, padded with 0)."""
+    """Return the input of the network, float32 [3, HEIGHT, WIDTH]: -1 … 1, padded with 0, as rapidocr does it.
+
+    rapidocr makes room for longer lines; here they are squeezed, so that all lines have one shape.
+    """
     width = min(WIDTH, int(np.ceil(HEIGHT * picture.shape[1] / picture.shape[0])))
     resized = np.asarray(Image.fromarray(picture).resize((width, HEIGHT), Image.Resampling.BILINEAR), np.float32)
     padded = np.zeros((3, HEIGHT, WIDTH), np.float32)
@@ -99,8 +102,8 @@ def with_new_head(model: onnx.ModelProto, alphabet: str, seed: int) -> tuple[onn
     new = onnx.ModelProto()
     new.CopyFrom(model)
     characters = next((entry for entry in new.metadata_props if entry.key == "character"), None)
-    if characters is None or new.graph.node[-1].op_type != "Softmax":
-        raise SystemExit("not a recogniser of rapidocr: no `character` in its metadata, or no Softmax at its end")
+    if characters is None:
+        raise SystemExit("not a recogniser of rapidocr: there is no `character` in its metadata")
     known, wanted = ["", *characters.value.splitlines(), " "], ["", *alphabet, " "]
     characters.value = "\n".join(alphabet)  # rapidocr reads the alphabet here
     random = np.random.default_rng(seed)
@@ -114,6 +117,8 @@ def with_new_head(model: onnx.ModelProto, alphabet: str, seed: int) -> tuple[onn
                     head[..., index] = old[..., known.index(letter)]
             tensor.CopyFrom(numpy_helper.from_array(head, tensor.name))
             names.append(tensor.name)
+    if len(names) != 2 or new.graph.node[-1].op_type != "Softmax":
+        raise SystemExit("not a recogniser of rapidocr: it does not end in a linear layer and a Softmax")
     del new.graph.value_info[:]  # it has the shapes of the old layer
     new.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = len(wanted)
     return new, names, new.graph.node[-1].input[0]
