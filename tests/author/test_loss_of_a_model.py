@@ -24,6 +24,25 @@ def test_cross_entropy_after_softmax_is_refused(build) -> None:
     assert 'hint: let the loss read the logits: output="z"' in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("loss", "expects", "hint"),
+    [
+        (losses.CTC(time_axis=1), "log-probabilities, and output `p` is the result of a", ", with CTC(logits=True)"),
+        (losses.CTC(time_axis=1, logits=True), "logits, and output `p` is already a", ""),
+        (losses.NLL(axis=-1), "log-probabilities, and output `p` is the result of a", ', with loss="cross_entropy"'),
+    ],
+    ids=["ctc", "ctc of logits", "nll"],
+)
+def test_a_loss_of_log_probabilities_after_softmax_is_refused(build, loss, expects: str, hint: str) -> None:
+    proto = build("m (float[N, T, 3] x) => (float[N, T, 2] p) { z = MatMul(x, W) p = Softmax(z) }", W=f32(3, 2))
+
+    with pytest.raises(ArgumentError) as caught:
+        make_trainable(proto, loss=loss)
+
+    assert f"`{type(loss).__name__}` expects {expects} Softmax\n" in str(caught.value)
+    assert str(caught.value).endswith(f'hint: let the loss read the logits: output="z"{hint}')
+
+
 def test_the_loss_may_read_a_value_that_is_no_output(build) -> None:
     proto = build("m (float[N, 3] x) => (float[N, 2] p) { z = MatMul(x, W) p = Softmax(z) }", W=f32(3, 2))
 

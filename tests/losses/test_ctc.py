@@ -36,6 +36,21 @@ def test_time_may_be_the_second_axis(run) -> None:
     np.testing.assert_allclose(found, expected(torch.from_numpy(SCORES)).numpy(), rtol=1e-9)
 
 
+def test_the_output_may_be_logits(run, run_gradient) -> None:
+    batches_first = LOGITS.transpose(1, 0, 2).copy()
+
+    loss_of_logits, given = losses.CTC(time_axis=1, logits=True), ([batches_first], [LABELS, TIMES, COUNTS])
+
+    found = run(loss_of_logits, *given)
+    slope = run_gradient(loss_of_logits, *given, on="onnxruntime")
+
+    logits = torch.from_numpy(LOGITS.copy()).requires_grad_()
+    loss = expected(F.log_softmax(logits, 2))
+    loss.backward()
+    np.testing.assert_allclose(found, loss.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(slope, logits.grad.numpy().transpose(1, 0, 2), rtol=1e-6, atol=1e-9)
+
+
 def test_another_class_may_be_the_blank(run) -> None:
     labels = np.array([[0, 1, 2], [3, 3, 0], [1, 0, 0], [2, 0, 2]])
 

@@ -16,7 +16,7 @@ from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.shapes import infer, infer_shapes
 from onward.graph.walk import reads
-from onward.losses import LabelSpec, Loss, by_name, custom
+from onward.losses import CTC, LabelSpec, Loss, by_name, custom
 from onward.losses.custom import ANY_NUMBER
 from onward.model.roles import Role, mark
 from onward.model.training_model import FLOAT_TYPES, TrainingModel
@@ -173,21 +173,29 @@ def _check_floating(outputs: Sequence[Value], loss_name: str) -> None:
 
 
 def _check_activation(loss: Loss, outputs: Sequence[Value]) -> None:
-    """Raise if a loss expects logits and its output is the result of the activation."""
-    expected = {"CrossEntropy": "Softmax", "BCEWithLogits": "Sigmoid"}.get(type(loss).__name__)
+    """Raise if a loss expects logits or log-probabilities and its output is the result of the activation."""
+    name = type(loss).__name__
+    expected = {"CrossEntropy": "Softmax", "BCEWithLogits": "Sigmoid", "CTC": "Softmax", "NLL": "Softmax"}.get(name)
     node = outputs[0].producer()
     if expected is None or node is None or node.op_type != expected or node.domain not in ("", "ai.onnx"):
         return
     inner = node.inputs[0]
     assert inner is not None
+    logarithms = name == "NLL" or (isinstance(loss, CTC) and not loss.logits)
+    other = {
+        "BCEWithLogits": ', or use loss="bce"',
+        "NLL": ', with loss="cross_entropy"',
+        "CTC": ", with CTC(logits=True)" if logarithms else "",
+    }.get(name, "")
     raise ArgumentError(
         Diagnostic(
             A115,
-            f"`{type(loss).__name__}` expects logits, and output `{outputs[0].name}` is already a {expected}",
+            f"`{name}` expects {'log-probabilities' if logarithms else 'logits'}, and output `{outputs[0].name}` is "
+            + ("the result of a" if logarithms else "already a")
+            + f" {expected}",
             place=f"node `{node.name}`",
-            found=f"{expected} would be applied twice",
-            hint=f'let the loss read the logits: output="{inner.name}"'
-            + (', or use loss="bce"' if expected == "Sigmoid" else ""),
+            found="probabilities" if logarithms else f"{expected} would be applied twice",
+            hint=f'let the loss read the logits: output="{inner.name}"{other}',
         )
     )
 

@@ -30,12 +30,14 @@ class CTC(ReducedLoss):
         blank: the index of the class that means no label.
         zero_infinity: the loss of impossible alignments is 0 instead of ∞.
         time_axis: 0 or 1.
+        logits: the output holds logits instead of log-probabilities: what a `Softmax` at the end of a model reads.
         reduction: "mean" divides each loss by its number of labels first, as PyTorch does.
     """
 
     blank: int = 0
     zero_infinity: bool = False
     time_axis: int = 0
+    logits: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,6 +69,8 @@ class CTC(ReducedLoss):
 
     def emit(self, op: Builder, outputs: Sequence[Value], labels: Sequence[Value]) -> Value:
         scores = op.Transpose(outputs[0], perm=[1, 0, 2]) if self.time_axis == 1 else outputs[0]
+        if self.logits:
+            scores = op.LogSoftmax(scores, axis=2)
         dtype = element_type(outputs[0], self)
         label, times, counts = labels
         path = self._path(op, label)
