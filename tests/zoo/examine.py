@@ -259,10 +259,12 @@ class Examination:
         entry["unclear"] = sum(c["verdict"] == "unclear" for c in checks)
         entry["worst"] = max((c["error"] for c in checks if c["verdict"] == "agrees"), default=None)
         bad = [c for c in checks if c["verdict"] == "differs"]
-        if bad and not self.quantised:  # rounding makes steps, and the gradient is that of the line through them
+        # Steps over kinks and the rounding of float32 blur differences: there, PyTorch's autograd decides (_torch).
+        self.blurred = (
+            f"finite differences of ONNX Runtime: {bad[:3] or checks[:2]}" if bad or not entry["checked"] else ""
+        )
+        if not self.quantised and any(c["error"] > 0.15 for c in bad):
             raise Miss(f"differs from finite differences of ONNX Runtime: {bad[:3]}")
-        if not entry["checked"] and not self.quantised:
-            raise Miss(f"finite differences of ONNX Runtime do not settle: {checks[:2]}")
 
     def _difference(self, names: list[str], weights: Arrays, forward: Callable[[Arrays], Arrays]) -> dict[str, Any]:
         """Compare the change of the loss along our gradient of some tensors with the change that it predicts.
@@ -331,7 +333,10 @@ class Examination:
         """PyTorch computes the same loss and the same gradients."""
         if not hasattr(self, "ours"):
             raise Miss("no gradients to compare with")
-        theirs, _ = _gradients(self.program, "torch", self.batch)
+        if self.quantised:  # autograd has no straight-through gradient: our graph, with PyTorch's kernels
+            theirs, _ = _gradients(self.program, "torch", self.batch)
+        else:
+            theirs = _autograd(self.model, self.batch)
         total = max(float(np.abs(g).max()) for g in self.ours.values())
         worst, dot, ours, other = 0.0, 0.0, 0.0, 0.0
         for name, value in self.ours.items():
@@ -341,7 +346,12 @@ class Examination:
         entry["worst"] = float(f"{worst:.3g}")
         entry["cosine"] = float(f"{dot / max(np.sqrt(ours * other), 1e-30):.6f}")
         coarse = self.quantised or any(g.dtype == np.float16 for g in self.ours.values())
-        if not (entry["cosine"] > 0.9 if coarse else worst < 5e-2 and entry["cosine"] > 0.999):
+        agrees = entry["cosine"] > 0.9 if coarse else worst < 5e-2 and entry["cosine"] > 0.999
+        if self.blurred and not (agrees or self.quantised):
+            self.found["gradient"] |= {"ok": False, "reason": self.blurred}
+        if self.blurred:
+            self.found["gradient"]["note"] = f"by PyTorch's autograd; {self.blurred}"
+        if not agrees:
             raise Miss(f"gradients differ by {worst:.3g} of their largest element, cosine {entry['cosine']}")
 
     def _saved(self, entry: dict[str, Any]) -> None:
@@ -377,6 +387,22 @@ def _gradients(program: onward.Program, backend: str, batch: Arrays) -> tuple[Ar
     out = open_session(program, backend).run_graph(graph, batch)
     gradients = {x: np.asarray(out[name]) for name, (_, x) in graph.gradient_of.items()}
     return gradients, float(out[program.loss])
+
+
+def _autograd(model: onward.TrainingModel, batch: Arrays) -> Arrays:
+    """Return the gradients that PyTorch's autograd finds for the forward pass."""
+    import torch
+
+    module, _ = onward.to_torch(model)
+    names = [*module.input_names, *module.target_names]
+    module.loss(**{n: torch.from_numpy(np.array(batch[n])) for n in names}).backward()
+    found = {}
+    for name in model.parameters:
+        owner, attribute = module._paths[name]
+        parameter = getattr(owner, attribute)
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        found[name] = grad.detach().numpy()
+    return found
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
