@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
 import onward
+from autodiff.text_models import parse
 from models import batch, perceptron
 from onward.backends import open_session
 from onward.backends.onnxruntime.fused_update import plan_update
@@ -163,3 +165,21 @@ def test_training_and_setting_the_state_leave_the_program_s_arrays_alone() -> No
 
     for name, value in program.state.items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_a_parameter_whose_moment_stays_in_the_graph_stays_there_too() -> None:
+    """Silero VAD: a gradient without a shape comes out of an If. The moment was an output twice, and a step failed."""
+    text = """step (float[3] b, float[3] moment, float[K] gradient) => (float[3] new_b, float[3] new_moment) {
+        new_moment = Add(moment, gradient)
+        new_b = Sub(b, new_moment)
+    }"""
+    whole = ir.from_proto(parse(text.replace("K", "3")))
+    unknown = ir.from_proto(parse(text))
+    replaces = {"new_b": "b", "new_moment": "moment"}
+
+    plan = plan_update(whole, replaces)
+    none = plan_update(unknown, replaces)
+
+    assert plan is not None
+    assert plan.states == {"b", "moment"}
+    assert none is None

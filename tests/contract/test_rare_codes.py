@@ -37,6 +37,7 @@ def test_a_batch_size_that_the_model_does_not_take_is_named() -> None:
 
     assert problem.code == "T114"
     assert problem.needed == "batch_size=4"
+    assert "free the first dimension" in str(problem.hint)
     assert not _check_batch(TensorSpec("x", "float32", ("N", 2)), 3)
 
 

@@ -212,6 +212,7 @@ class _Component:
 
     def __init__(self, nodes: list[ir.Node], replaces: Mapping[str, str]) -> None:
         self.nodes = nodes
+        self.replaces = replaces
         self.arrays: list[str] = []
         self.scalars: list[str] = []
         self.constants: list[float] = []
@@ -223,26 +224,31 @@ class _Component:
         self.dtype = _TYPES.get(next(iter(types))) if len(types) == 1 else None  # type: ignore[arg-type]
         self._names: dict[ir.Value, str] = {}
         for node in nodes:
-            self._emit(node, replaces)
+            self._emit(node)
 
     @property
     def complete(self) -> bool:
-        """Whether all nodes have one shape and one type, and some give new state."""
-        return len(self.shapes) == 1 and self.dtype is not None and bool(self.states)
+        """Whether all nodes have one shape and one type, some give new state, and no new state comes from outside.
+
+        A moment stays in the graph if the shape of its gradient is unknown; it goes to the state's own memory, from
+        which no loop reads.
+        """
+        whole = len(self.shapes) == 1 and self.dtype is not None and bool(self.states)
+        return whole and not any(name in self.replaces for name in self.arrays)
 
     @property
     def signature(self) -> tuple[Any, ...]:
         targets = tuple(self.arrays.index(s) if s in self.arrays else -1 for s in self.states)
         return (tuple(self.body), self.dtype, tuple(self.scalars), tuple(self.constants), tuple(self.results), targets)
 
-    def _emit(self, node: ir.Node, replaces: Mapping[str, str]) -> None:
+    def _emit(self, node: ir.Node) -> None:
         operands = [self._operand(v) for v in node.inputs if v is not None]
         name = f"t{len(self._names)}"
         output = node.outputs[0]
         self._names[output] = name
         self.body.append(f"{name} = {_expression(node.op_type, operands)}")
-        if output.name in replaces:
-            self.states.append(replaces[output.name or ""])
+        if output.name in self.replaces:
+            self.states.append(self.replaces[output.name or ""])
             self.results.append(name)
 
     def _operand(self, value: ir.Value) -> str:

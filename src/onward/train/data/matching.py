@@ -334,6 +334,8 @@ def _check_batch(spec: TensorSpec, batch_size: int | None) -> list[Diagnostic]:
             f"`{spec.name}` takes batches of exactly {fixed}",
             found=f"batch_size={batch_size}",
             needed=f"batch_size={fixed}",
+            hint="if nothing in the model needs that size, free the first dimension of its inputs and outputs before "
+            "make_trainable (`onnx.tools.update_model_dims`); or use that size, and an optimizer with `accumulate`",
         )
     ]
 
