@@ -50,6 +50,7 @@ class Examination:
     def __init__(self, path: Path, recipe: dict[str, Any]) -> None:
         self.path = path
         self.recipe = recipe
+        self.blurred = ""
         self.random = np.random.default_rng(recipe.get("seed", 0))
         self.found: dict[str, Any] = {}
 
@@ -280,7 +281,7 @@ class Examination:
             sides = []
             for sign in (1, -1):
                 moved = {
-                    n: (weights[n] + sign * step / length * self.ours[n].astype(np.float64)).astype(weights[n].dtype)
+                    n: np.asarray(weights[n] + sign * step / length * self.ours[n].astype(np.float64), weights[n].dtype)
                     for n in names
                 }
                 sides.append((moved, self._loss(forward(moved))))
