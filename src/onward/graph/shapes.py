@@ -74,8 +74,11 @@ def _forget_stated_shapes(proto: onnx.ModelProto) -> None:
         stated = [info for info in graph.value_info if info.name not in computed]
         del graph.value_info[:]
         graph.value_info.extend(stated)
-        for output in graph.output if isinstance(graph, onnx.GraphProto) else ():
-            if output.type.HasField("tensor_type"):
+        if not isinstance(graph, onnx.GraphProto):
+            continue
+        given = {value.name for value in graph.input}
+        for output in graph.output:
+            if output.type.HasField("tensor_type") and output.name not in given:
                 output.type.tensor_type.ClearField("shape")
 
 
@@ -90,7 +93,7 @@ def mark_unproven_sizes(model: ir.Model) -> None:
     Whoever takes equal names for equal sizes would calculate with the wrong one.
     """
     named = {d for v in model.graph.inputs for d in dims(v) or () if isinstance(d, str)}
-    doubtful = [v for v in model.graph.outputs if named.intersection(dims(v) or ())]
+    doubtful = [v for v in model.graph.outputs if v.producer() is not None and named.intersection(dims(v) or ())]
     if not doubtful:
         return
     proto = onnx.ModelProto()
