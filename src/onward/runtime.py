@@ -59,7 +59,7 @@ def _try(path: str, run: bool) -> Runtime:
     if any(_numpy_type(spec) is None for spec in inputs):
         return Runtime(version, True, False, "it takes inputs that are not tensors")
     batch = {spec.shape[0] for spec in inputs if len(spec.shape) > 1}
-    reason, tried = "", set()
+    reason, tried = "", set[str]()
     for size in _SIZES:
         shapes = {spec.name: _shape(spec, batch, size) for spec in inputs}
         if str(shapes) in tried or (tried and max(map(math.prod, shapes.values())) > _MOST):
