@@ -145,6 +145,26 @@ def test_an_output_shape_in_the_file_that_is_out_of_date() -> None:
     assert session(model).run(None, {"x": np.ones((1, 4), F32)})[0].shape == (1, 3)
 
 
+def test_a_shape_that_is_out_of_date_does_not_take_the_others_with_it() -> None:
+    """No inference finds the size of `y`: without the name that the file states, one label would fit eight samples."""
+    model = parse("""net (float[N, 4] x) => (float[N, 3] y) {
+        h = MatMul(x, W)
+        first = Constant<value_ints = [0]>()
+        three = Constant<value_ints = [3]>()
+        shape = Shape(x)
+        samples = Gather(shape, first)
+        size = Abs(samples)
+        wanted = Concat<axis=0>(size, three)
+        y = Reshape(h, wanted)
+    }""")
+    model.graph.initializer.append(numpy_helper.from_array(W, "W"))
+    model.graph.value_info.append(helper.make_tensor_value_info("h", 1, ["N", 7]))  # it is 3
+    trainer = onward.Trainer(onward.make_trainable(model, loss="mse", optimizer="sgd"))
+
+    with pytest.raises(onward.OnwardError, match="T111"):
+        trainer.step({"x": np.ones((8, 4), F32), "labels": np.zeros((1, 3), F32)})
+
+
 def test_vectors_that_onnx_takes_for_shapes() -> None:
     """onnx-asr's resamplers and PyTorch's AdaptiveAvgPool: onnx's data propagation adds vectors of 3 and 4 numbers."""
     model = dense(

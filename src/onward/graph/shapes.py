@@ -53,9 +53,10 @@ def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None) -> bool:
         return True
     # Data propagation takes vectors for shapes and then finds errors in them: what it finds does not count.
     consistent = _infer_strictly(proto, data_prop=False) is not None
-    if not consistent:
-        _forget_stated_shapes(proto)
-        consistent = _infer_strictly(proto, data_prop=False) is not None
+    for outputs in (False, True):  # what the file says of its outputs may be right and all that is known
+        if not consistent:
+            _forget_stated_shapes(proto, outputs=outputs)
+            consistent = _infer_strictly(proto, data_prop=False) is not None
     merge_inferred(nodes, infer(proto))
     return consistent
 
@@ -67,14 +68,14 @@ def _infer_strictly(proto: onnx.ModelProto, *, data_prop: bool = True) -> onnx.G
         return None
 
 
-def _forget_stated_shapes(proto: onnx.ModelProto) -> None:
-    """Remove the stated shapes of what operators of the standard compute, inside of the model and at its end."""
+def _forget_stated_shapes(proto: onnx.ModelProto, *, outputs: bool = True) -> None:
+    """Remove the stated shapes of what operators of the standard compute, and with `outputs`, those of all outputs."""
     for graph in _all_graphs([proto.graph, *proto.functions]):
         computed = {name for n in graph.node if n.domain in ("", "ai.onnx") for name in n.output}
         stated = [info for info in graph.value_info if info.name not in computed]
         del graph.value_info[:]
         graph.value_info.extend(stated)
-        if not isinstance(graph, onnx.GraphProto):
+        if not outputs or not isinstance(graph, onnx.GraphProto):
             continue
         given = {value.name for value in graph.input}
         for output in graph.output:
