@@ -1,6 +1,7 @@
 """Ask ONNX Runtime whether it loads and runs a file, in a process of its own: a file may take a process down.
 
-The process is started as `python -m onward.runtime FILE [run]` and prints JSON.
+The process calls `main` with FILE and perhaps `run`, and prints JSON. It imports nothing from the folder in which the
+user stands, as `python -m` would: files of strangers may lie there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 # What free dimensions are tried with, after the first axis, which is 1: many networks halve their input several times.
 _SIZES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 224, 256, 320, 512, 640, 1024, 16000)
+_START = "import sys; sys.path[:1] = filter(None, sys.path[:1]); from onward.runtime import main; main()"
 _MOST = 2**24  # numbers in one made-up input
 
 
@@ -33,7 +35,7 @@ class Runtime:
 
 def ask(path: str, *, run: bool = True, seconds: float = 120) -> Runtime:
     """Return what ONNX Runtime says of the file: whether it loads, and with `run`, whether it runs with some input."""
-    command = [sys.executable, "-m", "onward.runtime", path, *(["run"] if run else [])]
+    command = [sys.executable, "-c", _START, path, *(["run"] if run else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
@@ -102,5 +104,6 @@ def _made_up(spec: Any, shape: list[int]) -> np.ndarray:
     return np.ones(shape, dtype=kind)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print what ONNX Runtime says of the file that the command line names."""
     print(json.dumps(dataclasses.asdict(_try(sys.argv[1], sys.argv[2:] == ["run"]))))

@@ -187,6 +187,14 @@ def test_a_file_that_takes_the_runtime_down_does_not_take_us_down(
     assert "ended with code 1" in answer.reason
 
 
+def test_code_in_the_folder_of_the_file_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(classifier(), tmp_path / "net.onnx")
+    (tmp_path / "onnxruntime.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(tmp_path)
+
+    assert ask("net.onnx").runs
+
+
 def test_the_command_line(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(classifier(), path)
