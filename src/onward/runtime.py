@@ -37,7 +37,7 @@ def ask(path: str, *, run: bool = True, seconds: float = 120) -> Runtime:
     """Return what ONNX Runtime says of the file: whether it loads, and with `run`, whether it runs with some input."""
     command = [sys.executable, "-c", _START, path, *(["run"] if run else [])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         return Runtime("", False, False, f"no answer within {seconds:.0f} seconds")
     if done.returncode != 0 or not done.stdout.strip():

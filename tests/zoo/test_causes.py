@@ -225,6 +225,18 @@ def test_nodes_inside_a_branch_that_are_not_in_execution_order() -> None:
     assert onward.check(model).codes == ("C147", "C147")
 
 
+def test_a_name_that_a_branch_also_uses_does_not_put_nodes_out_of_order() -> None:
+    model = parse("""net (float[3] x, bool p) => (float[3] y, float[3] t) {
+        y = If(p) <
+            then_branch = a () => (float[3] u) { t = Neg(x) u = Neg(t) },
+            else_branch = b () => (float[3] v) { v = Identity(x) }
+        >
+        t = Exp(x)
+    }""")
+
+    assert onward.check(model).codes == ()
+
+
 def test_nodes_in_a_cycle_are_an_error() -> None:
     model = dense(helper.make_node("Add", ["b", "x"], ["a"]), helper.make_node("Tanh", ["a"], ["b"]),
                   helper.make_node("MatMul", ["b", "W"], ["y"]), W=W)  # fmt: skip
@@ -288,6 +300,15 @@ def test_an_output_that_is_an_input_proves_the_sizes_of_others() -> None:
     program = onward.Trainer(onward.make_trainable(model, loss="mse", output="y")).program
 
     assert [s.shape for s in (*program.inputs, *program.targets)] == [("N", 3), ("N", 3)]
+
+
+def test_names_of_dimensions_come_back_as_they_were() -> None:
+    model = frames("batch")
+    own = frames("frames?")
+
+    stripped = [onward.to_inference(onward.make_trainable(m, loss="mse")) for m in (model, own)]
+
+    assert [m.graph.output[0].type.tensor_type.shape.dim[0].dim_param for m in stripped] == ["batch", "frames?"]
 
 
 def test_losses_of_several_types_add_up_in_the_wider_one() -> None:

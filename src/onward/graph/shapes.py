@@ -110,9 +110,10 @@ def mark_unproven_sizes(model: ir.Model) -> None:
 
 def forget_marks(model: ir.Model) -> None:
     """Give the dimensions of outputs their stated names back."""
+    marked = {f"{d}{UNPROVEN}": d for v in model.graph.inputs for d in dims(v) or () if isinstance(d, str)}
     for value in model.graph.outputs:
         if value.shape is not None:
-            value.shape = ir.Shape([d.removesuffix(UNPROVEN) if isinstance(d, str) else d for d in dims(value) or ()])
+            value.shape = ir.Shape([marked.get(d, d) if isinstance(d, str) else d for d in dims(value) or ()])
 
 
 def infer(model: onnx.ModelProto, *, strict: bool = False, data_prop: bool = True) -> onnx.GraphProto:
