@@ -1,12 +1,14 @@
 """Ask ONNX Runtime whether it loads and runs a file, in a process of its own: a file may take a process down.
 
-The process is started as `python -m onward.runtime FILE [run]` and prints JSON.
+The process calls `main` with FILE and perhaps `run`, and prints JSON. It imports nothing from the folder in which the
+user stands, as `python -m` would: files of strangers may lie there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -15,6 +17,8 @@ import numpy as np
 
 # What free dimensions are tried with, after the first axis, which is 1: many networks halve their input several times.
 _SIZES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 224, 256, 320, 512, 640, 1024, 16000)
+_START = "import sys; sys.path[:1] = filter(None, sys.path[:1]); from onward.runtime import main; main()"
+_MOST = 2**24  # numbers in one made-up input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +35,9 @@ class Runtime:
 
 def ask(path: str, *, run: bool = True, seconds: float = 120) -> Runtime:
     """Return what ONNX Runtime says of the file: whether it loads, and with `run`, whether it runs with some input."""
-    command = [sys.executable, "-m", "onward.runtime", path, *(["run"] if run else [])]
+    command = [sys.executable, "-c", _START, path, *(["run"] if run else [])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         return Runtime("", False, False, f"no answer within {seconds:.0f} seconds")
     if done.returncode != 0 or not done.stdout.strip():
@@ -57,14 +61,14 @@ def _try(path: str, run: bool) -> Runtime:
     if any(_numpy_type(spec) is None for spec in inputs):
         return Runtime(version, True, False, "it takes inputs that are not tensors")
     batch = {spec.shape[0] for spec in inputs if len(spec.shape) > 1}
-    reason, tried = "", set()
+    reason, tried = "", set[str]()
     for size in _SIZES:
-        feeds = {spec.name: _made_up(spec, batch, size) for spec in inputs}
-        shapes = {name: list(value.shape) for name, value in feeds.items()}
-        if str(shapes) in tried:
+        shapes = {spec.name: _shape(spec, batch, size) for spec in inputs}
+        if str(shapes) in tried or (tried and max(map(math.prod, shapes.values())) > _MOST):
             continue
         tried.add(str(shapes))
         try:
+            feeds = {spec.name: _made_up(spec, shapes[spec.name]) for spec in inputs}
             session.run(None, feeds)
         except Exception as error:  # noqa: BLE001  # as above
             reason = reason or str(error).strip()
@@ -85,9 +89,13 @@ def _numpy_type(spec: Any) -> str | None:
     return _TYPES.get(spec.type.removeprefix("tensor(").removesuffix(")")) if spec.type.startswith("tensor(") else None
 
 
-def _made_up(spec: Any, batch: set[Any], size: int) -> np.ndarray:
-    """Return made-up numbers for one input: batches of 1, and `size` for the other free dimensions."""
-    shape = [d if isinstance(d, int) and d >= 0 else 1 if d in batch else size for d in spec.shape]
+def _shape(spec: Any, batch: set[Any], size: int) -> list[int]:
+    """Return a shape for one input: batches of 1, and `size` for the other free dimensions."""
+    return [d if isinstance(d, int) and d >= 0 else 1 if d in batch else size for d in spec.shape]
+
+
+def _made_up(spec: Any, shape: list[int]) -> np.ndarray:
+    """Return made-up numbers for one input."""
     kind = _numpy_type(spec)
     if kind == "object":
         return np.full(shape, "a", dtype=object)
@@ -96,5 +104,6 @@ def _made_up(spec: Any, batch: set[Any], size: int) -> np.ndarray:
     return np.ones(shape, dtype=kind)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print what ONNX Runtime says of the file that the command line names."""
     print(json.dumps(dataclasses.asdict(_try(sys.argv[1], sys.argv[2:] == ["run"]))))

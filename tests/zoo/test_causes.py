@@ -145,6 +145,26 @@ def test_an_output_shape_in_the_file_that_is_out_of_date() -> None:
     assert session(model).run(None, {"x": np.ones((1, 4), F32)})[0].shape == (1, 3)
 
 
+def test_a_shape_that_is_out_of_date_does_not_take_the_others_with_it() -> None:
+    """No inference finds the size of `y`: without the name that the file states, one label would fit eight samples."""
+    model = parse("""net (float[N, 4] x) => (float[N, 3] y) {
+        h = MatMul(x, W)
+        first = Constant<value_ints = [0]>()
+        three = Constant<value_ints = [3]>()
+        shape = Shape(x)
+        samples = Gather(shape, first)
+        size = Abs(samples)
+        wanted = Concat<axis=0>(size, three)
+        y = Reshape(h, wanted)
+    }""")
+    model.graph.initializer.append(numpy_helper.from_array(W, "W"))
+    model.graph.value_info.append(helper.make_tensor_value_info("h", 1, ["N", 7]))  # it is 3
+    trainer = onward.Trainer(onward.make_trainable(model, loss="mse", optimizer="sgd"))
+
+    with pytest.raises(onward.OnwardError, match="T111"):
+        trainer.step({"x": np.ones((8, 4), F32), "labels": np.zeros((1, 3), F32)})
+
+
 def test_vectors_that_onnx_takes_for_shapes() -> None:
     """onnx-asr's resamplers and PyTorch's AdaptiveAvgPool: onnx's data propagation adds vectors of 3 and 4 numbers."""
     model = dense(
@@ -205,6 +225,18 @@ def test_nodes_inside_a_branch_that_are_not_in_execution_order() -> None:
     assert onward.check(model).codes == ("C147", "C147")
 
 
+def test_a_name_that_a_branch_also_uses_does_not_put_nodes_out_of_order() -> None:
+    model = parse("""net (float[3] x, bool p) => (float[3] y, float[3] t) {
+        y = If(p) <
+            then_branch = a () => (float[3] u) { t = Neg(x) u = Neg(t) },
+            else_branch = b () => (float[3] v) { v = Identity(x) }
+        >
+        t = Exp(x)
+    }""")
+
+    assert onward.check(model).codes == ()
+
+
 def test_nodes_in_a_cycle_are_an_error() -> None:
     model = dense(helper.make_node("Add", ["b", "x"], ["a"]), helper.make_node("Tanh", ["a"], ["b"]),
                   helper.make_node("MatMul", ["b", "W"], ["y"]), W=W)  # fmt: skip
@@ -248,6 +280,47 @@ def test_labels_that_fit_neither_the_batch_nor_an_output_are_refused() -> None:
         trainer.step({"x": np.ones((3, 4), F32), "labels": np.zeros(1, F32)})  # would be broadcast in silence
 
 
+def test_labels_that_fit_another_output_by_chance_are_refused() -> None:
+    """The graph proves that `y` has the size of the batch: the one row of `mean` says nothing about its labels."""
+    model = parse("""net (float[N, 4] x) => (float[N, 3] y, float[1, 3] mean) {
+        y = MatMul(x, W)
+        axes = Constant<value_ints = [0]>()
+        mean = ReduceMean(y, axes)
+    }""")
+    model.graph.initializer.append(numpy_helper.from_array(W, "W"))
+    trainer = onward.Trainer(onward.make_trainable(model, loss="mse", output="y", optimizer="sgd"))
+
+    with pytest.raises(onward.OnwardError, match="T111"):
+        trainer.step({"x": np.ones((8, 4), F32), "labels": np.zeros((1, 3), F32)})  # would be broadcast in silence
+
+
+def test_an_output_that_is_an_input_proves_the_sizes_of_others() -> None:
+    model = parse("net (float[N, 3] x) => (float[N, 3] x, float[N, 3] y) { y = Mul(x, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, F32), "w"))
+    program = onward.Trainer(onward.make_trainable(model, loss="mse", output="y")).program
+
+    assert [s.shape for s in (*program.inputs, *program.targets)] == [("N", 3), ("N", 3)]
+
+
+def test_names_of_dimensions_come_back_as_they_were() -> None:
+    model = frames("batch")
+    own = frames("frames?")
+
+    stripped = [onward.to_inference(onward.make_trainable(m, loss="mse")) for m in (model, own)]
+
+    assert [m.graph.output[0].type.tensor_type.shape.dim[0].dim_param for m in stripped] == ["batch", "frames?"]
+
+
+def test_losses_of_several_types_add_up_in_the_wider_one() -> None:
+    """In the type of the first output, float16, the loss of the second would be infinite."""
+    model = parse("net (float[N, 4] x) => (float16[N, 3] a, float[N, 3] b) { b = MatMul(x, W) a = Cast<to=10>(b) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 3), F32), "W"))
+    trainer = onward.Trainer(onward.make_trainable(model, loss={"a": "mse", "b": "mse"}, optimizer="sgd"))
+    feeds = {"x": np.ones((2, 4), F32), "labels/a": np.ones((2, 3), np.float16), "labels/b": np.full((2, 3), 3e3, F32)}
+
+    np.testing.assert_allclose(trainer.step(feeds)["loss"], 9e6 + 1, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("risky", "safe"),
     [("Div(s, x)", "Equal(x, zero)"), ("Log(x)", "LessOrEqual(x, zero)"), ("Sqrt(x)", "LessOrEqual(x, zero)")],
@@ -270,3 +343,28 @@ def test_a_pole_that_a_where_avoids_does_not_spoil_the_gradient(risky: str, safe
         risky.split("(")[0]
     ]
     np.testing.assert_allclose(actual, [0.0, *slope], rtol=1e-5)
+
+
+def test_a_where_behind_the_differentiated_value_does_not_count() -> None:
+    model = parse("""net (float[2] x, bool[2] c) => (float[2] y) {
+        e = Exp(x)
+        y = Where(c, e, x)
+    }""")
+    feeds = {"x": np.array([0.5, 1.5], F32), "c": np.array([True, False])}
+    (actual,) = session(onward.gradient(model, of="e", wrt=["x"])).run(["grad/x"], feeds)
+
+    np.testing.assert_allclose(actual, np.exp(feeds["x"]), rtol=1e-6)
+
+
+def test_a_where_inside_a_branch_whose_condition_is_not_visible_outside() -> None:
+    model = parse("""net (float[2] x, bool p) => (float[2] y) {
+        e = Exp(x)
+        y = If(p) <
+            then_branch = t () => (float[2] a) { i = Constant<value_float=1.0>() c = Less(x, i) a = Where(c, e, x) },
+            else_branch = f () => (float[2] b) { b = Neg(x) }
+        >
+    }""")
+    feeds = {"x": np.array([0.5, 1.5], F32), "p": np.array(True)}
+    (actual,) = session(onward.gradient(model, of="y", wrt=["x"])).run(["grad/x"], feeds)
+
+    np.testing.assert_allclose(actual, [np.exp(F32(0.5)), 1.0], rtol=1e-6)

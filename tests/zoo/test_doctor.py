@@ -74,6 +74,57 @@ def test_classes_that_an_argmax_found_are_traced_back_to_their_scores() -> None:
     assert (found.outputs[0].loss, found.outputs[0].on) == ("cross_entropy", "z")
 
 
+def test_the_classes_of_each_position_are_in_the_last_axis(tmp_path: Path) -> None:
+    text = "net (float[N, 5, 4] x) => (float[N, 5, 3] p) { z = MatMul(x, W) p = Softmax<axis=-1>(z) }"
+    path = tmp_path / "net.onnx"
+    onnx.save(model(text, W=weight(4, 3)), path)
+    command = shlex.split(onward.doctor(path).commands[0])
+
+    subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, check=True)
+
+    trainer = onward.Trainer(tmp_path / "net_trainable.onnx")
+    assert [tuple(t.shape) for t in trainer.program.targets] == [("N", 5)]
+
+
+def test_probabilities_of_one_sample_are_not_sent_to_a_loss_that_wants_a_batch() -> None:
+    found = onward.doctor(model("net (float[4] x) => (float[3] p) { z = MatMul(x, W) p = Softmax(z) }", W=weight(4, 3)))
+
+    assert (found.outputs[0].loss, found.outputs[0].on) == ("mse", "p")
+
+
+def test_weights_in_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(classifier(), path, save_as_external_data=True, location="net.bin", size_threshold=0)
+
+    found = onward.doctor(path)
+
+    assert found.runtime.runs
+    assert found.parameters == {"W": 12, "b": 3}
+
+
+def test_a_training_model_can_be_trained_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onward.save(onward.make_trainable(classifier(), loss="cross_entropy", output="z", freeze="b"), path)
+
+    found = onward.doctor(path)
+
+    assert found.ok
+    assert (found.parameters, list(found.left)) == ({"W": 12}, ["b"])
+    assert found.commands == [f"onward train {shlex.quote(str(path))} --data DATA"]
+
+
+def test_a_runtime_is_not_fed_more_than_memory_holds(tmp_path: Path) -> None:
+    """No size fits, and 16000 in each of three axes would be 30 terabytes."""
+    path = tmp_path / "net.onnx"
+    onnx.save(model("net (float[N, C, H, W] x) => (float[7, 11] y) { y = Reshape(x, s) }", s=np.array([7, 11])), path)
+
+    answer = ask(str(path))
+
+    assert answer.loads
+    assert not answer.runs
+    assert "Reshape" in answer.reason
+
+
 def test_weights_that_no_gradient_reaches_are_left_and_named() -> None:
     text = """net (float[N, 4] x) => (float[N, 3] y) {
         a = MatMul(x, W)
@@ -134,6 +185,14 @@ def test_a_file_that_takes_the_runtime_down_does_not_take_us_down(
 
     assert not answer.loads
     assert "ended with code 1" in answer.reason
+
+
+def test_code_in_the_folder_of_the_file_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(classifier(), tmp_path / "net.onnx")
+    (tmp_path / "onnxruntime.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(tmp_path)
+
+    assert ask("net.onnx").runs
 
 
 def test_the_command_line(tmp_path: Path) -> None:

@@ -206,14 +206,15 @@ def build_loss(
     """Emit the losses over the training-mode forward; return the nodes and the checked loss."""
     op = Builder(work.opset, names, prefix="loss/")
     by_label = {v.name or "": v for v in labels}
+    kinds = {term.outputs[0].dtype for term in terms.terms}
     total: Value | None = None
     for term in terms.terms:
         outputs = [forward.value(v) for v in term.outputs]
         value = term.loss.emit(op, outputs, [by_label[n] for n in term.labels])
+        if len(kinds) > 1:  # in float16, the loss of a float output may be infinite
+            value = op.cast(value, ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT)
         if term.weight != 1.0:
             value = op.Mul(value, term.weight)
-        if total is not None and term.outputs[0].dtype != terms.terms[0].outputs[0].dtype:
-            value = op.CastLike(value, total)
         total = value if total is None else op.Add(total, value)
     assert total is not None
     if total.producer() not in set(op.nodes):

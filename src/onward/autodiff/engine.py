@@ -172,7 +172,7 @@ class Backward:
         """Call the rule and add what it returns to the gradients of the inputs."""
         node, start = rule.node, len(self.op.nodes)
         assert spec.function is not None
-        used = _used_elements(self.op, node)  # now: the rule may read the outputs of the node
+        used = self._used_elements(node)  # now: the rule may read the outputs of the node
         try:
             result = spec.function(rule, *arguments)
         except Unsupported as unsupported:
@@ -185,6 +185,27 @@ class Backward:
         named = [*spec.outputs, *spec.outputs[-1:] * (len(arguments) - len(spec.outputs))]  # variadic: the last
         arriving = list(zip(named, arguments, strict=True))
         self.groups.append(Group(node, self.op.nodes[start:], arriving, leaving, rule.schema))
+
+    def _used_elements(self, node: ir.Node) -> Value | None:
+        """Return where a Where takes the result of an operator that has poles, if that alone reads it; else None.
+
+        In `Where(x == 0, 1, sin(x) / x)`, the gradient that reaches the division is 0 at x = 0, and 0 / 0 is not a
+        number. A finite difference says 0. PyTorch and JAX say NaN.
+        """
+        output = node.outputs[0]
+        uses = list(output.uses())
+        if node.op_type not in _WITH_POLES or node.domain != "" or len(uses) != 1 or output.is_graph_output():
+            return None
+        reader, index = uses[0]
+        condition = reader.inputs[0]
+        if reader.op_type != "Where" or reader.domain != "" or index == 0 or condition is None:
+            return None
+        if reader not in self.part.nodes:  # the result itself is differentiated, or a branch reads it
+            return None
+        shape = dims(condition)
+        if shape is None or None in shape or shape != dims(output):
+            return None  # one element of the result may be used at one place and not at another
+        return condition if index == 1 else self.op.Not(condition)
 
     def _output_gradients(self, node: ir.Node, spec: RuleSpec, known: Schema | None) -> list[Value | None] | None:
         """Return the rule's arguments, or None if it gets no gradient that it can use."""
@@ -292,26 +313,6 @@ class Backward:
             if source in self.part.active and source.dtype in FLOAT_OR_ANY:
                 stand_in = ir.Value(name=f"blocked/{source.name}", type=source.type, shape=source.shape)
                 self._contributions.setdefault(source, []).append(stand_in)
-
-
-def _used_elements(op: Emitter, node: ir.Node) -> Value | None:
-    """Return where a Where takes the result of an operator that has poles, if that alone reads it; else None.
-
-    In `Where(x == 0, 1, sin(x) / x)`, the gradient that reaches the division is 0 at x = 0, and 0 / 0 is not a number.
-    A finite difference says 0. PyTorch and JAX say NaN.
-    """
-    output = node.outputs[0]
-    uses = list(output.uses())
-    if node.op_type not in _WITH_POLES or node.domain != "" or len(uses) != 1 or output.is_graph_output():
-        return None
-    reader, index = uses[0]
-    condition = reader.inputs[0]
-    if reader.op_type != "Where" or reader.domain != "" or index == 0 or condition is None:
-        return None
-    shape = dims(condition)
-    if shape is None or None in shape or shape != dims(output):
-        return None  # one element of the result may be used at one place and not at another
-    return condition if index == 1 else op.Not(condition)
 
 
 def _refuse_forgotten(node: ir.Node, rule: Rule, result: dict[str, object]) -> None:

@@ -55,12 +55,13 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names that a node reads, and those that the graphs inside it read."""
+    """Yield the names that a node reads, and those that the graphs inside it read and do not define themselves."""
     yield from node.input
     for attribute in node.attribute:
         for inner in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
-            for other in inner.node:
-                yield from _reads(other)
+            own = {value.name for value in (*inner.input, *inner.initializer)}
+            own.update(name for other in inner.node for name in other.output)
+            yield from (name for other in inner.node for name in _reads(other) if name not in own)
 
 
 def _makers(nodes: Sequence[onnx.NodeProto]) -> dict[str, int]:

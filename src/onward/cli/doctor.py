@@ -112,6 +112,7 @@ def _output(advice: object) -> tuple[str, str]:
     if advice.trains is False:
         return head + "a loss may read it, but it cannot be trained: see below", "yellow"
     on = f" of `{advice.on}`" if advice.on != advice.name else ""
+    on += f" with axis={advice.axis}" if advice.axis is not None else ""
     return head + f"a loss may read it; {advice.loss}{on} suits it", ""
 
 

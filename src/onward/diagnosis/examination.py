@@ -45,6 +45,8 @@ class OutputAdvice:
     loss: str = ""
     on: str = ""
     """The value that this loss should read: the logits in front of a Softmax."""
+    axis: int | None = None
+    """The axis of the classes, if it is not the one that this loss takes by itself."""
     trains: bool | None = None
     """Whether a training step for it was built; None if that was not tried."""
     obstacles: tuple[Diagnostic, ...] = ()
@@ -108,7 +110,7 @@ def doctor(source: serde.Source) -> Diagnosis:
     with tempfile.TemporaryDirectory() as folder:
         path = _path(source, folder)
         proto, _ = serde.parse_proto(path)
-        operators = collections.Counter(_operators(proto))
+        operators = collections.Counter(_operators(path))
         found = Diagnosis(
             source=str(source) if isinstance(source, str | os.PathLike) else "",
             producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
@@ -139,8 +141,8 @@ def _path(source: serde.Source, folder: str) -> str:
     return str(path)
 
 
-def _operators(proto: onnx.ModelProto) -> list[str]:
-    model = serde.load(proto).ir
+def _operators(path: str) -> list[str]:
+    model = serde.load(path).ir
     nodes = [*all_nodes(model.graph), *(n for f in model.functions.values() for n in all_nodes(f))]
     return [f"{n.domain}::{n.op_type}" if n.domain not in ("", "ai.onnx") else n.op_type for n in nodes]
 
@@ -157,50 +159,63 @@ def _look_at_training(found: Diagnosis, path: str) -> None:
     infer_shapes(model.ir)
     for value in model.graph.outputs:
         found.outputs.append(_advice(value))
+    if model.entries:  # it is a training model already
+        compile_model(model)
+        found.parameters = _sizes(model)
+        found.left = dict.fromkeys(model.frozen, "the training entries of the file do not train it")
+        return
     for advice in [o for o in found.outputs if o.readable][:_TRIED]:
         trained = _try_output(advice, path)
         if trained is not None and not found.parameters:
-            found.parameters = {n: v.const_value.size if v.const_value else 0 for n, v in trained.parameters.items()}
+            found.parameters = _sizes(trained)
             found.left = _reasons(trained, advice.on)
     if not found.parameters:
         blocked = [d for o in found.outputs for d in o.obstacles]
         found.obstacles = tuple(dict.fromkeys(blocked))
 
 
+def _sizes(model: TrainingModel) -> dict[str, int]:
+    """Return the number of elements of each trained weight."""
+    return {n: v.const_value.size if v.const_value else 0 for n, v in model.parameters.items()}
+
+
 def _advice(value: ir.Value) -> OutputAdvice:
     kind = str(value.type).lower() if value.type is not None else "unknown"
     advice = OutputAdvice(value.name or "", kind, dims(value), readable=False)
-    scores = _scores(value)
-    if scores is not None:
-        advice.loss, advice.on, value = "cross_entropy", scores.name or "", scores
+    axis = 1
+    maker = _maker(value)
+    if maker is not None and maker.op_type == "ArgMax" and maker.inputs[0] is not None:  # its scores are readable
+        advice.loss, axis, value = "cross_entropy", maker.attributes.get_int("axis", 0), maker.inputs[0]
+        maker = _maker(value)
     if not isinstance(value.type, ir.TensorType):
         advice.reason = "it is not a tensor"
-    elif value.dtype not in FLOAT_TYPES:
+        return advice
+    if value.dtype not in FLOAT_TYPES:
         advice.reason = f"it holds {kind}, which have no gradient"
-    else:
-        advice.readable = True
-        activation, logits = _activation(value)
-        advice.loss = advice.loss or _LOSSES.get(activation, "mse")
-        advice.on = logits if activation in ("Softmax", "Sigmoid") else advice.on or advice.name
+        return advice
+    advice.readable = True
+    on = value
+    if maker is not None and maker.op_type in _LOSSES:
+        advice.loss = advice.loss or _LOSSES[maker.op_type]
+        axis = maker.attributes.get_int("axis", -1) if maker.op_type != "Sigmoid" else axis
+        on = (maker.outputs if maker.op_type == "LogSoftmax" else maker.inputs)[0] or value
+    advice.on = on.name or ""
+    if advice.loss in ("cross_entropy", "nll") and on.shape is not None:
+        rank = len(on.shape)
+        if rank < 2 or axis % rank == 0:  # these losses want the samples first
+            advice.loss, advice.on = "", value.name or ""
+        elif axis % rank != 1:
+            advice.axis = axis % rank - rank
+    advice.loss = advice.loss or "mse"
     return advice
 
 
-def _scores(value: ir.Value) -> ir.Value | None:
-    """Return what an ArgMax reads, if the output holds classes that it found."""
+def _maker(value: ir.Value) -> ir.Node | None:
+    """Return the node that computes a value; nodes that pass it on are skipped."""
     node = value.producer()
     while node is not None and node.op_type in _PASSED and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    return node.inputs[0] if node is not None and node.op_type == "ArgMax" else None
-
-
-def _activation(value: ir.Value) -> tuple[str, str]:
-    """Return the operator that ends in an output, and the name of what it reads; nodes that pass it on are skipped."""
-    node = value.producer()
-    while node is not None and node.op_type in _PASSED and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    if node is None or not node.inputs or node.inputs[0] is None:
-        return "", ""
-    return node.op_type, node.inputs[0].name or ""
+    return node
 
 
 def _try_output(advice: OutputAdvice, path: str) -> TrainingModel | None:
@@ -229,11 +244,14 @@ def _advise(found: Diagnosis) -> None:
     best = next((o for o in found.outputs if o.trains), None)
     if best is not None:
         on = f" --on {shlex.quote(best.on)}" if len(found.outputs) > 1 or best.on != best.name else ""
+        on += f" --set-loss axis={best.axis}" if best.axis is not None else ""
         trainable = f"{Path(file).stem}_trainable.onnx"
         found.commands = [
             f"onward make-trainable {shlex.quote(file)} -o {shlex.quote(trainable)} --loss {best.loss}{on}",
             f"onward train {shlex.quote(trainable)} --data DATA",
         ]
+    elif found.ok:
+        found.commands = [f"onward train {shlex.quote(file)} --data DATA"]
     elif found.report.errors:
         found.commands = [f"onward check {shlex.quote(file)}"]
 

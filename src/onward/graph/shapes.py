@@ -53,9 +53,10 @@ def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None) -> bool:
         return True
     # Data propagation takes vectors for shapes and then finds errors in them: what it finds does not count.
     consistent = _infer_strictly(proto, data_prop=False) is not None
-    if not consistent:
-        _forget_stated_shapes(proto)
-        consistent = _infer_strictly(proto, data_prop=False) is not None
+    for outputs in (False, True):  # what the file says of its outputs may be right and all that is known
+        if not consistent:
+            _forget_stated_shapes(proto, outputs=outputs)
+            consistent = _infer_strictly(proto, data_prop=False) is not None
     merge_inferred(nodes, infer(proto))
     return consistent
 
@@ -67,15 +68,18 @@ def _infer_strictly(proto: onnx.ModelProto, *, data_prop: bool = True) -> onnx.G
         return None
 
 
-def _forget_stated_shapes(proto: onnx.ModelProto) -> None:
-    """Remove the stated shapes of what operators of the standard compute, inside of the model and at its end."""
+def _forget_stated_shapes(proto: onnx.ModelProto, *, outputs: bool = True) -> None:
+    """Remove the stated shapes of what operators of the standard compute, and with `outputs`, those of all outputs."""
     for graph in _all_graphs([proto.graph, *proto.functions]):
         computed = {name for n in graph.node if n.domain in ("", "ai.onnx") for name in n.output}
         stated = [info for info in graph.value_info if info.name not in computed]
         del graph.value_info[:]
         graph.value_info.extend(stated)
-        for output in graph.output if isinstance(graph, onnx.GraphProto) else ():
-            if output.type.HasField("tensor_type"):
+        if not outputs or not isinstance(graph, onnx.GraphProto):
+            continue
+        given = {value.name for value in graph.input}
+        for output in graph.output:
+            if output.type.HasField("tensor_type") and output.name not in given:
                 output.type.tensor_type.ClearField("shape")
 
 
@@ -90,7 +94,7 @@ def mark_unproven_sizes(model: ir.Model) -> None:
     Whoever takes equal names for equal sizes would calculate with the wrong one.
     """
     named = {d for v in model.graph.inputs for d in dims(v) or () if isinstance(d, str)}
-    doubtful = [v for v in model.graph.outputs if named.intersection(dims(v) or ())]
+    doubtful = [v for v in model.graph.outputs if v.producer() is not None and named.intersection(dims(v) or ())]
     if not doubtful:
         return
     proto = onnx.ModelProto()
@@ -106,9 +110,10 @@ def mark_unproven_sizes(model: ir.Model) -> None:
 
 def forget_marks(model: ir.Model) -> None:
     """Give the dimensions of outputs their stated names back."""
+    marked = {f"{d}{UNPROVEN}": d for v in model.graph.inputs for d in dims(v) or () if isinstance(d, str)}
     for value in model.graph.outputs:
         if value.shape is not None:
-            value.shape = ir.Shape([d.removesuffix(UNPROVEN) if isinstance(d, str) else d for d in dims(value) or ()])
+            value.shape = ir.Shape([marked.get(d, d) if isinstance(d, str) else d for d in dims(value) or ()])
 
 
 def infer(model: onnx.ModelProto, *, strict: bool = False, data_prop: bool = True) -> onnx.GraphProto:

@@ -144,7 +144,8 @@ class SizeRule:
 
     A runtime may silently compute a loss of a hundred outputs and five labels. But some files name the first axis of an
     output after the batch although it has another size (frames, boxes, the scores of one sample). So before a batch is
-    refused, `infer` computes the outputs: targets that have the size of an output are right, and the file is wrong.
+    refused for a target whose name is not proven, `infer` computes the outputs: if it has the size of an output, it is
+    right, and the file is wrong.
     """
 
     def __init__(self, infer: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] | None = None) -> None:
@@ -156,14 +157,16 @@ class SizeRule:
     ) -> Diagnostic | None:
         """Return the problem of one batch, or None."""
         found = _differing(inputs, [t for t in targets if t.name not in self._free], feeds)
-        if found is None or self._infer is None or _differing(inputs, (), feeds) is not None:
+        doubtful = [t for t in targets if t.shape and isinstance(t.shape[0], str) and t.shape[0].endswith(UNPROVEN)]
+        proven = [t for t in targets if t not in doubtful]
+        if found is None or self._infer is None or _differing(inputs, proven, feeds) is not None:
             return found
         try:
             outputs = self._infer({s.name: feeds[s.name] for s in inputs})
         except (OnwardError, KeyError):
             return found
         sizes = {len(v) for v in outputs.values() if isinstance(v, np.ndarray) and v.ndim}
-        free = {t.name for t in targets if t.shape and len(feeds[t.name]) in sizes and _differing(inputs, [t], feeds)}
+        free = {t.name for t in doubtful if len(feeds[t.name]) in sizes and _differing(inputs, [t], feeds)}
         if _differing(inputs, [t for t in targets if t.name not in self._free | free], feeds) is not None:
             return found
         self._free |= free
