@@ -271,6 +271,9 @@ def test_an_output_with_another_leading_dimension_than_the_input(stated: str) ->
 
     assert history["loss"][1] < history["loss"][0]
     assert after < history["loss"][1]
+    if stated == "batch":
+        with pytest.raises(onward.OnwardError, match="T111"):  # what was right once is not right for ever
+            trainer.step({**batch, "labels": np.zeros(1, F32)})
 
 
 def test_labels_that_fit_neither_the_batch_nor_an_output_are_refused() -> None:

@@ -102,7 +102,7 @@ def doctor(source: serde.Source) -> Diagnosis:
     >>> from onward import samples
     >>> found = doctor(samples.perceptron())
     >>> found.ok, list(found.parameters), found.outputs[0].loss
-    (True, ['W1', 'b1', 'W2', 'b2'], 'cross_entropy')
+    (True, ['W1', 'b1', 'W2', 'b2'], 'mse')
 
     Raises:
         ModelError: the file cannot be read or is not a model.

@@ -68,13 +68,16 @@ class Trainer:
         self._run: Steps = Steps(self.session)
         self._resumed: Checkpoint | None = None
         self._sizes = SizeRule(self._infer_apart)
+        self._apart: Session | None = None
         self._feeds = {
             spec.name: Feed(spec, spec.name, False, Preparation(), numpy_dtype(spec.dtype)) for spec in self._specs
         }
 
     def _infer_apart(self, feeds: Mapping[str, np.ndarray]) -> Outputs:
         """Return the outputs for `feeds`, from a session of its own: the thread that prepares batches may ask."""
-        return open_session(self.program, self._backend, **self._options).infer(feeds)
+        if self._apart is None:
+            self._apart = open_session(self.program, self._backend, **self._options)
+        return self._apart.infer(feeds)
 
     def __repr__(self) -> str:
         return f"<Trainer {self._backend}: {', '.join(self.input_names)}; step {self.steps}>"

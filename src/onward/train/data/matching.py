@@ -150,26 +150,30 @@ class SizeRule:
 
     def __init__(self, infer: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] | None = None) -> None:
         self._infer = infer
-        self._free: set[str] = set()  # targets whose first axis has a size of its own
+        self._right: set[tuple[object, ...]] = set()  # shapes of inputs with the size of a target, as computed before
 
     def problem(
         self, inputs: Sequence[TensorSpec], targets: Sequence[TensorSpec], feeds: Mapping[str, np.ndarray]
     ) -> Diagnostic | None:
         """Return the problem of one batch, or None."""
-        found = _differing(inputs, [t for t in targets if t.name not in self._free], feeds)
+        found = _differing(inputs, targets, feeds)
         doubtful = [t for t in targets if t.shape and isinstance(t.shape[0], str) and t.shape[0].endswith(UNPROVEN)]
         proven = [t for t in targets if t not in doubtful]
         if found is None or self._infer is None or _differing(inputs, proven, feeds) is not None:
             return found
+        given = tuple(feeds[s.name].shape for s in inputs if s.name in feeds)
+        asked = [t for t in doubtful if _differing(inputs, [t], feeds) is not None]
+        unknown = [t for t in asked if (given, t.name, len(feeds[t.name])) not in self._right]
+        if not unknown:
+            return None
         try:
             outputs = self._infer({s.name: feeds[s.name] for s in inputs})
         except (OnwardError, KeyError):
             return found
         sizes = {len(v) for v in outputs.values() if isinstance(v, np.ndarray) and v.ndim}
-        free = {t.name for t in doubtful if len(feeds[t.name]) in sizes and _differing(inputs, [t], feeds)}
-        if _differing(inputs, [t for t in targets if t.name not in self._free | free], feeds) is not None:
+        if any(len(feeds[t.name]) not in sizes for t in unknown):
             return found
-        self._free |= free
+        self._right.update((given, t.name, len(feeds[t.name])) for t in unknown)
         return None
 
 
