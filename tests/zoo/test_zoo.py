@@ -25,7 +25,7 @@ SAMPLE = {
     "openwakeword 0.5.1: alexa_v0.1.onnx": "PyTorch's old exporter, a fixed batch of 1",
     "swift-f0 0.3.0: model.onnx": "outputs of two types",
     "basic-pitch 0.4.0: nmp.onnx": "TensorFlow",
-    "magika 1.0.3: model.onnx": "JAX by way of TensorFlow",
+    "playground 0.0.4: go1_policy.onnx": "JAX by way of TensorFlow",
     "qonnx 1.0.0: model.onnx": "CNTK, operator set 8",
     "onnxruntime 1.31.1: mul_1.onnx": "IR version 3, initializers that are no inputs",
 }
