@@ -5,15 +5,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fetch import Unreachable, manifest, title
-from run import examine, misses, trains
+from zoo.run import Unreachable, examine, manifest, misses, title, trains
 
 SAMPLE = {
     "silero-vad 6.2.3: silero_vad_half.onnx": "nested If whose branches have other ranks",
