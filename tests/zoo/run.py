@@ -78,8 +78,8 @@ def page(results: dict[str, Result]) -> str:
         "three steps lower the loss, `Trainer.fit` takes the batch, and finite differences of ONNX Runtime's own run "
         "confirm the gradient.",
         "",
-        "The files are fetched by pip and npm when the tests run; none is part of Onward. `make zoo` repeats "
-        "everything, `make test` a sample.",
+        f"The manifest lists {len(manifest())} files; this page has those that the last `make zoo` reached. They are "
+        "fetched by pip and npm when the tests run; none is part of Onward. `make test` takes a sample.",
         "",
         "| column | what is true |",
         "|---|---|",
