@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test quick lint fuzz crash zoo bench bench-peers docs clean
+.PHONY: demo test test-frameworks quick lint fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,11 +23,24 @@ $(VENV)/oldest/.made: pyproject.toml constraints-oldest.txt | $(VENV)/.dev
 	$(VENV)/oldest/bin/python -m pip --disable-pip-version-check install -q -c constraints-oldest.txt -e .
 	touch $@
 
+# Keras and TensorFlow beside everything else; TensorFlow alone takes a gigabyte.
+$(VENV)/frameworks/.made: pyproject.toml constraints.txt | $(VENV)/.dev
+	$(BIN)/python -m venv $(VENV)/frameworks
+	$(VENV)/frameworks/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt torch==2.13.0
+	$(VENV)/frameworks/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt -e '.[dev,keras,tensorflow]'
+	touch $@
+
 demo: $(VENV)/.core
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev $(VENV)/oldest/.made lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+# What needs Keras and TensorFlow, which `make test` leaves out, and JAX beside them. About ten minutes.
+FRAMEWORK_TESTS ?= tests/backends/test_tensorflow_*.py tests/backends/test_jax_*.py tests/frontends/jax tests/frontends/keras \
+	src/onward/backends/tensorflow
+test-frameworks: $(VENV)/frameworks/.made
+	$(VENV)/frameworks/bin/python -m pytest -n 2 --dist worksteal -q $(FRAMEWORK_TESTS)
 
 # Under two minutes: lint, and the tests that most changes concern.
 quick: $(VENV)/.dev lint

@@ -29,7 +29,7 @@ RUNTIMES += ["1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.1"]  # every minor ve
 @nox.parametrize("versions", list(VERSIONS))
 def tests(session: nox.Session, versions: str) -> None:
     """All tests with one set of versions."""
-    session.install("-e", ".[dev,demo]", *VERSIONS[versions])
+    session.install("-e", ".[dev,demo,mlflow,wandb]", *VERSIONS[versions])
     session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", *session.posargs)
 
 

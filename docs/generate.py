@@ -104,15 +104,16 @@ def coverage_page(measured: dict[str, Any]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "## com.microsoft",
+        "## Operators that are first rewritten",
         "",
-        "Many exported transformers contain these operators of ONNX Runtime. They are first rewritten as operators of",
-        "ai.onnx, whose gradients apply.",
+        "Many exported transformers contain operators of ONNX Runtime (com.microsoft), and scikit-learn's exporter",
+        "writes those of ai.onnx.ml, whose weights are attributes. They are first rewritten as operators of ai.onnx,",
+        "whose gradients apply.",
         "",
-        "| operator | definition |",
-        "|---|---|",
+        "| operator | domain | definition |",
+        "|---|---|---|",
     ]
-    lines += [f"| {o.name} | {o.formula} |" for o in module.decomposed()]
+    lines += [f"| {o.name} | {o.domain} | {o.formula} |" for o in module.decomposed()]
     return "\n".join(lines) + "\n"
 
 

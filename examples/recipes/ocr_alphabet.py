@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import numpy_helper
 from PIL import Image, ImageDraw, ImageFont
 
 import onward
-from onward import losses, schedules
+from onward import losses, schedules, surgery
 
 GEORGIAN = "აბგდევზთიკლმნოპჟრსტუფქღყშჩცძწჭხჯჰ"
 # The DejaVu fonts come with matplotlib.
@@ -93,35 +91,19 @@ def training_data(
 
 
 # %% The network.
-def with_new_head(model: onnx.ModelProto, alphabet: str, seed: int) -> tuple[onnx.ModelProto, list[str], str]:
-    """Return the recogniser with a last layer for `alphabet`, the names of its weights, and the name of the logits.
+def with_new_head(file: Path, alphabet: str, seed: int) -> onward.TrainingModel:
+    """Return the recogniser with a last layer for `alphabet`.
 
-    The classes of rapidocr are the blank of CTC, the letters, and the space. A class that the old layer has is copied
-    from it, so that at least the blank and the space are right from the beginning; the others are drawn.
+    The classes of rapidocr are the blank of CTC, the letters, and the space. A class that the old layer has keeps its
+    weights, so that at least the blank and the space are right from the beginning; the others are drawn.
     """
-    new = onnx.ModelProto()
-    new.CopyFrom(model)
-    characters = next((entry for entry in new.metadata_props if entry.key == "character"), None)
+    characters = onward.load(file).ir.metadata_props.get("character")
     if characters is None:
         raise SystemExit("not a recogniser of rapidocr: there is no `character` in its metadata")
-    known, wanted = ["", *characters.value.splitlines(), " "], ["", *alphabet, " "]
-    characters.value = "\n".join(alphabet)  # rapidocr reads the alphabet here
-    random = np.random.default_rng(seed)
-    names = []
-    for tensor in new.graph.initializer:
-        if tensor.dims[-1:] == [len(known)]:  # the weight [features, classes] and the bias [classes]
-            old = numpy_helper.to_array(tensor)
-            head = random.normal(old.mean(), old.std(), (*old.shape[:-1], len(wanted))).astype(old.dtype)
-            for index, letter in enumerate(wanted):
-                if letter in known:
-                    head[..., index] = old[..., known.index(letter)]
-            tensor.CopyFrom(numpy_helper.from_array(head, tensor.name))
-            names.append(tensor.name)
-    if len(names) != 2 or new.graph.node[-1].op_type != "Softmax":
-        raise SystemExit("not a recogniser of rapidocr: it does not end in a linear layer and a Softmax")
-    del new.graph.value_info[:]  # it has the shapes of the old layer
-    new.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = len(wanted)
-    return new, names, new.graph.node[-1].input[0]
+    known = [surgery.BLANK, *characters.splitlines(), " "]
+    model = surgery.replace_head(file, [*alphabet, " "], blank=0, old_classes=known, seed=seed)
+    model.ir.metadata_props["character"] = "\n".join(alphabet)  # rapidocr reads the alphabet here
+    return model
 
 
 # %% rapidocr itself.
@@ -185,11 +167,12 @@ def main(args: argparse.Namespace) -> None:
 
     start = time.perf_counter()
     data = training_data(args.alphabet, seen, args.steps * args.batch_size, args.seed, texts)
-    network, head, logits = with_new_head(onnx.load(source), args.alphabet, args.seed)
+    network = with_new_head(source, args.alphabet, args.seed)
+    head = surgery.layers(network)[0].weights
     model = onward.make_trainable(
         network,
         loss=losses.CTC(time_axis=1, logits=True),  # the network ends in a Softmax: the loss reads what goes into it
-        output=logits,
+        output=network.proto().graph.node[-1].input[0],
         train=[*head, *args.train],  # all else is frozen
         optimizer=onward.Adam(
             schedules.Cosine(args.learning_rate, args.steps),

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from onward import augment as augment
     from onward import losses as losses
     from onward import optimizers as optimizers
     from onward import samples as samples
     from onward import schedules as schedules
+    from onward import surgery as surgery
     from onward import testing as testing
+    from onward.author import Phase as Phase
     from onward.author import make_trainable as make_trainable
     from onward.autodiff.registry import register_gradient as register_gradient
     from onward.autodiff.rules.quantization import straight_through as straight_through
@@ -50,6 +53,7 @@ _PUBLIC = {
     "AdamW": "onward.optimizers",
     "Momentum": "onward.optimizers",
     "OnwardError": "onward.errors",
+    "Phase": "onward.author",
     "Program": "onward.compiler.program",
     "SGD": "onward.optimizers",
     "Trainer": "onward.train.trainer",
@@ -57,6 +61,8 @@ _PUBLIC = {
     "check": "onward.check",
     "compile": "onward.compiler.compile:compile_model",
     "doctor": "onward.diagnosis",
+    "from_jax": "onward.frontends.jax",
+    "from_keras": "onward.frontends.keras",
     "from_torch": "onward.frontends.torch",
     "gradient": "onward.compiler.derivatives",
     "jvp": "onward.compiler.derivatives",
@@ -67,10 +73,12 @@ _PUBLIC = {
     "save": "onward.model.serde",
     "straight_through": "onward.autodiff.rules.quantization",
     "to_inference": "onward.model.inference",
+    "to_jax": "onward.backends.jax",
+    "to_tensorflow": "onward.backends.tensorflow",
     "to_torch": "onward.backends.torch",
     "vjp": "onward.compiler.derivatives",
 }
-_MODULES = ("losses", "optimizers", "samples", "schedules", "testing")
+_MODULES = ("augment", "losses", "optimizers", "samples", "schedules", "surgery", "testing")
 
 __all__ = ["__version__", *_MODULES, *_PUBLIC]  # names in a table, checked by the contract test
 

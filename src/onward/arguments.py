@@ -6,6 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,14 @@ def did_you_mean(near: Iterable[str]) -> str:
     """
     quoted = " or ".join(f"`{n}`" for n in near)
     return f"did you mean {quoted}?" if quoted else ""
+
+
+def near_files(path: Path) -> list[str]:
+    """Return the names in the folder of a missing file that look like its name; nothing if there is no such folder."""
+    try:
+        return nearest(path.name, sorted(entry.name for entry in path.parent.iterdir()))
+    except OSError:
+        return []
 
 
 def unknown_name(kind: str, given: object, valid: Iterable[str], place: str = "") -> ArgumentError:

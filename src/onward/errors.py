@@ -23,8 +23,10 @@ import dataclasses
 import enum
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 
 class Severity(enum.Enum):
@@ -163,6 +165,52 @@ def counted(count: int, word: str) -> str:
     if count != 1:
         word = f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
     return f"{count:,} {word}" if count else f"no {word}"
+
+
+class Node(Protocol):
+    """A node of onnx or of onnx-ir."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def op_type(self) -> str: ...
+
+
+def named_nodes(nodes: Iterable[Node]) -> list[str]:
+    """Return how messages name the nodes of a graph: by name, or by the place among those of the same operator.
+
+    >>> from types import SimpleNamespace as Node
+    >>> named_nodes([Node(name="", op_type="Relu"), Node(name="", op_type="Add"), Node(name="top", op_type="Relu")])
+    ['the 1st Relu', 'the only Add', 'node `top`']
+    """
+    listed = [(node.name, node.op_type) for node in nodes]
+    total = Counter(operator for _, operator in listed) if not all(name for name, _ in listed) else Counter()
+    seen: Counter[str] = Counter()
+    found = []
+    for name, operator in listed:
+        seen[operator] += 1
+        which = "only" if total[operator] == 1 else ordinal(seen[operator])
+        found.append(f"node `{name}`" if name else f"the {which} {operator or 'node without an operator'}")
+    return found
+
+
+def named_node(node: Node, graph: Iterable[Node] | None = None) -> str:
+    """Return how a message names one node; `graph` holds its nodes, and a node of onnx-ir knows it."""
+    if node.name:
+        return f"node `{node.name}`"
+    nodes = list(getattr(node, "graph", None) or () if graph is None else graph)
+    place = next((i for i, other in enumerate(nodes) if other is node), None)
+    return f"a {node.op_type}" if place is None else named_nodes(nodes)[place]  # in no graph any more
+
+
+def ordinal(number: int) -> str:
+    """Return a number as a place in a row.
+
+    >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 22, 113)]
+    ['1st', '2nd', '3rd', '4th', '11th', '22nd', '113th']
+    """
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def require_extra(module: str, extra: str, purpose: str) -> MissingExtra:

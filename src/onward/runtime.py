@@ -7,10 +7,12 @@ user stands, as `python -m` would: files of strangers may lie there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,25 @@ def ask(path: str, *, run: bool = True, seconds: float = 120) -> Runtime:
     if done.returncode != 0 or not done.stdout.strip():
         return Runtime("", False, False, f"its process ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
     return Runtime(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+@functools.cache
+def integer_products_saturate() -> bool:
+    """Return whether ONNX Runtime adds products of uint8 and int8 in 16 bits on this processor, so that they overflow.
+
+    It does so on x86 without VNNI instructions, silently: the same file gives other numbers there. Weights that fit
+    into 7 bits are safe, and so are weights of uint8.
+    """
+    import onnxruntime
+    from onnx import numpy_helper, parser
+
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> g (uint8[1, 64] x) => (int32[1, 16] y) { y = MatMulInteger(x, w) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.full((64, 16), 127, np.int8), "w"))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {"x": np.full((1, 64), 255, np.uint8)})
+    return bool((np.asarray(y) != 255 * 127 * 64).any())
 
 
 def _try(path: str, run: bool) -> Runtime:
@@ -102,6 +123,17 @@ def _made_up(spec: Any, shape: list[int]) -> np.ndarray:
     if np.dtype(kind).kind == "f":
         return np.asarray(np.random.default_rng(0).random(shape), dtype=kind)
     return np.ones(shape, dtype=kind)
+
+
+def evaluate(model: bytes, feeds: Iterable[Mapping[str, np.ndarray]]) -> Iterator[list[np.ndarray]]:
+    """Yield the outputs of a model that loads, for each of the feeds, in this process."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    for feed in feeds:
+        yield session.run(None, dict(feed))
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from onnx.reference import ReferenceEvaluator
 
 from onward import optimizers, samples
 from onward.author import make_trainable
-from onward.author.random_numbers import normal, uniform
 from onward.compiler.compile import compile_model
 from onward.errors import ArgumentError
+from onward.graph.random_numbers import normal, uniform
 from onward.model.inference import to_inference
 
 

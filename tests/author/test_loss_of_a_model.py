@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import helper
 
+import onward
 from author.small import f32, gradient, operators
 from onward import losses
 from onward.author import make_trainable
@@ -22,6 +23,123 @@ def test_cross_entropy_after_softmax_is_refused(build) -> None:
 
     assert "`CrossEntropy` expects logits, and output `p` is already a Softmax" in str(caught.value)
     assert 'hint: let the loss read the logits: output="z"' in str(caught.value)
+
+
+PASSING = {
+    "Identity": "p = Identity(s)",
+    "Reshape": "shape = Constant <value_ints = [-1, 2]> () p = Reshape(s, shape)",
+    "Cast": "p = Cast <to = 1> (s)",
+    "Squeeze and Unsqueeze": "axis = Constant <value_ints = [1]> () u = Unsqueeze(s, axis) p = Squeeze(u, axis)",
+    "Flatten": "p = Flatten(s)",
+    "Transpose": "t = Transpose <perm = [1, 0]> (s) p = Transpose <perm = [1, 0]> (t)",
+    "Dropout": "p = Dropout(s)",
+    "Clip": "low = Constant <value_float = 0.1> () p = Clip(s, low)",
+    "several": "i = Identity(s) c = Cast <to = 1> (i) p = Flatten(c)",
+}
+
+
+@pytest.mark.parametrize("passing", PASSING)
+@pytest.mark.parametrize(
+    ("loss", "activation"),
+    [
+        ("cross_entropy", "Softmax"),
+        ("cross_entropy", "Sigmoid"),
+        ("cross_entropy", "HardSigmoid"),
+        ("nll", "Softmax"),
+        ("nll", "Sigmoid"),
+        ("kl_div", "Softmax"),
+        ("bce_with_logits", "Sigmoid"),
+        ("bce_with_logits", "Softmax"),
+        ("bce_with_logits", "LogSoftmax"),
+        ("bce", "LogSoftmax"),
+        (losses.MSE() + 0.5 * losses.BCEWithLogits(), "Sigmoid"),
+    ],
+    ids=str,
+)
+def test_a_loss_of_another_scale_is_refused_through_nodes_that_pass_numbers_on(build, loss, activation, passing):
+    text = f"m (float[N, 3] x) => (float[N, 2] p) {{ z = MatMul(x, W) s = {activation}(z) {PASSING[passing]} }}"
+
+    with pytest.raises(ArgumentError) as caught:
+        make_trainable(build(text, W=f32(3, 2)), loss=loss)
+
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "A115"
+    assert problem.message.endswith(f"and output `p` is already a {activation}") or problem.message.endswith(
+        f"and output `p` is the result of a {activation}"
+    )
+    assert 'output="z"' in problem.hint
+
+
+BY_HAND = {
+    "Exp, ReduceSum, Div": "e = Exp(z) t = ReduceSum(e, axis) p = Div(e, t)",
+    "minus the maximum": "m = ReduceMax(z, axis) d = Sub(z, m) e = Exp(d) t = ReduceSum(e, axis) p = Div(e, t)",
+}
+
+
+@pytest.mark.parametrize("body", BY_HAND)
+@pytest.mark.parametrize("loss", ["cross_entropy", "nll", "bce_with_logits"])
+def test_a_softmax_that_is_written_out_is_a_softmax(build, body, loss) -> None:
+    text = "m (float[N, 3] x) => (float[N, 2] p) { z = MatMul(x, W) axis = Constant <value_ints = [1]> () "
+
+    with pytest.raises(ArgumentError, match="is already a Softmax|is the result of a Softmax"):
+        make_trainable(build(f"{text} {BY_HAND[body]} }}", W=f32(3, 2)), loss=loss)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "nll"])
+def test_the_columns_of_no_and_yes_are_probabilities(build, loss) -> None:
+    """Softmax of (1 - p, p) has other numbers, and never comes near 0 or 1."""
+    text = (
+        "m (float[N, 3] x) => (float[N, 2] y) { z = MatMul(x, W) p = Sigmoid(z) one = Constant <value_float = 1.0> () "
+        "q = Sub(one, p) y = Concat <axis = 1> (q, p) }"
+    )
+
+    with pytest.raises(ArgumentError) as caught:
+        make_trainable(build(text, W=f32(3, 1)), loss=loss)
+
+    assert "output `y` is the result of a Sigmoid" in str(caught.value)
+    assert 'output="z", with loss="bce_with_logits"' in str(caught.value)
+
+
+def test_the_logarithm_of_a_softmax_is_a_log_softmax(build) -> None:
+    text = "m (float[N, 3] x) => (float[N, 2] p) { z = MatMul(x, W) s = Softmax(z) p = Log(s) }"
+    proto = build(text, W=f32(3, 2))
+
+    make_trainable(proto, loss="nll")
+    with pytest.raises(
+        ArgumentError, match="`BCE` expects probabilities, and output `p` is the result of a LogSoftmax"
+    ):
+        make_trainable(proto, loss="bce")
+
+
+@pytest.mark.parametrize(
+    ("loss", "activation"),
+    [
+        ("cross_entropy", "LogSoftmax"),  # Softmax of LogSoftmax is the same Softmax
+        ("nll", "LogSoftmax"),
+        ("kl_div", "LogSoftmax"),
+        ("bce", "Sigmoid"),
+        ("bce", "Softmax"),
+        ("mse", "Softmax"),
+        ("bce_with_logits", "Tanh"),
+    ],
+)
+def test_a_loss_of_the_right_scale_is_accepted(build, loss: str, activation: str) -> None:
+    text = f"m (float[N, 3] x) => (float[N, 2] p) {{ z = MatMul(x, W) s = {activation}(z) p = Identity(s) }}"
+
+    assert make_trainable(build(text, W=f32(3, 2)), loss=loss).targets == ["labels"]
+
+
+def test_cross_entropy_of_a_log_softmax_has_the_gradient_of_cross_entropy_of_logits(build) -> None:
+    logits = "m (float[N, 3] x) => (float[N, 2] p) { p = MatMul(x, W) }"
+    logarithms = "m (float[N, 3] x) => (float[N, 2] p) { z = MatMul(x, W) p = LogSoftmax(z) }"
+    weights, batch = f32(3, 2), {"x": f32(5, 3), "labels": np.array([0, 1, 1, 0, 1])}
+    trained = []
+    for text in (logits, logarithms):
+        trainer = onward.Trainer(make_trainable(build(text, W=weights), loss="cross_entropy", optimizer="sgd"))
+        trainer.step(batch)
+        trained.append(trainer.parameters["W"])
+
+    np.testing.assert_allclose(trained[0], trained[1], rtol=1e-5)
 
 
 @pytest.mark.parametrize(

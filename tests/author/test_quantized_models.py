@@ -17,6 +17,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 import onward
 from onward.author.quantized_weights import QuantizedWeightsWarning
 from onward.errors import ArgumentError, NotDifferentiable
+from onward.runtime import integer_products_saturate
 
 RNG = np.random.default_rng(5)
 
@@ -77,21 +78,23 @@ def static(quant_format: QuantFormat, **options: object) -> Callable[[onnx.Model
     return lambda model, path: quantize_static(model, path, Calibration(model), quant_format=quant_format, **options)
 
 
+# Without VNNI, ONNX Runtime's products of uint8 and int8 overflow in silence: 7 bits do not.
+SAFE = {"reduce_range": integer_products_saturate()}
 INT8 = {"activation_type": QuantType.QInt8, "weight_type": QuantType.QInt8}
 SCHEMES: dict[str, tuple[onnx.ModelProto, Callable[[onnx.ModelProto, str], None]]] = {
-    "MatMulInteger": (PERCEPTRON, dynamic()),
+    "MatMulInteger": (PERCEPTRON, dynamic(**SAFE)),
     "MatMulInteger uint8": (PERCEPTRON, dynamic(weight_type=QuantType.QUInt8)),
-    "MatMulInteger per channel": (PERCEPTRON, dynamic(per_channel=True)),
+    "MatMulInteger per channel": (PERCEPTRON, dynamic(per_channel=True, **SAFE)),
     "MatMulInteger of 7 bits": (PERCEPTRON, dynamic(reduce_range=True)),
     "ConvInteger": (CONVOLUTIONS, dynamic(weight_type=QuantType.QUInt8)),
-    "DynamicQuantizeLSTM": (RECURRENT, dynamic()),
-    "DynamicQuantizeLSTM per channel": (RECURRENT, dynamic(per_channel=True)),
-    "QDQ": (CONVOLUTIONS, static(QuantFormat.QDQ)),
-    "QDQ int8": (CONVOLUTIONS, static(QuantFormat.QDQ, **INT8)),
-    "QDQ per channel": (CONVOLUTIONS, static(QuantFormat.QDQ, per_channel=True, **INT8)),
-    "QDQ of a perceptron": (PERCEPTRON, static(QuantFormat.QDQ)),
-    "QOperator": (CONVOLUTIONS, static(QuantFormat.QOperator)),
-    "QOperator per channel": (CONVOLUTIONS, static(QuantFormat.QOperator, per_channel=True)),
+    "DynamicQuantizeLSTM": (RECURRENT, dynamic(**SAFE)),
+    "DynamicQuantizeLSTM per channel": (RECURRENT, dynamic(per_channel=True, **SAFE)),
+    "QDQ": (CONVOLUTIONS, static(QuantFormat.QDQ, **SAFE)),
+    "QDQ int8": (CONVOLUTIONS, static(QuantFormat.QDQ, **INT8, **SAFE)),
+    "QDQ per channel": (CONVOLUTIONS, static(QuantFormat.QDQ, per_channel=True, **INT8, **SAFE)),
+    "QDQ of a perceptron": (PERCEPTRON, static(QuantFormat.QDQ, **SAFE)),
+    "QOperator": (CONVOLUTIONS, static(QuantFormat.QOperator, **SAFE)),
+    "QOperator per channel": (CONVOLUTIONS, static(QuantFormat.QOperator, per_channel=True, **SAFE)),
 }
 RATES = {id(PERCEPTRON): 0.05, id(CONVOLUTIONS): 0.05, id(RECURRENT): 2.0}
 by_scheme = pytest.mark.parametrize("name", list(SCHEMES))
@@ -138,7 +141,7 @@ def test_by_default_the_float_weights_of_a_quantized_model_train(name: str, quan
     x = data(quantized)
     if name.startswith(("QDQ", "QOperator")):
         # Weights and biases are all integers.
-        with pytest.raises(ArgumentError, match=r"hint: dequantize=True \(`--dequantize`\) makes floats of weights"):
+        with pytest.raises(ArgumentError, match=r"hint: dequantize=True makes floats of weights"):
             trainable(quantized)
         return
 
@@ -164,7 +167,7 @@ def test_integers_that_are_not_trained_are_counted(tmp_path: Path) -> None:
         onward.make_trainable(tmp_path / "q.onnx", loss="mse")
 
     assert "`W1_quantized`, `W2_quantized`" in str(caught[0].message)
-    assert "hint: dequantize=True (`--dequantize`) makes floats of them" in str(caught[0].message)
+    assert "hint: dequantize=True makes floats of them" in str(caught[0].message)
 
 
 # -- weights become floats -------------------------------------------------------------------------------------------
@@ -218,7 +221,7 @@ def test_an_embedding_of_integers_is_trained_and_looked_up_as_integers_again(bet
     model = network(
         f"net (int64[N] ids) => (float[N, 3] y) {{ h = Gather(table, ids) {text} }}", table=f32(10, 4), W=f32(4, 3)
     )
-    quantize_dynamic(model, tmp_path / "q.onnx")
+    quantize_dynamic(model, tmp_path / "q.onnx", **SAFE)
     quantized = onnx.load(tmp_path / "q.onnx")
     feeds = {"ids": np.array([3, 1, 4, 1, 5, 9])}
 
@@ -288,7 +291,7 @@ def test_a_dequantized_model_trains_and_its_gradient_is_that_of_the_float_model(
 
 
 def test_the_gradient_of_a_dequantized_layer_agrees_with_finite_differences(tmp_path: Path) -> None:
-    quantize_dynamic(PERCEPTRON, tmp_path / "q.onnx", per_channel=True)
+    quantize_dynamic(PERCEPTRON, tmp_path / "q.onnx", per_channel=True, **SAFE)
     x = data(PERCEPTRON)
     y = np.zeros((6, 3), np.float32)
     model = trainable(onnx.load(tmp_path / "q.onnx"), rate=1.0, dequantize=True)
@@ -347,7 +350,7 @@ def test_trained_weights_are_quantized_with_new_scales(name: str, quantized: onn
     before, after = np.mean((run(quantized, x) - y) ** 2), np.mean((run(again, x) - y) ** 2)
     assert after < 0.6 * before
     expected = run(trainer.to_inference(), x)
-    assert np.abs(run(again, x) - expected).max() < 0.06 * np.abs(expected).max()
+    assert np.abs(run(again, x) - expected).max() < 0.08 * np.abs(expected).max()  # a few steps of 7 bits
 
 
 def test_a_weight_that_grows_out_of_its_range_gets_a_larger_scale(tmp_path: Path) -> None:
@@ -422,3 +425,17 @@ def test_an_operator_of_a_domain_that_the_file_forgot_to_import_is_refused_with_
         trainable(model, dequantize=True)
     with pytest.raises(NotDifferentiable, match="no gradient rule for `Quant`"):
         onward.compile(trainable(model, train="s"))
+
+
+@pytest.mark.parametrize("gemm", ["Gemm <transB = 1> (x, W, B)", "Gemm(x, W, B)"])
+def test_onnxruntimes_quantizer_takes_what_to_inference_writes(gemm: str, tmp_path: Path) -> None:
+    """The quantizer transposes W and leaves its value_info as it was, so there must be none."""
+    shape = (3, 8) if "transB" in gemm else (8, 3)
+    model = network(f"net (float[N, 8] x) => (float[N, 3] y) {{ y = {gemm} }}", W=f32(*shape), B=f32(3))
+    onnx.save(onward.to_inference(trainable(model)), tmp_path / "tuned.onnx")
+
+    quantize_dynamic(tmp_path / "tuned.onnx", tmp_path / "q.onnx", weight_type=QuantType.QUInt8)
+
+    x = f32(6, 8)
+    expected = run(onnx.load(tmp_path / "tuned.onnx"), x)
+    assert np.abs(run(onnx.load(tmp_path / "q.onnx"), x) - expected).max() < 0.05 * np.abs(expected).max()

@@ -33,7 +33,7 @@ def test_a_model_whose_every_weight_is_a_constant_trains(build, steps) -> None:
     batch = {"x": x, "labels": x @ np.array([[1.0], [-2.0]], np.float32)}
 
     running = steps(model)
-    found = [running.step(batch)["loss"] for _ in range(50)]
+    found = [running.step(batch)["loss"] for _ in range(100)]
 
     assert list(model.parameters) == ["W", "b", "one"]
     assert found[-1] < 0.05 * found[0]

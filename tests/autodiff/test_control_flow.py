@@ -175,4 +175,4 @@ def test_everything_that_blocks_inside_a_body_is_listed_with_the_place() -> None
     messages = str(caught.value)
     assert "`Mystery` (my.ops)" in messages
     assert "`Riddle` (my.ops)" in messages
-    assert "in `outer` (Loop), between input `x` and output `y`" in messages
+    assert "in node `outer` (Loop), between input `x` and output `y`" in messages

@@ -56,14 +56,14 @@ def test_every_blocking_node_is_listed_with_its_place_path_and_remedy() -> None:
         "  found: the path `emb.weight` → `/emb/Gather` → `/head/Riddle` → `/head/Tanh` → `/head/M` → `/loss` → "
         "`loss`\n"
         "\n"
-        "hint: freeze it with `--freeze emb.weight`, or add a rule (docs/adding_a_rule.md)\n"
+        'hint: freeze it with freeze=["emb.weight"], or add a rule (docs/adding_a_rule.md)\n'
         "\n"
         "error[D201]: no gradient rule for `Mystery` (my.ops)\n"
         "  at node `/head/M`, between parameter `emb.weight` and output `loss`\n"
         "  found: the path `emb.weight` → `/emb/Gather` → `/head/Riddle` → `/head/Tanh` → `/head/M` → `/loss` → "
         "`loss`\n"
         "\n"
-        "hint: freeze it with `--freeze emb.weight`, or add a rule (docs/adding_a_rule.md)"
+        'hint: freeze it with freeze=["emb.weight"], or add a rule (docs/adding_a_rule.md)'
     )
 
 

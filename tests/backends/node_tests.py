@@ -1,19 +1,57 @@
-"""ONNX's own node tests, run through the torch interpreter."""
+"""ONNX's own node tests, run through the interpreter of a framework."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-import torch
 
-from onward.backends.torch.interpreter import Interpreter
-from onward.backends.torch.tensors import to_numpy, to_tensor
+from onward.backends.graph.interpreter import Interpreter
 from onward.errors import BackendError
+
+
+class Backend(NamedTuple):
+    """What runs the tests: an interpreter, and how to make, read and recognise its tensors."""
+
+    interpreter: type[Interpreter]
+    to_numpy: Callable[[Any], np.ndarray]
+    tensor: type
+
+
+def torch_backend() -> Backend:
+    import torch
+
+    from onward.backends.torch import interpreter, tensors
+
+    return Backend(interpreter.Interpreter, tensors.to_numpy, torch.Tensor)
+
+
+def jax_backend() -> Backend:
+    import jax
+
+    from onward.backends.jax import interpreter, tensors
+
+    return Backend(interpreter.Interpreter, tensors.to_numpy, jax.Array)
+
+
+def tensorflow_backend(*, traced: bool = False) -> Backend:
+    """Return TensorFlow, eagerly or inside a `tf.function`."""
+    import tensorflow as tf
+
+    from onward.backends.tensorflow import interpreter, tensors
+
+    class Traced(interpreter.Interpreter):
+        def run(self, feeds: Any) -> dict[str, Any]:
+            if not tf.executing_eagerly():  # the body of a loop
+                return super().run(feeds)
+            found = tf.function(super().run, autograph=False)(feeds)
+            return {name: found[name] for name in self.output_names}
+
+    return Backend(Traced if traced else interpreter.Interpreter, tensors.to_numpy, tf.Tensor)
 
 
 def cases() -> Iterator[Any]:
@@ -29,32 +67,31 @@ def cases() -> Iterator[Any]:
             yield case
 
 
-def outcome(case: Any) -> str:
+def outcome(case: Any, backend: Backend) -> str:
     """Return "passed", "no handler", or why the test fails."""
     model = case.model
     opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
     for inputs, expected in case.data_sets:
         try:
             graph = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model)).graph
-            interpreter = Interpreter(graph, opset)
-            feeds = {v.name: _given(x) for v, x in zip(model.graph.input, inputs, strict=False)}
-            torch.manual_seed(0)  # a random operator gives the same numbers in every run of the tests
-            with torch.no_grad():
-                results = list(interpreter.run(feeds).values())
+            interpreter = backend.interpreter(graph, opset)
+            to_tensor = interpreter.framework.to_tensor
+            feeds = {v.name: _given(x, to_tensor) for v, x in zip(model.graph.input, inputs, strict=False)}
+            results = list(interpreter.run(feeds).values())
         except BackendError as error:
             return "no handler" if error.code == "B300" else "no such element type"
         except Exception as error:  # noqa: BLE001 - whatever an operator raises is the finding
             return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         for actual, wanted in zip(results, expected, strict=True):
-            problem = difference(actual, wanted, case.rtol, case.atol)
+            problem = difference(actual, wanted, case.rtol, case.atol, backend)
             if problem:
                 return problem
     return "passed"
 
 
-def _given(value: Any) -> Any:
+def _given(value: Any, to_tensor: Callable[[np.ndarray], Any]) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_given(v) for v in value]
+        return [_given(v, to_tensor) for v in value]
     if isinstance(value, onnx.TensorProto):
         value = onnx.numpy_helper.to_array(value)
     if value is None or (isinstance(value, np.ndarray) and value.dtype.kind in "OUS"):
@@ -62,17 +99,19 @@ def _given(value: Any) -> Any:
     return to_tensor(np.asarray(value))
 
 
-def difference(actual: Any, wanted: Any, rtol: float, atol: float) -> str | None:
+def difference(actual: Any, wanted: Any, rtol: float, atol: float, backend: Backend) -> str | None:
+    """Return how a result differs from what the test wants, or None."""
     if isinstance(wanted, (list, tuple)):
         if len(actual) != len(wanted):
             return f"{len(actual)} elements, not {len(wanted)}"
-        return next((d for a, w in zip(actual, wanted, strict=True) if (d := difference(a, w, rtol, atol))), None)
+        found = (difference(a, w, rtol, atol, backend) for a, w in zip(actual, wanted, strict=True))
+        return next((d for d in found if d), None)
     if isinstance(wanted, onnx.TensorProto):
         wanted = onnx.numpy_helper.to_array(wanted)
     if wanted is None:
         return None if actual is None else "something, not nothing"
     wanted = np.asarray(wanted)
-    found = to_numpy(actual) if isinstance(actual, torch.Tensor) else np.asarray(actual)
+    found = backend.to_numpy(actual) if isinstance(actual, backend.tensor) else np.asarray(actual)
     if found.shape != wanted.shape:
         return f"shape {found.shape}, not {wanted.shape}"
     if found.dtype != wanted.dtype:

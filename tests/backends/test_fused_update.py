@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -12,6 +15,7 @@ import onward
 from autodiff.text_models import parse
 from models import batch, perceptron
 from onward.backends import open_session
+from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.fused_update import plan_update
 from onward.errors import BackendError
 
@@ -21,7 +25,16 @@ OPTIMIZERS = [
     onward.Adagrad(0.1),
     onward.Adam(1e-2),
     onward.AdamW(1e-2),
+    onward.optimizers.by_name("lion", learning_rate=1e-2),
+    onward.optimizers.by_name("rprop"),
+    onward.optimizers.by_name("torch_adam", learning_rate=1e-2, clip_value=0.01, weight_decay=0.1),
 ]
+
+
+@pytest.fixture(params=[0.0, math.inf], ids=["compiled", "numpy"], autouse=True)
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test with the compiled loop, and with numpy's, which makes the first updates of a run."""
+    monkeypatch.setattr(fused_update, "COMPILE_AFTER", request.param)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
@@ -58,6 +71,27 @@ def test_the_fused_update_takes_the_whole_update_out_of_the_graph() -> None:
     assert plan is not None
     assert set(program.parameters) <= plan.states
     assert "Sqrt" not in {n.op_type for n in plan.model.graph if (n.outputs[0].name or "").startswith("next/")}
+
+
+def test_a_mask_of_the_weights_shape_stays_in_the_graph() -> None:
+    """g2p-id's tiny-pron: a table goes through a Where, so its gradient does, and the loop knows no booleans."""
+    model = parse("""net (float[2, 3] x) => (float[2, 3] y) {
+        zero = Constant<value_float = 0.0>()
+        some = Less(x, zero)
+        kept = Where(some, table, x)
+        y = Mul(kept, kept)
+    }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float32), "table"))
+    program = onward.compile(onward.make_trainable(model, loss="mse", optimizer=onward.Momentum(0.1)))
+    plain, fused = (open_session(program, "onnxruntime", fused=f) for f in (False, True))
+    feeds = {"x": np.array([[1, -1, 2], [-3, 0, 1]], np.float32), "labels": np.zeros((2, 3), np.float32)}
+
+    losses = [(plain.step(feeds)["loss"], fused.step(feeds)["loss"]) for _ in range(3)]
+
+    assert all(a == b for a, b in losses)
+    assert losses[2][0] < losses[0][0]
+    for name, value in fused.get_state().items():
+        np.testing.assert_array_equal(value, plain.get_state()[name], err_msg=name)
 
 
 def bag(rows: int = 50, width: int = 8) -> onnx.ModelProto:
@@ -183,3 +217,21 @@ def test_a_parameter_whose_moment_stays_in_the_graph_stays_there_too() -> None:
     assert plan is not None
     assert plan.states == {"b", "moment"}
     assert none is None
+
+
+def test_a_run_goes_over_to_the_compiled_loop_once_it_has_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_update, "COMPILE_AFTER", 1.0)
+    clock = iter(range(100))  # each update seems to take a second
+    monkeypatch.setattr(fused_update, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    asked: list[str] = []
+    monkeypatch.setattr(fused_update, "compiled", lambda source: asked.append(source) or fused_update.in_numpy(source))
+    program = onward.compile(onward.make_trainable(perceptron(), loss="cross_entropy", optimizer=onward.Adam(1e-2)))
+    session = open_session(program, "onnxruntime", fused=True)
+
+    counts = []
+    for i in range(3):
+        session.step(batch(seed=i))
+        counts.append(len(asked))
+
+    assert counts[0] == 0
+    assert counts[1] == counts[2] > 0

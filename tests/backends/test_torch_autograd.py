@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -15,7 +16,8 @@ from backends.test_torch_module import convolutional
 from backends.test_torch_shares import graph_of, images, shared_cases
 from frontends.runs import batches, start
 from frontends.zoo import ZOO, Subject
-from onward.backends.torch.autograd import Forward, why_not
+from onward.backends.graph.forward import why_not
+from onward.backends.torch.autograd import Forward
 from onward.backends.torch.batch_split import Cut, Shared
 from onward.backends.torch.interpreter import Interpreter
 from onward.backends.torch.session import TorchSession
@@ -53,6 +55,29 @@ def test_both_ways_show_the_same_outputs() -> None:
     written, found = (TorchSession(program, gradients=way).step(feeds) for way in ("graph", "autograd"))
 
     assert {n: v.shape for n, v in found.items()} == {n: v.shape for n, v in written.items()}
+
+
+@pytest.mark.parametrize("sizes", ["2, 3", "2, 2, 2"])
+@pytest.mark.parametrize("training", [0, 1])
+def test_a_batch_normalisation_of_one_example_in_front_of_a_transpose(training: int, sizes: str) -> None:
+    outputs = "h, mean_, var_" if training else "h"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 18]>
+        g (double[1, 3, {sizes}] x, double[3] scale, double[3] bias) => (double[1, K, 3] y)
+        <double[3] mean = {{0.1, 0.2, 0.3}}, double[3] var = {{1, 2, 3}}, int64[3] shape = {{1, 3, -1}}>
+        {{
+            {outputs} = BatchNormalization <training_mode: int = {training}> (x, scale, bias, mean, var)
+            tokens = Reshape(h, shape)
+            y = Transpose <perm: ints = [0, 2, 1]> (tokens)
+        }}
+    """)
+    run = Interpreter(ir.from_proto(model).graph, 18).run
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"x": [1, 3, *map(int, sizes.split(","))], "scale": [3], "bias": [3]}
+    values = [torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes.values()]
+
+    # PyTorch's own F.batch_norm fails this: the gradient arrives with its channels last
+    assert torch.autograd.gradcheck(lambda *v: run(dict(zip(shapes, v, strict=True)))["y"].sin(), values)
 
 
 def two_branches() -> onward.TrainingModel:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 
-from backends.node_tests import difference
+from backends.node_tests import difference, torch_backend
 from backends.team import ThreadTeam, together
 from backends.test_torch_autograd import _leaves, _total
 from backends.test_torch_shares import arrays_of, graph_of, shared_cases
@@ -69,7 +69,7 @@ def test_every_operator_runs_in_a_process_without_samples() -> None:
             continue
         for own, _ in members:
             for actual, wanted in zip(own, outputs, strict=True):
-                if wanted is not None and (problem := difference(actual, wanted, 1e-4, 1e-5)):
+                if wanted is not None and (problem := difference(actual, wanted, 1e-4, 1e-5, torch_backend())):
                     wrong[case.name] = problem
         for name, gradient in gradients.items():
             average = (members[0][1][name] + members[1][1][name]) / 2  # as DistributedDataParallel does

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import onward
-from backends.node_tests import cases, difference
+from backends.node_tests import cases, difference, torch_backend
 from backends.team import ThreadTeam, together
 from backends.test_torch_module import convolutional
 from models import perceptron
 from onward.backends.torch import batch_split_layers  # noqa: F401 - registers the rules
 from onward.backends.torch.batch_split import RULES, Cut, Partial, Share, Shared
 from onward.backends.torch.interpreter import Interpreter
-from onward.backends.torch.registry import find
+from onward.backends.torch.registry import REGISTRY
 from onward.backends.torch.tensors import to_numpy, to_tensor
 from onward.compiler.compile import compile_model
 from onward.compiler.program import Program
@@ -41,7 +41,7 @@ def shared_cases() -> list[Any]:
     found = []
     for case in cases():
         kinds = {n.op_type for n in case.model.graph.node}
-        if kinds <= set(RULES) and all(find(k, "", 17) or find(k, "", 25) for k in kinds):
+        if kinds <= set(RULES) and all(REGISTRY.find(k, "", 17) or REGISTRY.find(k, "", 25) for k in kinds):
             found.append(case)
     return found
 
@@ -87,7 +87,9 @@ def test_every_operator_gives_the_same_on_shares_along_any_axis() -> None:
                 continue
             for own in outputs:
                 for actual, wanted in zip(own, expected, strict=True):
-                    if wanted is not None and (problem := difference(actual, arrays_of(wanted), 1e-4, 1e-5)):
+                    if wanted is not None and (
+                        problem := difference(actual, arrays_of(wanted), 1e-4, 1e-5, torch_backend())
+                    ):
                         wrong[case.name, axis] = problem
 
     assert wrong == {}, wrong
@@ -104,7 +106,7 @@ def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     (first, *_), _ = run_shared(case.model, {"x": x}, 0, 2)
 
-    assert difference(first, case.data_sets[0][1][0], 1e-4, 1e-5) is not None
+    assert difference(first, case.data_sets[0][1][0], 1e-4, 1e-5, torch_backend()) is not None
 
 
 # -- training steps --------------------------------------------------------------------------------------------------

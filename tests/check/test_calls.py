@@ -20,7 +20,7 @@ def case(*codes: str, culprit: str):
     return CASES.add(*codes, culprit=culprit, base=models.with_training_function)
 
 
-@case("C306", "C114", culprit='node 5 "update" (Adagrad) (called from functions[1] `my::Outer`, node 0 (Step))')
+@case("C306", "C114", culprit='node 5 "update" (Adagrad) (called from functions[1] `my::Outer`, the only Step)')
 def state_of_another_shape_than_the_weight(model):
     algorithm(model).initializer[2].CopyFrom(tensor("H", np.zeros((3, 2))))
     algorithm(model).output[2].CopyFrom(info("H_new", [3, 2]))

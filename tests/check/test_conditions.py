@@ -141,7 +141,7 @@ def types_do_not_fit_in_a_function(model):
     algorithm(model).input[0].CopyFrom(info("labels", ["N", 1], INT64))
 
 
-@case("C401", culprit=".then_branch, node 1 (Add)", base=models.with_if)
+@case("C401", culprit=".then_branch, the only Add", base=models.with_if)
 def types_do_not_fit_in_a_subgraph(model):
     branch = then_branch(model)
     branch.node.append(node("Add", ["s", "T"], ["odd"]))
@@ -201,4 +201,4 @@ def test_what_only_onnx_checker_refuses_is_reported_at_its_node(monkeypatch):
     report = check(models.with_loop())
 
     assert report.codes == ("C410",)
-    assert report.findings[0].place == "graph, node 0 (Loop)"
+    assert report.findings[0].place == "graph, the only Loop"

@@ -114,7 +114,7 @@ def rule_10_initialization_output_is_not_made(model):
     initialization(model).output.append(info("nowhere", []))
 
 
-@case("C401", culprit="training_info[0].initialization, node 3 (Add)")
+@case("C401", culprit="training_info[0].initialization, the only Add")
 def rule_10_initialization_types_do_not_fit(model):
     initialization(model).node.append(node("Add", ["W_start", "T_start"], ["sum"]))
 

@@ -28,7 +28,7 @@ import pytest
 import typer
 
 import onward
-from onward import losses, optimizers, samples, schedules, testing, train
+from onward import augment, losses, optimizers, samples, schedules, testing, train
 from onward.autodiff import registry
 from onward.autodiff.engine import Rule
 from onward.backends import Session
@@ -265,12 +265,12 @@ def _by_name(name: str) -> list[Callable[..., Any]]:
 def _scopes() -> list[Any]:
     public = types.SimpleNamespace(**{name: getattr(onward, name) for name in onward.__all__})
     others = types.SimpleNamespace(GraphOptimizer=GraphOptimizer, Session=Session)
-    return [public, losses, optimizers, samples, schedules, testing, train, registry, others]
+    return [public, augment, losses, optimizers, samples, schedules, testing, train, registry, others]
 
 
 def _members(owner: Any, name: str) -> list[Callable[..., Any]]:
     found = inspect.getattr_static(owner, name, None)
-    if found is None or not callable(getattr(owner, name)):
+    if found is None or not callable(getattr(owner, name, None)):
         return []
     bound = getattr(owner, name)
     if inspect.isclass(owner) and inspect.isfunction(found):  # a method: without `self`

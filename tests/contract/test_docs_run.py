@@ -28,7 +28,8 @@ from onward.cli import build_app
 ROOT = Path(__file__).parents[2]
 PAGES = {str(p.relative_to(ROOT)): p for p in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
 # Pages whose `onward …` lines run too: those whose commands work on the files of their prelude.
-WITH_COMMANDS = ("README.md", "docs/authoring.md")
+WITH_COMMANDS = ("README.md", "docs/authoring.md", "docs/finetuning.md", "docs/heads.md", "docs/predict.md",
+                 "docs/tasks/images.md", "docs/tasks/tables.md", "docs/tasks/text.md")  # fmt: skip
 
 _PARTS = re.compile(
     r"<!-- prelude: (?P<prelude>\w+) -->|<!-- not run:(?P<reason>.*?)-->|^```(?P<language>\w*)\n(?P<block>.*?)^```",

@@ -10,10 +10,10 @@ import pytest
 import onward
 
 NAMES = {
-    "Adagrad", "Adam", "AdamW", "Momentum", "OnwardError", "Program", "SGD", "Trainer", "TrainingModel", "__version__",
-    "check", "compile", "doctor", "from_torch", "gradient", "jvp", "load", "losses", "lower_gradients",
-    "make_trainable", "optimizers", "register_gradient", "samples", "save", "schedules", "straight_through", "testing",
-    "to_inference", "to_torch", "vjp",
+    "Adagrad", "Adam", "AdamW", "Momentum", "OnwardError", "Phase", "Program", "SGD", "Trainer", "TrainingModel",
+    "__version__", "augment", "check", "compile", "doctor", "from_jax", "from_keras", "from_torch", "gradient",
+    "jvp", "load", "losses", "lower_gradients", "make_trainable", "optimizers", "register_gradient", "samples", "save",
+    "schedules", "straight_through", "surgery", "testing", "to_inference", "to_jax", "to_tensorflow", "to_torch", "vjp",
 }  # fmt: skip
 
 
@@ -35,7 +35,8 @@ def test_importing_onward_loads_no_framework() -> None:
     code = (
         "import sys, onward, onward.cli; onward.make_trainable; onward.Trainer; onward.gradient;"
         "onward.cli.build_app();"
-        "frameworks = ('torch', 'tensorflow', 'jax', 'sklearn', 'pandas', 'numba', 'matplotlib', 'PIL', 'onnxscript');"
+        "frameworks = ('torch', 'tensorflow', 'jax', 'keras', 'sklearn', 'pandas', 'numba', 'matplotlib', 'PIL',"
+        "              'onnxscript');"
         "print([m for m in frameworks if m in sys.modules])"
     )
 

@@ -42,8 +42,8 @@ def test_a_batch_size_that_the_model_does_not_take_is_named() -> None:
 
 
 def test_a_checkpoint_that_may_not_be_read_is_named() -> None:
-    from onward.train.checkpoint import _reading
+    from onward.storage.checkpoints import reading
 
     with pytest.raises(CheckpointError, match=r"K107.*cannot read `run/step.*`: Permission denied"):  # noqa: SIM117
-        with _reading(Path("run/step-1.safetensors")):
+        with reading(Path("run/step-1.safetensors")):
             raise PermissionError(13, "Permission denied")

@@ -20,6 +20,7 @@ import flops
 import growth
 import peers
 import prepare
+import reading
 import report
 import run
 import workloads
@@ -176,3 +177,16 @@ def test_its_examples_are_true(module: object) -> None:
 
 def test_no_number_gives_no_ratio() -> None:
     assert report.ratio(1.0, math.nan) == ""
+
+
+@pytest.mark.parametrize(("reader", "workers"), [("onward", 0), ("onward", 1), ("torch", 0)])
+def test_every_reader_of_this_environment_delivers_all_photos(
+    reader: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BATCH", 4)
+    reading.write_photos(tmp_path, 14)
+
+    result = reading.time_reader(reader, tmp_path, workers)
+
+    assert result["images"] == 10  # after the first batch
+    assert result["rate"] > 0

@@ -15,7 +15,8 @@ import onward.autodiff.rules  # registers every rule
 from frontends.runs import onward_step, torch_step
 from frontends.zoo import Mlp
 from onward.autodiff import registry as rules
-from onward.backends.torch import registry as kernels
+from onward.backends.graph.registry import B300
+from onward.backends.torch.registry import REGISTRY as kernels
 from onward.errors import ArgumentError, BackendError, Diagnostic
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
@@ -46,8 +47,8 @@ def wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_tanh_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch backend lacks an operator that the module has."""
-    kernels.load_all()
-    monkeypatch.delitem(kernels._HANDLERS, ("", "Tanh"))
+    kernels._load()
+    monkeypatch.delitem(kernels._handlers, ("", "Tanh"))
 
 
 @pytest.mark.usefixtures("wrong_rule")
@@ -72,7 +73,7 @@ def test_the_reference_backend_takes_the_place_of_the_torch_backend() -> None:
 @pytest.mark.usefixtures("no_tanh_in_torch")
 def test_gradients_that_no_backend_can_run_give_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def cannot(*_: Any) -> Any:
-        raise BackendError(Diagnostic(kernels.B300, "no kernel for this"))
+        raise BackendError(Diagnostic(B300, "no kernel for this"))
 
     monkeypatch.setattr("onward.frontends.torch.gradients._on_reference", cannot)
 
@@ -83,8 +84,8 @@ def test_gradients_that_no_backend_can_run_give_a_warning(monkeypatch: pytest.Mo
 @pytest.fixture
 def wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch backend computes Tanh wrongly."""
-    kernels.load_all()
-    monkeypatch.setitem(kernels._HANDLERS, ("", "Tanh"), {1: lambda attributes, x: torch.tanh(x) * 1.1})
+    kernels._load()
+    monkeypatch.setitem(kernels._handlers, ("", "Tanh"), {1: lambda attributes, x: torch.tanh(x) * 1.1})
 
 
 @pytest.fixture
@@ -94,8 +95,8 @@ def broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(attributes: Any, x: Tensor) -> Tensor:
         raise AttributeError("'NoneType' object has no attribute 'shape'")
 
-    kernels.load_all()
-    monkeypatch.setitem(kernels._HANDLERS, ("", "Tanh"), {1: broken})
+    kernels._load()
+    monkeypatch.setitem(kernels._handlers, ("", "Tanh"), {1: broken})
 
 
 @pytest.mark.parametrize("fault", ["wrong_kernel", "broken_kernel"])

@@ -165,7 +165,10 @@ def test_an_attribute_of_an_old_file_without_a_type_gets_the_one_it_has():
         (lambda m: m.graph.node.append(m.graph.node[0]), "output `xW` is defined twice"),
         (lambda m: m.graph.input.append(m.graph.input[0]), "input `x` is defined twice"),
         (lambda m: m.functions.append(m.functions[0]), "function `Scale` is given twice"),
-        (lambda m: m.opset_import.add(domain="", version=3), "operator set `` is imported twice"),
+        (
+            lambda m: m.opset_import.add(domain="", version=3),
+            "operator set `` is imported twice, in different versions",
+        ),
         (lambda m: m.training_info[0].update_binding.add(key="W", value="q"), "`W` is bound twice"),
         (lambda m: m.graph.node[0].attribute.append(m.graph.node[0].attribute[0]), "an attribute is given twice"),
         (lambda m: m.functions[0].output.append("zz"), "function output `zz` is not defined"),
@@ -180,6 +183,15 @@ def test_what_has_no_one_meaning_is_refused(spoil, text):
         serde.from_proto(proto)
 
     assert caught.value.code == "M110"
+
+
+def test_an_operator_set_that_is_imported_twice_in_one_version_is_that_version():
+    """skl2onnx writes such files, and onnx.checker and ONNX Runtime take them."""
+    proto = small_model()
+    version = proto.opset_import[0].version
+    proto.opset_import.add(domain="", version=version)
+
+    assert serde.from_proto(proto).opset == version
 
 
 def test_all_problems_are_reported_at_once():

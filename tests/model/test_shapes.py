@@ -36,3 +36,18 @@ def test_long_lists_of_integers_and_large_weights_are_inferred(operator):
 
     found = {v.name: shapes.dims(v) for node in model.graph for v in node.outputs}
     assert found == {"i": (6000 if operator == "Concat" else 3000,), "c": (50, 60), "h": ("N", 50), "y": ("N", 60)}
+
+
+@pytest.mark.parametrize(("shape", "all_axes"), [(None, False), ([], True), (["N", 3], False), ([4], True)])
+def test_whether_all_axes_are_reduced_needs_no_particular_rank(shape, all_axes):
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array([0]), "axes")],
+    )
+    model = serde.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+
+    assert shapes.reduces_all(next(iter(model.graph))) is all_axes

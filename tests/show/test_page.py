@@ -149,18 +149,18 @@ def test_many_separate_parts_fill_rows_instead_of_one_line():
 def test_two_thousand_nodes_are_laid_out_in_seconds():
     start = time.process_time()
 
-    drawing = data_of(render_page(serde.from_proto(long_model())))["drawings"][0]
+    drawings = data_of(render_page(serde.from_proto(long_model())))["drawings"]
 
-    assert len(drawing["boxes"]) == 2002
+    assert len(drawings[drawings[0]["flat"]]["boxes"]) == 2002
     assert time.process_time() - start < 20
 
 
-def dump_dom(page: str, tmp_path, fragment: str = "") -> str:
+def dump_dom(page: str, tmp_path, fragment: str = "", width: int = 1400) -> str:
     """Return the document as Chromium has it after the page's script ran."""
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     command = [
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-        "--window-size=1400,900", "--virtual-time-budget=4000", "--dump-dom", f"file://{tmp_path}/page.html{fragment}",
+        f"--window-size={width},900", "--virtual-time-budget=4000", "--dump-dom", f"file://{tmp_path}/page.html{fragment}",
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
@@ -189,7 +189,8 @@ def test_chromium_finds_a_node_and_shows_its_details(tmp_path):
 
 @browser
 def test_chromium_draws_only_what_is_visible_of_two_thousand_nodes(tmp_path):
-    dom = dump_dom(render_page(serde.from_proto(long_model())), tmp_path)
+    page = render_page(serde.from_proto(long_model()))
+    dom = dump_dom(page, tmp_path, f"#graph={data_of(page)['drawings'][0]['flat']}")
 
     visible, total = map(int, re.search(r'data-visible="(\d+)" data-total="(\d+)"', dom).groups())
     assert total == 2002
@@ -203,3 +204,191 @@ def test_chromium_shows_the_weights_table_in_the_dark(tmp_path):
     assert 'data-theme="dark"' in dom
     rows = re.search(r'<table id="weights">(.*?)</table>', dom, re.S).group(1).count("<tr>")
     assert rows == 1 + 5
+
+
+def repeated_model(blocks: int = 12, named: bool = False) -> onnx.ModelProto:
+    """A stem, equal residual blocks and a head; without names, or with the path of each block."""
+    nodes, value_name = [helper.make_node("Abs", ["x"], ["b0"])], "b0"
+    for block in range(blocks):
+        name = f"/encoder/layer.{block}/" if named else ""
+        for step, op in enumerate(("Relu", "Exp", "Tanh", "Neg", "Sigmoid")):
+            made = f"b{block}s{step}"
+            nodes.append(helper.make_node(op, [value_name], [made], name and f"{name}{op}"))
+            value_name = made
+        source = f"b{block}s0"
+        nodes.append(helper.make_node("Add", [value_name, source], [f"out{block}"], name and f"{name}Add"))
+        value_name = f"out{block}"
+    nodes.append(helper.make_node("Softmax", [value_name], ["y"]))
+    graph = helper.make_graph(nodes, "repeated", [value("x", [4])], [value("y", [4])])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def parts(drawing: dict) -> list[str]:
+    return [b["t"] for b in drawing["boxes"] if "g" in b]
+
+
+def test_a_large_graph_opens_on_an_overview_of_repeated_blocks():
+    drawings = data_of(render_page(serde.from_proto(repeated_model())))["drawings"]
+
+    overview = drawings[0]
+    assert parts(overview) == [f"Block {i} of 12" for i in range(1, 13)]
+    assert [b["t"] for b in overview["boxes"]] == ["x", "Abs", *parts(overview), "Softmax", "y"]
+    inside = drawings[box(overview, "Block 2 of 12")["g"]]
+    assert [b["t"] for b in inside["boxes"] if b["k"] == "op"] == ["Relu", "Exp", "Tanh", "Neg", "Sigmoid", "Add"]
+    assert [b["t"] for b in inside["boxes"] if b["k"] != "op"] == ["out0", "out1"]
+    assert inside["parent"] == 0
+
+
+def test_many_blocks_are_one_part_which_opens_on_the_blocks():
+    drawings = data_of(render_page(serde.from_proto(repeated_model(30))))["drawings"]
+
+    assert parts(drawings[0]) == ["30 × block"]
+    assert len(parts(drawings[box(drawings[0], "30 × block")["g"]])) == 30
+
+
+def test_names_with_a_path_give_the_parts():
+    drawings = data_of(render_page(serde.from_proto(repeated_model(10, named=True))))["drawings"]
+
+    assert parts(drawings[0]) == [f"layer.{i}" for i in range(10)]
+
+
+def test_every_node_is_in_one_part_and_in_the_flat_drawing():
+    for model in (repeated_model(40), repeated_model(9, named=True), long_model(500)):
+        names = sorted(n.output[0] for n in model.graph.node)
+        drawings = data_of(render_page(serde.from_proto(model)))["drawings"]
+
+        def made(drawing: dict) -> list[str]:
+            return [v[0] for b in drawing["boxes"] if b["k"] == "op" and "g" not in b for v in b["d"]["outputs"]]
+
+        assert sorted(v for d in drawings if d["kind"] != "flat" for v in made(d)) == names
+        assert sorted(made(drawings[drawings[0]["flat"]])) == names
+        assert all(len(d["boxes"]) < 70 for d in drawings if d["kind"] != "flat")
+
+
+def test_modules_that_read_each_other_in_turn_are_drawn():
+    """a → b → a: as parts they form a cycle, which the nodes do not."""
+    nodes = []
+    for i in range(60):
+        nodes.append(helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"], f"/{'ab'[i // 10 % 2]}/n{i}"))
+    graph = helper.make_graph(nodes, "turns", [value("v0", [4])], [value("v60", [4])])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+    drawing = data_of(render_page(serde.from_proto(proto)))["drawings"][0]
+
+    assert parts(drawing) == ["a", "b"]
+    places = {b["t"]: b["y"] for b in drawing["boxes"]}
+    assert places["v0"] < places["a"] < places["b"]
+
+
+def weighted_model(stages: int = 3, blocks: int = 6) -> onnx.ModelProto:
+    """Nodes without names whose weights have the names of modules: `stage1.0.fc1.weight`."""
+    nodes, weights, made = [], [], "x"
+    for stage, block, layer in itertools.product(range(stages), range(blocks), (1, 2)):
+        name = f"stage{stage}.{block}.fc{layer}.weight"
+        weights.append(helper.make_tensor(name, onnx.TensorProto.FLOAT, [4, 4], [0.0] * 16))
+        nodes += [helper.make_node("MatMul", [made, name], [f"{name}/m"])]
+        nodes += [helper.make_node("Relu", [f"{name}/m"], [f"{name}/r"])]
+        made = f"{name}/r"
+    graph = helper.make_graph(nodes, "weighted", [value("x", [2, 4])], [value(made, [2, 4])], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_names_of_weights_give_the_parts_of_nodes_without_names():
+    drawings = data_of(render_page(serde.from_proto(weighted_model())))["drawings"]
+
+    assert parts(drawings[0]) == ["stage0", "stage1", "stage2"]
+    stage = box(drawings[0], "stage1")
+    assert [r[:2] for r in stage["r"]] == [["24 nodes", "192 weights"], ["6 × (2 MatMul, 2 Relu)", ""]]
+    assert parts(drawings[stage["g"]]) == [f"stage1.{i}" for i in range(6)]
+
+
+def test_the_modules_that_pytorch_notes_come_first():
+    """PyTorch's exporter names nodes `node_linear_3`, and folding renames weights; the scopes stay."""
+    nodes = []
+    for i in range(60):
+        nodes.append(helper.make_node("Add", [f"v{i}", f"c{i}"], [f"v{i + 1}"], f"node_add_{i}"))
+        nodes[-1].metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'body.{i // 20}', 'add_{i}']")
+        nodes.insert(-1, helper.make_node("Constant", [], [f"c{i}"], value_floats=[1.0]))
+        nodes[-2].metadata_props.extend(nodes[-1].metadata_props)
+    graph = helper.make_graph(nodes, "scopes", [value("v0", [1])], [value("v60", [1])])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+    drawing = data_of(render_page(serde.from_proto(proto)))["drawings"][0]
+
+    assert parts(drawing) == ["body.0", "body.1", "body.2"]
+    assert [r[:2] for r in box(drawing, "body.1")["r"]] == [["40 nodes", ""], ["20 Add", ""]]
+
+
+def test_constants_are_where_the_weights_of_their_readers_are():
+    proto = weighted_model()
+    for i, node in enumerate([n for n in proto.graph.node if n.op_type == "Relu"]):
+        shift = [helper.make_node("Constant", [], [f"c{i}{k}"], value_floats=[1.0]) for k in "abcd"]
+        summed = helper.make_node("Sum", [node.input[0], *(n.output[0] for n in shift)], [f"s{i}"])
+        node.input[0] = f"s{i}"
+        place = list(proto.graph.node).index(node)
+        for offset, new in enumerate([*shift, summed]):
+            proto.graph.node.insert(place + offset, new)
+
+    drawing = data_of(render_page(serde.from_proto(proto)))["drawings"][0]
+
+    assert parts(drawing) == ["stage0", "stage1", "stage2"]
+
+
+def irregular_model(count: int = 120) -> onnx.ModelProto:
+    """A chain without names and without repetition, whose weights are Constant nodes."""
+    kinds = ("Relu", "Exp", "Tanh", "Neg", "Sigmoid", "Abs")
+    nodes = [helper.make_node(kinds[i * i // 7 % 6], [f"v{i}"], [f"v{i + 1}"]) for i in range(count)]
+    tensor = helper.make_tensor("t", onnx.TensorProto.FLOAT, [8], [1.0] * 8)
+    nodes += [helper.make_node("Constant", [], ["/a/Constant_output_0"], value=tensor)]
+    nodes += [helper.make_node("Mul", [f"v{count}", "/a/Constant_output_0"], ["y"])]
+    graph = helper.make_graph(nodes, "irregular", [value("v0", [8])], [value("y", [8])])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_a_part_without_a_name_says_what_is_in_it():
+    overview = data_of(render_page(serde.from_proto(irregular_model())))["drawings"][0]
+
+    titles = parts(overview)
+    assert titles
+    assert all(re.fullmatch(r"(\d+ [A-Z]\w+(, )?){1,3}|\d+ × block|Block \d+ of \d+", t) for t in titles), titles
+
+
+def test_weights_in_constant_nodes_are_counted_and_named_by_the_standard():
+    data = data_of(render_page(serde.from_proto(irregular_model())))
+    every = data["drawings"][data["drawings"][0]["flat"]]
+
+    assert data["weights"] == 8
+    assert box(every, "Mul")["r"] == [["B", "⟨8⟩", "constant"]]
+
+
+def test_a_value_that_many_nodes_read_is_one_line_with_branches():
+    """0 → 1 → 2 → 3 → 4, and 0 is read by all."""
+    edges = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 2), (0, 3), (0, 4)]
+
+    routes = lay_out([(80.0, 20.0)] * 5, edges).routes
+
+    second, third = routes[5], routes[6]
+    assert second[:-1] == third[: len(second) - 1]
+    assert len(third) == 2 + 2 * 3
+
+
+@browser
+@pytest.mark.parametrize("width", [500, 1400])
+def test_chromium_opens_a_part_and_says_where_it_is(tmp_path, width):
+    page = render_page(serde.from_proto(repeated_model(30)))
+
+    overview = dump_dom(page, tmp_path, width=width)
+    inside = dump_dom(page, tmp_path, "#open=30 × block&open=Block 7 of 30", width=width)
+
+    assert re.search(r'data-visible="5" data-total="5"', overview)  # it fits the screen
+    assert "<b>Overview</b>" in overview
+    assert re.search(r"Forward</button> › <button>30 × block</button> › <b>Block 7 of 30</b>", inside)
+    assert 'data-total="8"' in inside
+
+
+@browser
+def test_chromium_finds_a_node_that_is_folded(tmp_path):
+    dom = dump_dom(render_page(serde.from_proto(repeated_model(30))), tmp_path, "#find=b17s3")
+
+    assert "1 of 2" in dom
+    assert re.search(r"<h3>Neg</h3>", dom)

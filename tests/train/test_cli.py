@@ -208,11 +208,13 @@ def test_mistakes_are_explained(work, arguments, message):
     assert message in fails("train", work / "m.onnx", "-q", *filled)
 
 
-def test_an_inference_model_is_told_to_be_made_trainable(tmp_path):
+def test_an_inference_model_needs_targets_to_learn_from(tmp_path):
     onnx.save(network(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=np.zeros((4, 8), np.float32))
 
-    assert "make_trainable" in fails("train", tmp_path / "m.onnx", "--data", tmp_path / "d.npz")
+    assert "nothing says which column is the target" in fails(
+        "train", tmp_path / "m.onnx", "--data", tmp_path / "d.npz"
+    )
 
 
 def test_sigterm_saves_and_leaves_with_zero(work):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas
 import pytest
+from PIL import Image
 
 from onward.compiler.program import TensorSpec
 from onward.errors import ArgumentError, DataError
@@ -163,6 +165,30 @@ def test_resuming_in_an_epoch_gives_the_rest_of_the_same_order():
 
     assert sorted(x for batch in whole for x in batch) == list(range(10))
     assert rest == whole[2:]
+
+
+@pytest.mark.parametrize("kind", ["folders", "text", "truth"])
+def test_split_holds_back_the_same_share_of_each_class(kind, tmp_path):
+    """Data sorted by class, as folders are: of 30 samples, seed 0 would hold back six of the first class."""
+    sizes = [10, 30, 5] if kind != "truth" else [15, 30]
+    classes = np.repeat(np.arange(len(sizes)), sizes)
+    specs = [TensorSpec("x", "float32", ("N", 1, 2, 2))], [TensorSpec("kind", "int64", ("N",))]
+    if kind == "folders":
+        for i, number in enumerate(classes):
+            (tmp_path / str(number)).mkdir(exist_ok=True)
+            Image.new("L", (2, 2)).save(tmp_path / str(number) / f"{i}.png")
+        source = open_data(tmp_path, *specs, part="train")
+    else:
+        specs = [TensorSpec("x", "float32", ("N",))], specs[1]
+        names = np.array(["ant", "bee", "cow"])[classes] if kind == "text" else classes > 0
+        pandas.DataFrame({"x": np.arange(45.0), "kind": names}).to_csv(tmp_path / "t.csv", index=False)
+        source = open_data(tmp_path / "t.csv", *specs, part="train")
+
+    chosen = [source.split_rows(0.2, seed, by=list(source.columns)[-1])[1] for seed in range(20)]
+
+    counts = np.array([np.bincount(classes[held], minlength=len(sizes)) for held in chosen])
+    assert (counts == np.array(sizes) // 5).all()
+    assert len({tuple(held) for held in chosen}) == 20
 
 
 def test_split_holds_back_a_share_and_loses_nothing():

@@ -198,12 +198,15 @@ def test_a_class_that_training_did_not_have_is_an_error(tmp_path):
 
 
 def test_empty_cells_and_text_are_reported_together(tmp_path):
-    (tmp_path / "d.csv").write_text("a,b,c,t\n1,,3,1\n4,5,red,1\n")
+    (tmp_path / "d.csv").write_text("a,b,c,t\n1,2,3,\n4,5,red,1\n")
 
     with pytest.raises(DataError) as caught:
         open_data(tmp_path / "d.csv", FEATURES, TARGET)
 
-    assert [d.message for d in caught.value.diagnostics] == ["column `b` has 1 empty cells", "column `c` holds text"]
+    assert [d.message for d in caught.value.diagnostics] == [
+        "column `c` holds numbers as text",
+        "column `t` has 1 empty cells",
+    ]
 
 
 def test_a_table_with_too_few_columns_says_how_many(tmp_path):
@@ -316,3 +319,22 @@ def test_a_table_that_is_not_utf8_says_how_to_save_it(tmp_path):
 
     with pytest.raises(DataError, match="save it as UTF-8"):
         open_data(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("size", [(8, 12), (None, None)], ids=["resized", "as they are"])
+def test_a_photo_that_a_phone_stored_sideways_is_read_upright(size, tmp_path):
+    from onward.train.data.images import ImageColumn
+
+    upright = np.zeros((80, 120, 3), np.uint8)
+    upright[:40, :60] = 255  # the corner at the top left is white
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn it clockwise to see it upright
+    Image.fromarray(np.rot90(upright)).save(tmp_path / "photo.jpg", exif=exif, quality=95)
+
+    column = ImageColumn([tmp_path / "photo.jpg"], (None, 3, *size))
+    picture = column.take(slice(None))[0].transpose(1, 2, 0)
+
+    height, width = size if size[0] else (80, 120)
+    assert picture.shape == (height, width, 3)
+    assert picture[: height // 2 - 1, : width // 2 - 1].min() > 200
+    assert picture[height // 2 + 1 :, width // 2 + 1 :].max() < 55

@@ -18,6 +18,7 @@ IGNORED = np.where(np.arange(50) % 3 == 0, -1, Y)
 ROWS = np.random.default_rng(5).dirichlet(np.ones(4), size=50).astype(np.float32)
 SIZES = (1, 2, 7, 16, 49, 50, 256)  # 7, 16 and 49 leave a smaller last batch
 WEIGHT = [0.1, 5.0, 1.0, 0.0]
+BOXES = np.where(np.arange(50)[:, None] % 7 < 3, 0.0, np.abs(ROWS) + 0.1).astype(ROWS.dtype)
 
 
 def penalty(op, logits, labels):
@@ -49,6 +50,9 @@ CASES = {
     ),
     "smoothed, sum": (losses.CrossEntropy(label_smoothing=0.1, reduction="sum"), Y),
     "probabilities, class weights": (losses.CrossEntropy(targets="probability", weight=WEIGHT), ROWS),
+    "focal, ignored": (losses.Focal(ignore_index=-1), IGNORED),
+    "focal, ignored, class weights": (losses.Focal(ignore_index=-1, alpha=WEIGHT), IGNORED),
+    "boxes, some without area": (losses.GIoU(format="cxcywh", skip_empty=True), BOXES),
     "mse": (losses.MSE(), ROWS),
     "mse, sum": (losses.MSE(reduction="sum"), ROWS),
     "kl, batchmean": (losses.KLDiv(reduction="batchmean"), ROWS),

@@ -31,6 +31,15 @@ BINARY = RNG.integers(0, 2, 103)
 SCORES = np.clip(RNG.normal(0.5, 0.3, 103) + 0.2 * BINARY, 0, 1).round(2)
 TRUE = RNG.normal(5, 2, (103, 2))
 GUESS = TRUE + RNG.normal(0, 0.7, (103, 2))
+FRAMES = RNG.normal(size=(103, 7, 5))  # seven steps of time for each text of three labels
+TEXTS = RNG.integers(1, 5, (103, 3))
+
+
+def example(name):
+    """An output and a target that the metric of this name takes."""
+    if name == "cer":
+        return FRAMES, TEXTS
+    return (GUESS, TRUE) if name in ("mae", "rmse", "r2") else (PROBABILITIES, CLASSES)
 
 
 def over_batches(metric, output, target, sizes=(1, 50, 7, 45)):
@@ -135,7 +144,7 @@ def test_classes_on_the_last_axis():
 
 @pytest.mark.parametrize("name", METRICS)
 def test_state_of_a_metric_continues_it(name):
-    output, target = (GUESS, TRUE) if name in ("mae", "rmse", "r2") else (PROBABILITIES, CLASSES)
+    output, target = example(name)
     whole, first, second = get_metric(name), get_metric(name), get_metric(name)
     whole.update(output[:60], target[:60])
     whole.update(output[60:], target[60:])
@@ -149,7 +158,7 @@ def test_state_of_a_metric_continues_it(name):
 
 @pytest.mark.parametrize("name", METRICS)
 def test_reset_forgets_everything(name):
-    output, target = (GUESS, TRUE) if name in ("mae", "rmse", "r2") else (PROBABILITIES, CLASSES)
+    output, target = example(name)
     metric = get_metric(name)
     metric.update(output, target)
 

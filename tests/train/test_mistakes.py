@@ -100,7 +100,7 @@ ARGUMENTS = {
     "entry": ["nope", 3, ["a"]],
     "preparation": [3, "a", {"scale": 2}],
     "metrics": [["nope"], [3], 3, "nope", [None], ["accuracy:nope"], ["top0"], [Accuracy], ["f1", "f1"]],
-    "callbacks": [[1], 1, [None], EarlyStopping, [EarlyStopping], [print], EarlyStopping(), "abc"],
+    "callbacks": [[1], 1, [None], EarlyStopping, [EarlyStopping], [lambda: None], EarlyStopping(), "abc"],
     "validation_data": [
         True, 0, 1, 1.5, -0.1, NAN, "nope.npz", 3j, (X,), (X, Y, Y), (X, Y[:5]), X, {"x": X}, {"nope": X}, [], (), [1],
         object(), (X[:, :3], Y), (X, Y.astype(float)), lambda: 3, np.array(3), (None, None),
@@ -124,11 +124,11 @@ def test_fit_refuses_a_wrong_argument_before_the_first_step(trainer, name, value
 
 
 def test_fit_names_all_wrong_arguments_at_once(trainer):
-    messages = problems_of(lambda: trainer.fit(X, Y, epochs=1.5, callbacks=[1, print], preparation=3, keep="a"))
+    messages = problems_of(lambda: trainer.fit(X, Y, epochs=1.5, callbacks=[1, EarlyStopping], preparation=3, keep="a"))
 
     assert messages == [
         "callbacks[0] is 1",
-        "callbacks[1] is <built-in function print>",
+        f"callbacks[1] is {EarlyStopping!r}",
         "preparation is 3",
         "keep is 'a'",
         "epochs is 1.5",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
+import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from onward.errors import ArgumentError
+from onward.errors import ArgumentError, MissingExtra
 from onward.train import EarlyStopping, JsonLog, LossPlot, Report, TensorBoard, Trainer
 from onward.train.history import History
 from onward.train.plot import Line, line_chart, nice_ticks
@@ -172,7 +175,7 @@ def test_report_of_many_classes_lists_the_worst_confusions():
 
     page = build_report(history, title="t", settings={}, environment={})
 
-    assert "<tr><td>3</td><td>7</td><td>4</td></tr>" in page
+    assert "<tr><td>3</td><td>7</td><td>4</td><td>31 %</td></tr>" in page
 
 
 def test_a_place_that_cannot_be_written_fails_before_the_first_step(tmp_path):
@@ -253,3 +256,39 @@ def test_a_finished_run_that_is_resumed_says_so(tmp_path, capsys):
     Trainer.resume(tmp_path).fit(*linear_data(64), progress="plain")
 
     assert capsys.readouterr().err == "this run is finished, at step 4 after epoch 1; raise epochs to go on\n"
+
+
+def test_a_matrix_of_many_classes_shows_those_that_occur():
+    matrix = [[0] * 1000 for _ in range(1000)]
+    matrix[3][3], matrix[3][7], matrix[901][901] = 4, 1, 2
+
+    history = History(epochs=[{"epoch": 1, "step": 5, "loss": 0.5, "seconds": 1.0}], confusion=matrix)
+    names = [f"name{i}" for i in range(1000)]
+
+    page = build_report(history, title="t", settings={}, environment={}, classes=names)
+
+    assert re.findall(r'<th class="row" title="(\w+)"', page) == ["name3", "name7", "name901"]
+    assert "6 of 7 right; 3 of 1,000 classes occur" in page
+
+
+def test_a_plot_is_written_as_png(tmp_path):
+    run = SimpleNamespace(history=SimpleNamespace(epochs=[{"step": 1, "loss": 2.0}], step_losses=[(0, 3.0), (1, 2.0)]))
+
+    LossPlot(tmp_path / "loss.png").on_fit_end(run)
+
+    from PIL import Image
+
+    with Image.open(tmp_path / "loss.png") as image:
+        assert image.size == (1440, 760)
+
+
+def test_a_plot_of_another_kind_is_refused_before_the_training(tmp_path):
+    with pytest.raises(ArgumentError, match="needed: a name in .svg or .png"):
+        LossPlot(tmp_path / "loss.pdf")
+
+
+def test_png_without_its_library_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+
+    with pytest.raises(MissingExtra, match=r"pip install 'onward\[plots\]'"):
+        LossPlot(tmp_path / "loss.png")

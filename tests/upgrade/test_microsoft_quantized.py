@@ -21,7 +21,8 @@ def u8(*shape: int) -> np.ndarray:
 
 
 def i8(*shape: int) -> np.ndarray:
-    return RNG.integers(-127, 128, shape).astype(np.int8)
+    # Without VNNI, ONNX Runtime's products of uint8 and int8 overflow in silence: 7 bits do not.
+    return RNG.integers(-64, 65, shape).astype(np.int8)
 
 
 def f32(*shape: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from versions.test_versions import PROJECT, ROOT, pinned, requirements, series
+from versions.test_versions import PROJECT, ROOT, bounds_of, pinned, series
 
 PYTHON = ROOT / ".venv" / "oldest" / "bin" / "python"
 WALK = Path(__file__).with_name("walk.py")
@@ -47,11 +47,7 @@ def losses(found: dict[str, Any]) -> list[float]:
 
 
 def test_the_environment_has_the_lower_bound_of_every_dependency(oldest: dict[str, Any]) -> None:
-    needed = {
-        name: bound
-        for name, bound in requirements().items()
-        if any(d.startswith(name + ">") for d in PROJECT["dependencies"])
-    }
+    needed = bounds_of(PROJECT["dependencies"])
 
     assert {n: series(v) for n, v in oldest["versions"].items()} == {n: series(b) for n, b in needed.items()}
     assert oldest["versions"] == {n: pinned("constraints-oldest.txt")[n] for n in needed}

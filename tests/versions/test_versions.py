@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
+from packaging.requirements import Requirement
 
 import onward
 from onward import versions
+from onward.backends import open_session
 from onward.errors import BackendError, MissingExtra
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
@@ -21,11 +25,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SRC = Path(onward.__file__).parent
 
 
+def bounds_of(listed: list[str]) -> dict[str, str]:
+    """The lower bounds of what this Python needs."""
+    needed = [r for r in map(Requirement, listed) if r.marker is None or r.marker.evaluate()]
+    return {r.name: next(s.version for s in r.specifier if s.operator == ">=") for r in needed}
+
+
 def requirements() -> dict[str, str]:
     """The lower bounds in pyproject.toml, extras included."""
     extras = PROJECT["optional-dependencies"]
-    listed = [*PROJECT["dependencies"], *(r for name, rs in extras.items() if name != "dev" for r in rs)]
-    return dict(re.match(r"([\w-]+)>=([\d.]+)", r).groups() for r in listed)
+    return bounds_of([*PROJECT["dependencies"], *(r for name, rs in extras.items() if name != "dev" for r in rs)])
 
 
 def pinned(name: str) -> dict[str, str]:
@@ -145,6 +154,15 @@ def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         onward.to_torch(onward.samples.build("linear"))
 
 
+def test_without_jax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+
+    with pytest.raises(MissingExtra, match=r"onward.to_jax needs `jax`(.|\n)*pip install 'onward\[jax\]'"):
+        onward.to_jax(onward.samples.build("linear"))
+    with pytest.raises(MissingExtra, match=r"the jax backend needs `jax`"):
+        onward.Trainer(onward.samples.build("linear"), backend="jax")
+
+
 def test_a_capture_that_fails_names_a_torch_newer_than_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -185,7 +203,8 @@ def test_only_one_module_names_versions_of_packages() -> None:
 
     found = [str(p.relative_to(SRC)) for p in SRC.rglob("*.py") if probes.search(p.read_text())]
 
-    assert sorted(found) == ["backends/onnxruntime/fused_update.py"]  # which looks for numba, not for its version
+    # They look for a package, not for its version: numba, and Keras, whose first import fixes its backend.
+    assert sorted(found) == ["backends/onnxruntime/fused_update.py", "frontends/keras/convert.py"]
 
 
 def test_rules_for_operators_newer_than_the_installed_onnx_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,12 +234,32 @@ def test_a_fusion_without_a_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 
     def load(*arguments: object, **keywords: object) -> str:
         calls.append(keywords)
-        if "disabled_optimizers" not in keywords:
+        if "MatmulTransposeFusion" not in keywords["disabled_optimizers"]:
             message = "Failed to find kernel for com.microsoft.FusedMatMul(1)"
             raise onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented(message)
         return "loaded"
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", load)
 
-    assert session._load(b"", None, []) == "loaded"
+    assert session._load(ir.Model(ir.Graph([], [], nodes=[], name="g"), ir_version=10), None, []) == "loaded"
     assert calls[1]["disabled_optimizers"] == ["MatmulTransposeFusion"]
+
+
+def test_a_factor_of_a_float64_product_keeps_its_64_bits() -> None:
+    """ONNX Runtime fuses a constant factor into the MatMul that follows, as an attribute of 32 bits."""
+    proto = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 18]>
+        g (double[2, 3] x, double[3, 4] w) => (double[2, 4] y) {
+            five = Constant<value = double {5.0}>()
+            mean = Div(x, five)
+            y = MatMul(mean, w)
+        }
+        """
+    )
+    x, w = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4) / 7
+
+    found = onward.compile(proto)
+    results = open_session(found, "onnxruntime").infer({"x": x, "w": w})
+
+    np.testing.assert_allclose(results["y"], (x / 5) @ w, rtol=1e-14)

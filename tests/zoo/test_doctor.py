@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, parser
 
 import onward
 from autodiff.text_models import parse
-from onward.runtime import ask
+from onward.runtime import ask, integer_products_saturate
 
 F32 = np.float32
 
@@ -176,6 +177,52 @@ def test_a_model_that_nothing_can_train_says_what_blocks_it() -> None:
     assert not found.commands
 
 
+def test_a_map_of_probabilities_and_the_name_of_a_class_are_traced_back_to_the_scores() -> None:
+    """scikit-learn's exporter: a LinearClassifier, whose probabilities go through a Normalizer into a ZipMap."""
+    ml = {"domain": "ai.onnx.ml"}
+    numbers = {"coefficients": [float(v) for v in weight(12)], "intercepts": [0.1, 0.2, 0.3]}
+    nodes = [
+        helper.make_node("LinearClassifier", ["x"], ["label", "s"], "it", classlabels_ints=[0, 1, 2], **numbers, **ml),
+        helper.make_node("Normalizer", ["s"], ["n"], norm="L1", **ml),
+        helper.make_node("ZipMap", ["n"], ["map"], classlabels_int64s=[0, 1, 2], **ml),
+    ]
+    map_type = helper.make_map_type_proto(7, helper.make_tensor_type_proto(1, []))
+    outputs = [
+        helper.make_tensor_value_info("label", 7, ["N"]),
+        helper.make_value_info("map", helper.make_sequence_type_proto(map_type)),
+    ]
+    graph = helper.make_graph(nodes, "net", [helper.make_tensor_value_info("x", 1, ["N", 4])], outputs)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 1)]
+
+    found = onward.doctor(helper.make_model(graph, opset_imports=opsets, ir_version=8))
+
+    assert [(o.loss, o.on, o.trains) for o in found.outputs] == [("cross_entropy", "s", True), ("mse", "n", True)]
+    assert list(found.parameters) == ["it/coefficients", "it/intercepts"]
+
+
+def test_a_tree_says_where_its_numbers_are_and_why_they_stay() -> None:
+    """atspm-detector: LightGBM as one TreeEnsemble, whose numbers are tensors in attributes."""
+    numbers = {"nodes_splits": [0.5], "leaf_weights": [1.0, -1.0]}
+    tree = helper.make_node(
+        "TreeEnsemble", ["x"], ["y"], "tree", domain="ai.onnx.ml", n_targets=1, tree_roots=[0], nodes_featureids=[0],
+        nodes_modes=numpy_helper.from_array(np.zeros(1, np.uint8)), nodes_truenodeids=[0], nodes_trueleafs=[1],
+        nodes_falsenodeids=[1], nodes_falseleafs=[1], leaf_targetids=[0, 0],
+        **{k: numpy_helper.from_array(np.array(v, np.float32)) for k, v in numbers.items()},
+    )  # fmt: skip
+    ends = [[helper.make_tensor_value_info(n, 1, ["N", size])] for n, size in (("x", 3), ("y", 1))]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 5)]
+
+    found = onward.doctor(
+        helper.make_model(helper.make_graph([tree], "net", *ends), opset_imports=opsets, ir_version=10)
+    )
+
+    assert found.runtime.runs
+    assert {place: s.numbers for place, s in found.weights.items()} == {"attributes of nodes": 2}
+    assert found.left == {"tree": "a tree consists of steps, which have no gradient: train it where it was made"}
+    assert [d.code for d in found.obstacles] == ["A111"]
+    assert "doctor" not in found.obstacles[0].hint
+
+
 def test_a_file_that_takes_the_runtime_down_does_not_take_us_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,3 +257,34 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert json.loads(plain.stdout)["parameters"] == {"W": 12, "b": 3}
     assert nothing.returncode == 2
     assert "Traceback" not in nothing.stderr
+
+
+def test_products_that_overflow_on_this_processor_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def multiplying(largest: int) -> onnx.ModelProto:
+        text = '<ir_version: 9, opset_import: ["": 17]> g (float[1, 4] x) => (float[1, 3] y)'
+        body = "{ q, s, z = DynamicQuantizeLinear(x) i = MatMulInteger(q, W, z) f = Cast <to = 1> (i) y = Mul(f, s) }"
+        made = parser.parse_model(f"{text} {body}")
+        made.graph.initializer.append(numpy_helper.from_array(np.full((4, 3), largest, np.int8), "W"))
+        return made
+
+    monkeypatch.setattr("onward.diagnosis.examination.integer_products_saturate", lambda: True)
+    assert onward.doctor(multiplying(64)).overflowing == []
+    assert onward.doctor(multiplying(-65)).overflowing == ["W"]
+    monkeypatch.setattr("onward.diagnosis.examination.integer_products_saturate", lambda: False)
+    assert onward.doctor(multiplying(-65)).overflowing == []
+
+
+def test_whether_products_overflow_is_measured() -> None:
+    """The probe agrees with a larger product of random integers."""
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(0, 256, (8, 128)).astype(np.uint8), rng.integers(100, 128, (128, 32)).astype(np.int8)
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> g (uint8[N, 128] x) => (int32[N, 32] y) { y = MatMulInteger(x, w) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    (y,) = session.run(None, {"x": x})
+
+    exact = bool((np.asarray(y) == x.astype(np.int32) @ w.astype(np.int32)).all())
+    assert integer_products_saturate() is not exact

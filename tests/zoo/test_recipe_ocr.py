@@ -27,6 +27,8 @@ PACKAGES = (
     "certifi==2026.10.18", "charset-normalizer==3.5.2",
 )  # fmt: skip
 
+WORDS = ["გამარჯობა", "საქართველო", "თბილისი", "მადლობა", "წიგნი", "ყვავილი"]
+
 
 @pytest.fixture(scope="module")
 def rapidocr() -> Path:
@@ -63,7 +65,8 @@ def test_rapidocr_reads_an_alphabet_that_it_was_taught(rapidocr: Path, tmp_path:
     assert len(after) == 2, run.stdout
     assert max(before) < 15, run.stdout
     assert min(after) > 85, run.stdout
-    assert "მადლობა" in run.stdout  # on the page, which the detector cut into words
+    page = run.stdout.partition("page.png")[2]  # which the detector cuts into words; 24 steps leave a letter wrong
+    assert sum(word in page for word in WORDS) >= 4, run.stdout
     original = onnx.load(rapidocr / "rapidocr" / "models" / "PP-OCRv6_rec_small.onnx")
     tuned = onnx.load(tmp_path / "recogniser.onnx")
     changed = changed_weights(original, tuned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onward.author.make import make_trainable
+from onward.author.phases import Phase
 from onward.author.tied_weights import TiedWeightsWarning
 
-__all__ = ["TiedWeightsWarning", "make_trainable"]
+__all__ = ["Phase", "TiedWeightsWarning", "make_trainable"]

@@ -50,6 +50,7 @@ def _lift(node: ir.Node, output: ir.Value, tensor: ir.TensorProtocol, graph: ir.
         shape=ir.Shape(array.shape),
         doc_string=output.doc_string,
         const_value=ir.tensor(array, name=name),
+        metadata_props=dict(output.metadata_props),
     )
     ir.convenience.replace_all_uses_with(output, value)
     assert inner is not None

@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.arguments import check_name, check_number
-from onward.author.random_numbers import normal, uniform
 from onward.author.training_mode import is_batch_norm
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
+from onward.graph.random_numbers import normal, uniform
 from onward.model.trainable import final_uses, no_match
 from onward.model.training_model import TrainingEntry
 from onward.optimizers.emit import Update, const_array

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onward.arguments import did_you_mean, nearest
 from onward.errors import A100, A101, ArgumentError, Diagnostic, counted
 from onward.graph.builder import Names
+from onward.graph.element_types import element_type
 from onward.losses import LabelSpec
 
 LabelArgument = str | Sequence[str] | Mapping[str, Any] | None
@@ -85,8 +85,7 @@ def _spec(name: str, given: Any) -> LabelSpec:
         return given
     try:
         dtype, shape = given
-        kind = dtype if isinstance(dtype, ir.DataType) else ir.DataType.from_numpy(np.dtype(dtype))
-        return LabelSpec(kind, tuple(shape))
+        return LabelSpec(element_type(dtype), tuple(shape))
     except (TypeError, ValueError) as error:
         raise ArgumentError(
             Diagnostic(

@@ -18,11 +18,15 @@ from onward.author.functions import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
 from onward.author.labels import LabelArgument
 from onward.author.merged_weights import separate_merged
+from onward.author.new_head import HeadArguments
 from onward.author.objective import build_loss, resolve_loss
+from onward.author.phases import Phase, check_phases, make_phases
 from onward.author.quantized_weights import quantized_weights, rounds
+from onward.author.teacher import Teacher, embed_teacher, read_teacher
 from onward.author.tied_weights import tied_layers
 from onward.author.tied_weights import untie as untie_weights
 from onward.author.training_mode import build_training_forward, to_inference_mode
+from onward.autodiff.blocks import check_ways
 from onward.autodiff.reach import barriers, gradient_reach
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
@@ -39,9 +43,13 @@ from onward.model.trainable import as_patterns, choose, influential_nodes
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer, by_name
 from onward.optimizers.base import FunctionLibrary
-from onward.optimizers.emit import emit_update
+from onward.optimizers.emit import by_depth, emit_update
 from onward.runtime import ask
-from onward.upgrade import normalise
+from onward.surgery.batch_norm import Calibration, recover_batch_norm
+from onward.surgery.class_list import Classes
+from onward.surgery.selection import expand_selection, layers_before
+from onward.surgery.splice import HeadSource
+from onward.upgrade import normalise, upgrade
 
 A112 = "A112"
 A113 = "A113"
@@ -53,7 +61,7 @@ _NOT_IN_GRADIENT = frozenset(
     t for t in ir.DataType if t.name.startswith(("BFLOAT", "FLOAT8", "FLOAT4", "INT4", "UINT4"))
 )
 
-BATCH_NORM = ("train", "freeze", "always")
+BATCH_NORM = ("train", "freeze", "always", "recover")
 
 
 def make_trainable(
@@ -74,6 +82,12 @@ def make_trainable(
     seed: int = 0,
     entry: str = "train",
     dequantize: bool = False,
+    classes: Classes | None = None,
+    cut: str | None = None,
+    head: HeadSource | None = None,
+    calibration: Calibration | None = None,
+    teacher: serde.Source | None = None,
+    phases: Sequence[Phase] | None = None,
 ) -> TrainingModel:
     """Return a `TrainingModel`: `model` with a loss, its gradient, an optimizer and their state, in one standard file.
 
@@ -85,14 +99,17 @@ def make_trainable(
         loss: a loss of `onward.losses` or its name; a mapping from output to loss or (loss, weight); an ONNX function
             or model whose inputs are the outputs and the labels; or `lambda op, outputs, labels: value`.
         optimizer: an optimizer of `onward.optimizers`, or its name.
-        train: glob or globs of the weights to train; the others are frozen.
+        train: glob or globs of the weights to train; the others are frozen. `head` chooses the last linear layer,
+            `last:3` the last three layers with weights (`onward.surgery.layers` lists them).
         freeze: glob or globs of weights to freeze, although `train` matches them.
         output: name of the value that the loss reads (default: the model's only output), or several names.
         label: name of the label input; {name: (dtype, shape)} for a custom loss; None if the loss reads no labels.
         loss_name: name of the loss output.
         batch_norm: "train" normalises with batch statistics, and updates the running ones, wherever scale or bias are
             trained, so that frozen layers stay frozen (as in Keras); "always" does so everywhere (as PyTorch's
-            `train()`); "freeze" normalises with the running statistics, as inference does, and never updates them.
+            `train()`); "freeze" normalises with the running statistics, as inference does, and never updates them;
+            "recover" puts a batch normalisation back after each trained convolution, where an exporter folded it into
+            the convolution, and trains it: the inference numbers stay the same.
         unbiased_variance: update running variances with the unbiased variance, as PyTorch does (ONNX and Keras use
             the biased one).
         keep_shared: True keeps every shared initializer as one weight. By default, vectors of one repeated number
@@ -108,6 +125,17 @@ def make_trainable(
         dequantize: turn weights that are stored as integers into floats, which can be trained, and the arithmetic on
             integers into that on floats. `to_inference(quantize=True)` stores them as integers again. By default they
             stay as they are, a `QuantizedWeightsWarning` counts them, and the float weights are trained.
+        classes: gives the network a fresh head for other classes: their number, their names, or the path of a file with
+            one name a line. The loss reads the logits although the file ends in Softmax, and the inference file still
+            ends in it. `output` names the output where the file has several (`onward.surgery.replace_head`).
+        cut: the value that the new head reads; all that follows it is left out.
+        head: an ONNX model, graph or function, or `lambda op, value: value`, as the new head.
+        calibration: inputs to measure the statistics of batch_norm="recover" with: an array, a mapping from input to
+            array, or a list of such batches. Without them, random numbers take their place, and a warning says so.
+        teacher: a second model that reads the same inputs, for `losses.Distillation`. It becomes frozen nodes of the
+            training algorithm; the inference model does not hold it.
+        phases: a list of `onward.Phase`, which `fit` trains one after the other, such as first the head and then all.
+            Each is a training entry with an optimizer state of its own. `initialize` concerns the first.
 
     Raises:
         ArgumentError: a name, glob or value does not fit the model; lists all such problems where possible.
@@ -118,6 +146,20 @@ def make_trainable(
     >>> list(model.parameters), model.targets
     (['W1', 'W2'], ['labels'])
     """
+    new_head = HeadArguments(classes, cut, head)
+    if phases is not None:
+        check_phases(phases, train, freeze)
+        if new_head.given:
+            model = _prepare(model, entry, dequantize)
+            loss, output = new_head.apply(model, loss, output, seed)
+            dequantize = False
+        options = {
+            "loss": loss, "optimizer": optimizer, "train": train, "freeze": freeze, "output": output, "label": label,
+            "loss_name": loss_name, "batch_norm": batch_norm, "unbiased_variance": unbiased_variance,
+            "keep_shared": keep_shared, "untie": untie, "initialize": initialize, "seed": seed, "entry": entry,
+            "dequantize": dequantize, "teacher": teacher, "calibration": calibration,
+        }  # fmt: skip
+        return make_phases(make_trainable, model, phases, options)
     check_name("batch_norm=", batch_norm, BATCH_NORM)
     if isinstance(optimizer, str):
         optimizer = by_name(optimizer)
@@ -132,9 +174,15 @@ def make_trainable(
             )
         )
     objective = resolve_loss(loss, output, label)
-    work = _copy(model, entry, dequantize)
-    inline_hiding_functions(work.ir)
-    to_inference_mode(work.graph)
+    work = _prepare(model, entry, dequantize)
+    model_of_teacher = read_teacher(teacher, objective.losses, work)
+    needed = max([loss.least_opset() for loss in objective.losses], default=1)
+    if model_of_teacher is not None:
+        needed = max(needed, model_of_teacher.opset)
+    if needed > work.opset:
+        work = upgrade(work, needed)
+    if new_head.given:
+        objective = resolve_loss(*new_head.apply(work, loss, output, seed), label)
     names = Names(all_names(work.graph) | _names_of_entries(work))
     lift_constants(work.graph, names, [*as_patterns(train), *as_patterns(freeze)])
     if untie:
@@ -144,14 +192,32 @@ def make_trainable(
     mark_unproven_sizes(work.ir)
     if not infer_shapes(work.ir):
         _ask_runtime(work)
-    terms = objective.bind(work.graph, names)
+    taught = Teacher()
+    if model_of_teacher is not None:
+        taught = embed_teacher(model_of_teacher, objective.losses, work, names)
+    terms = objective.bind(work.graph, names, taught.values)
     for name, argument in [*((n, "label=") for n in terms.labels), (loss_name, "loss_name=")]:
         _claim(names, name, argument)
 
     weights = list(work.graph.initializers.values())
     flat = _without_gradient(work, terms.outputs)
+    train, freeze = (
+        expand_selection(work, given, terms.outputs, f"{place}=")
+        for given, place in ((train, "train"), (freeze, "freeze"))
+    )
     parameters = choose(weights, influential_nodes(terms.outputs), train, freeze, flat)
+    if batch_norm == "recover":
+        parameters, made_up = recover_batch_norm(
+            work, parameters, terms.outputs, names, calibration=calibration, seed=seed
+        )
+        if made_up is not None:
+            warnings.warn(made_up, stacklevel=2)
     _check_types(parameters)
+    if not has_integer_products(work.graph):  # else the gradient is that of other nodes
+        check_ways(parameters, terms.outputs, work.ir.functions, work.opset)
+    if optimizer.layer_decay is not None:
+        layers = layers_before(work.graph, terms.outputs)
+        optimizer = by_depth(optimizer, parameters, {w: layer.depth for layer in layers for w in layer.weights})
     if not keep_shared and (warning := tied_layers(parameters)) is not None:
         warnings.warn(warning, stacklevel=2)
     if (stored := quantized_weights(work.graph)) is not None:
@@ -163,18 +229,19 @@ def make_trainable(
         work,
         terms.outputs,
         names,
-        batch_norm=batch_norm,
+        batch_norm="train" if batch_norm == "recover" else batch_norm,
         unbiased=unbiased_variance,
         trained=set(parameters),
         seed=seed,
     )
+    forward.nodes = [*taught.nodes, *forward.nodes]
     label_inputs = terms.label_inputs()
     for value in label_inputs:
         mark(value, Role.TARGET)
     _add_functions(work, terms.functions())
-    loss_nodes, loss_value = build_loss(work, terms, forward, label_inputs, names, loss_name)
+    loss_nodes, loss_value = build_loss(work, terms, forward, label_inputs, names, loss_name, taught.weights)
     op = Builder(work.opset, names)
-    gradients = _gradient(op, work, parameters, label_inputs, loss_value)
+    gradients = emit_gradient(op, work, parameters, [*label_inputs, *taught.weights], loss_value)
     library = FunctionLibrary(work.opset, {(f.domain, f.name) for f in work.ir.functions.values()})
     update = emit_update(optimizer, op, gradients, library)
     _add_functions(work, update.functions)
@@ -188,7 +255,7 @@ def make_trainable(
         [*label_inputs, *update.settings],
         [loss_value, *training_outputs, *bindings.values()],
         nodes=[*forward.nodes, *loss_nodes, *op.nodes],
-        initializers=[*update.settings, *update.state],
+        initializers=[*update.settings, *update.state, *taught.weights],
         name=entry,
     )
     algorithm.metadata_props["onward.loss"] = objective.describe()
@@ -246,6 +313,14 @@ def _names_of_entries(model: TrainingModel) -> set[str]:
     return found
 
 
+def _prepare(source: serde.Source, entry: str, dequantize: bool) -> TrainingModel:
+    """Return a copy of the model in inference mode, whose weights no function hides."""
+    work = _copy(source, entry, dequantize)
+    inline_hiding_functions(work.ir)
+    to_inference_mode(work.graph)
+    return work
+
+
 def _copy(source: serde.Source, entry: str, dequantize: bool) -> TrainingModel:
     """Return a copy of the model, at the working opset and in standard operators."""
     source = serde.load(source)
@@ -255,8 +330,7 @@ def _copy(source: serde.Source, entry: str, dequantize: bool) -> TrainingModel:
                 A101,
                 "a model with training entries cannot be dequantized: they read its values as they are",
                 place="dequantize=",
-                hint="dequantize when the first entry is added, or remove the entries first: onward.to_inference(model)"
-                " (`onward strip`)",
+                hint="dequantize when the first entry is added, or remove the entries with onward.to_inference(model)",
             )
         )
     model = normalise(source, copy=True, dequantize=dequantize)
@@ -268,8 +342,7 @@ def _copy(source: serde.Source, entry: str, dequantize: bool) -> TrainingModel:
                 f"the model already has a training entry `{entry}`",
                 place="entry=",
                 found=f"training entries: {', '.join(known)}",
-                hint='add another one with entry="another name" (`--entry`), or remove them with '
-                "onward.to_inference(model) (`onward strip`)",
+                hint='add another one with entry="another name", or remove them with onward.to_inference(model)',
             )
         )
     return model
@@ -320,21 +393,24 @@ def _mark_weights(work: TrainingModel, parameters: Sequence[Value]) -> None:
             mark(value, Role.FROZEN)
 
 
-def _gradient(
+def emit_gradient(
     op: Builder,
     work: TrainingModel,
     parameters: Sequence[Value],
-    labels: Sequence[Value],
+    given: Sequence[Value],
     loss: Value,
 ) -> Mapping[Value, Value]:
-    """Emit the Gradient node: d loss / d parameter for each parameter."""
+    """Emit the Gradient node: d loss / d parameter for each parameter.
+
+    `given` are the values of the algorithm that the loss depends on: labels, and the weights of a teacher.
+    """
     needed = set()
     for node in ancestors([loss]):
         needed.update(reads(node))
     # By the standard, xs and zs determine y: frozen and constant values belong to zs, if Gradient accepts their type.
-    others = [v for v in work.graph.initializers.values() if v.dtype not in _NOT_IN_GRADIENT]
+    others = [v for v in [*given, *work.graph.initializers.values()] if v.dtype not in _NOT_IN_GRADIENT]
     trained = set(parameters)
-    zs = [v for v in dict.fromkeys([*work.graph.inputs, *labels, *others]) if v in needed and v not in trained]
+    zs = [v for v in dict.fromkeys([*work.graph.inputs, *others]) if v in needed and v not in trained]
     outputs = op.call(
         "Gradient",
         [*parameters, *zs],

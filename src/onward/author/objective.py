@@ -11,18 +11,18 @@ import onnx_ir as ir
 
 from onward.arguments import check_number
 from onward.author.labels import LabelArgument, find_value, label_specs, wrong_outputs
+from onward.author.scale import A115, check_scale
+from onward.author.teacher import check_taught
 from onward.author.training_mode import TrainingForward
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.shapes import infer, infer_shapes
 from onward.graph.walk import reads
-from onward.losses import CTC, LabelSpec, Loss, by_name, custom
-from onward.losses.custom import ANY_NUMBER
+from onward.losses import NAMES, Distillation, LabelSpec, Loss, by_name, custom
+from onward.losses.base import ANY_NUMBER
 from onward.model.roles import Role, mark
 from onward.model.training_model import FLOAT_TYPES, TrainingModel
 from onward.storage.writer import Writer, put_light, value_info
-
-A115 = "A115"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,7 @@ class BoundTerm:
     loss: Loss
     outputs: list[Value]
     labels: list[str]
+    teacher: list[Value] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -74,8 +75,17 @@ class Objective:
         """Return the losses as text, for the metadata of the file."""
         return " + ".join(repr(t.loss) if t.weight == 1 else f"{t.weight:g} * {t.loss!r}" for t in self.terms)
 
-    def bind(self, graph: ir.Graph, names: Names) -> Terms:
-        """Return the losses bound to values of `graph`; raise ArgumentError for names that do not fit."""
+    @property
+    def losses(self) -> list[Loss]:
+        """The loss of each term."""
+        return [term.loss for term in self.terms]
+
+    def bind(self, graph: ir.Graph, names: Names, teacher: Mapping[str | None, Value] | None = None) -> Terms:
+        """Return the losses bound to values of `graph`, and of the teacher by their names; None is its logits.
+
+        Raises:
+            ArgumentError: a name does not fit.
+        """
         values = ir.convenience.create_value_mapping(graph)
         bound: list[BoundTerm] = []
         labels: dict[str, LabelSpec] = {}
@@ -89,7 +99,7 @@ class Objective:
                 raise wrong_outputs(outputs, wanted, loss_name, given=term.outputs is not None)
             if wanted != ANY_NUMBER:
                 _check_floating(outputs, loss_name)
-            _check_activation(term.loss, outputs)
+            check_scale(term.loss, outputs)
             specs = label_specs(term.label, term.loss.labels(outputs), names)
             for name, spec in specs.items():
                 if labels.setdefault(name, spec) != spec:
@@ -102,7 +112,13 @@ class Objective:
                             hint="give each loss its own label: label={'output': 'label name'}",
                         )
                     )
-            bound.append(BoundTerm(term.weight, term.loss, outputs, list(specs)))
+            given: list[Value] = []
+            if isinstance(term.loss, Distillation):
+                assert teacher is not None
+                outputs += [find_value(values, name, graph) for name in term.loss.features]
+                given = [teacher[name] for name in term.loss.teacher_values]
+                check_taught(outputs, given)
+            bound.append(BoundTerm(term.weight, term.loss, outputs, list(specs), given))
         return Terms(bound, labels)
 
 
@@ -141,7 +157,7 @@ def as_loss(given: Any) -> Loss:
     if isinstance(given, str):
         return by_name(given)
     if isinstance(given, type) and issubclass(given, Loss):
-        return given()
+        return next((by_name(name) for name, kind in NAMES.items() if kind is given), None) or given()
     own = custom(given)
     if own is not None:
         return own
@@ -172,44 +188,25 @@ def _check_floating(outputs: Sequence[Value], loss_name: str) -> None:
         raise ArgumentError(problems)
 
 
-def _check_activation(loss: Loss, outputs: Sequence[Value]) -> None:
-    """Raise if a loss expects logits or log-probabilities and its output is the result of the activation."""
-    name = type(loss).__name__
-    expected = {"CrossEntropy": "Softmax", "BCEWithLogits": "Sigmoid", "CTC": "Softmax", "NLL": "Softmax"}.get(name)
-    node = outputs[0].producer()
-    if expected is None or node is None or node.op_type != expected or node.domain not in ("", "ai.onnx"):
-        return
-    inner = node.inputs[0]
-    assert inner is not None
-    logarithms = name == "NLL" or (isinstance(loss, CTC) and not loss.logits)
-    other = {
-        "BCEWithLogits": ', or use loss="bce"',
-        "NLL": ', with loss="cross_entropy"',
-        "CTC": ", with CTC(logits=True)" if logarithms else "",
-    }.get(name, "")
-    raise ArgumentError(
-        Diagnostic(
-            A115,
-            f"`{name}` expects {'log-probabilities' if logarithms else 'logits'}, and output `{outputs[0].name}` is "
-            + ("the result of a" if logarithms else "already a")
-            + f" {expected}",
-            place=f"node `{node.name}`",
-            found="probabilities" if logarithms else f"{expected} would be applied twice",
-            hint=f'let the loss read the logits: output="{inner.name}"{other}',
-        )
-    )
-
-
 def build_loss(
-    work: TrainingModel, terms: Terms, forward: TrainingForward, labels: Sequence[Value], names: Names, loss_name: str
+    work: TrainingModel,
+    terms: Terms,
+    forward: TrainingForward,
+    labels: Sequence[Value],
+    names: Names,
+    loss_name: str,
+    weights: Sequence[Value] = (),
 ) -> tuple[list[ir.Node], Value]:
-    """Emit the losses over the training-mode forward; return the nodes and the checked loss."""
+    """Emit the losses over the training-mode forward; return the nodes and the checked loss.
+
+    `weights` are initializers of the algorithm that the forward reads: those of a teacher.
+    """
     op = Builder(work.opset, names, prefix="loss/")
     by_label = {v.name or "": v for v in labels}
     kinds = {term.outputs[0].dtype for term in terms.terms}
     total: Value | None = None
     for term in terms.terms:
-        outputs = [forward.value(v) for v in term.outputs]
+        outputs = [*(forward.value(v) for v in term.outputs), *term.teacher]
         value = term.loss.emit(op, outputs, [by_label[n] for n in term.labels])
         if len(kinds) > 1:  # in float16, the loss of a float output may be infinite
             value = op.cast(value, ir.DataType.DOUBLE if ir.DataType.DOUBLE in kinds else ir.DataType.FLOAT)
@@ -221,20 +218,23 @@ def build_loss(
         total = op.Identity(total)
     total.name = loss_name
     mark(total, Role.LOSS)
-    _infer(work, [*forward.nodes, *op.nodes], labels, total)
+    _infer(work, [*forward.nodes, *op.nodes], labels, total, weights)
     _check_fit(work, op.nodes)
     _check_scalar(total)
     return op.nodes, total
 
 
-def _infer(work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequence[Value], loss: Value) -> None:
+def _infer(
+    work: TrainingModel, nodes: Sequence[ir.Node], labels: Sequence[Value], loss: Value, weights: Sequence[Value]
+) -> None:
     """Infer the types and shapes of forward pass and loss with onnx."""
-    probe = ir.Graph(list(labels), [loss], nodes=nodes, name="loss")
+    probe = ir.Graph(list(labels), [loss], nodes=nodes, initializers=weights, name="loss")
     try:
         infer_shapes(work.ir, probe)
     finally:  # the algorithm will own the nodes
         probe.outputs.clear()
         probe.inputs.clear()
+        probe.initializers.clear()
         probe.remove(list(probe))
 
 

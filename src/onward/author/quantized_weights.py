@@ -31,8 +31,8 @@ def quantized_weights(graph: ir.Graph) -> QuantizedWeightsWarning | None:
             A121,
             f"{counted(len(names), 'weight')} stored as integers will not be trained; the float weights will",
             found=f"{listed}{f' and {len(names) - 3} more' if len(names) > 3 else ''}",
-            hint="dequantize=True (`--dequantize`) makes floats of them and trains them too; "
-            "to_inference(quantize=True) (`onward strip --quantize`) stores them as integers again",
+            hint="dequantize=True makes floats of them and trains them too; "
+            "to_inference(quantize=True) stores them as integers again",
             severity=Severity.WARNING,
         )
     )

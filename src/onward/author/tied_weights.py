@@ -48,8 +48,8 @@ def tied_layers(parameters: Sequence[Value]) -> TiedWeightsWarning | None:
             A117,
             f"layers of different names share {counted(len(shared), 'weight')}",
             found="; ".join(listed[:3]) + more,
-            hint='exporters merge equal weights; give each layer its own with untie="*" (`--untie "*"`), or pass '
-            "keep_shared=True (`--keep-shared`) if they are tied on purpose",
+            hint='exporters merge equal weights; give each layer its own with untie="*", or pass '
+            "keep_shared=True if they are tied on purpose",
             severity=Severity.WARNING,
         )
     )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onward.errors import ArgumentError, Diagnostic
+from onward.errors import ArgumentError, Diagnostic, named_node
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import copy_nodes
 from onward.graph.walk import all_nodes, ancestors, constant_of, reads, subgraphs
@@ -111,8 +111,8 @@ def to_inference_mode(graph: ir.Graph) -> None:
 
 
 def node_name(node: ir.Node) -> str:
-    """Return a description of a node: its operator, and its name or that of its output."""
-    return f"{node.op_type} `{node.name or node.outputs[0].name}`"
+    """Return a description of a node: its operator and its name, or its place among those of its operator."""
+    return f"{node.op_type} `{node.name}`" if node.name else named_node(node)
 
 
 def is_batch_norm(node: ir.Node) -> bool:

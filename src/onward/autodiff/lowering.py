@@ -18,7 +18,7 @@ from onward.autodiff.other_point import evaluate_again
 from onward.autodiff.rules.quantization import straight_through
 from onward.autodiff.scope import Scope
 from onward.autodiff.shapes import infer_bodies
-from onward.errors import Diagnostic, NotDifferentiable
+from onward.errors import Diagnostic, NotDifferentiable, named_node
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Names, Value
 from onward.graph.integer_products import to_float_products
@@ -199,7 +199,7 @@ def _finish(
 
 def _read(node: ir.Node, scope: Scope) -> tuple[list[Value], list[Value], Value, list[Value]]:
     """Return xs, zs and y as values, and the node's inputs; raise NotDifferentiable with all that is wrong."""
-    place = f"node `{node.name or 'Gradient'}` (Gradient)"
+    place = named_node(node) + " (Gradient)" * bool(node.name)
     problems: list[Diagnostic] = []
 
     def resolve(name: str, what: str, floating: bool = True) -> Value | None:

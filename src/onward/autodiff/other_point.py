@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onward.autodiff.emit import RANDOM, Emitter
 from onward.autodiff.scope import Scope
-from onward.errors import Diagnostic, NotDifferentiable
+from onward.errors import Diagnostic, NotDifferentiable, named_node
 from onward.graph import edit, walk
 from onward.graph.builder import Value
 
@@ -76,7 +76,7 @@ def _refuse_hidden_randomness(node: ir.Node) -> None:
             Diagnostic(
                 D105,
                 f"`{node.op_type}` draws random numbers in a subgraph and has to be evaluated again at another point",
-                place=f"node `{hidden[0].name or hidden[0].op_type}`, in `{node.name or node.op_type}`",
+                place=f"{named_node(hidden[0])}, in {named_node(node)}",
                 needed="the same random numbers at both points, which a subgraph does not output",
                 hint="draw the random numbers outside and let the subgraph read them",
             )

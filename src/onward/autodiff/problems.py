@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from onward.errors import Diagnostic, NotDifferentiable
+from onward.errors import Diagnostic, NotDifferentiable, named_node
 from onward.graph import walk
 from onward.graph.builder import Value
 
@@ -52,8 +52,8 @@ def _diagnostic(problem: Problem, of: Value, wrt: Sequence[Value], part: Slice) 
     named = walk.sequence_of(sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
     kinds = {kind_of(w) for w in sources}
     kind = kinds.pop() if len(kinds) == 1 else "value"
-    place = f"node `{problem.node.name or problem.node.op_type}`"
-    place += "".join(f", in `{n.name or n.op_type}` ({n.op_type})" for n in reversed(problem.within))
+    place = named_node(problem.node)
+    place += "".join(f", in {named_node(n)}" + f" ({n.op_type})" * bool(n.name) for n in reversed(problem.within))
     if sources:
         place += f", between {kind}{'s' if len(sources) > 1 else ''} {named} and {kind_of(of)} `{of.name}`"
     found = _path(outer, sources[0], of, part) if sources else ""
@@ -66,8 +66,8 @@ def _hint(problem: Problem, sources: Sequence[Value], kind: str, named: str) -> 
     remedy = "add a rule (docs/adding_a_rule.md)" if problem.code == D201 else "change that part of the model"
     if kind != "parameter":
         return f"do not differentiate with respect to {named or 'what is behind it'}, or {remedy}"
-    freeze = " ".join(f"--freeze {w.name}" for w in sources[:3])
-    return f"freeze {'it' if len(sources) == 1 else 'them'} with `{freeze}`, or {remedy}"
+    freeze = ", ".join(f'"{w.name}"' for w in sources[:3])
+    return f"freeze {'it' if len(sources) == 1 else 'them'} with freeze=[{freeze}], or {remedy}"
 
 
 def kind_of(value: Value) -> str:
@@ -82,7 +82,7 @@ def kind_of(value: Value) -> str:
 def _path(node: ir.Node, source: Value, of: Value, part: Slice) -> str:
     """Return one path from the source through `node` to `of`, as names."""
     before, after = _nodes_before(node, source, part), _nodes_after(node, of, part)
-    names = [f"`{n.name or n.op_type}`" for n in [*before, node, *after]]
+    names = [f"`{n.name}`" if n.name else named_node(n) for n in [*before, node, *after]]
     return "the path " + " → ".join([f"`{source.name}`", *_shortened(names, len(before)), f"`{of.name}`"])
 
 

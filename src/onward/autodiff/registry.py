@@ -22,7 +22,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from onward.graph.schema import Schema, newest_opset, schema
+from onward.graph.schema import GRADIENT_DOMAIN, Schema, newest_opset, schema
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -189,7 +189,10 @@ def find_rule(op_type: str, domain: str = "", opset: int | None = None) -> RuleS
 
 
 def is_own(op_type: str, domain: str = "", opset: int | None = None) -> bool:
-    """Return whether a user registered the rule of the operator (`register_gradient`)."""
+    """Return whether the rule is not what autograd would find: a user registered it (`register_gradient`), or it is
+    of a function that stands for a derivative of its own."""
+    if domain == GRADIENT_DOMAIN:
+        return True
     found = find_rule(op_type, domain, opset)
     function = None if found is None else found.function
     return function is not None and not function.__module__.startswith("onward.autodiff.")

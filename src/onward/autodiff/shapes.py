@@ -60,9 +60,10 @@ Typed = tuple[ir.TypeProtocol | None, ir.Shape | None]
 def _given(node: ir.Node, body: ir.Graph) -> list[Typed]:
     """Return the type and shape of each body input, taken from the node's inputs."""
     if node.op_type == "Loop":
+        going = node.inputs[1] if len(node.inputs) > 1 else None
         fixed: list[Typed] = [
-            (ir.TensorType(ir.DataType.INT64), ir.Shape([])),
-            (ir.TensorType(ir.DataType.BOOL), ir.Shape([])),
+            (ir.TensorType(ir.DataType.INT64), _one(body.inputs[0])),
+            (ir.TensorType(ir.DataType.BOOL), _one(body.inputs[1], going)),
         ]
         return fixed + [_typed(v) for v in node.inputs[2:]]
     if node.op_type == "SequenceMap":
@@ -79,6 +80,12 @@ def _given(node: ir.Node, body: ir.Graph) -> list[Typed]:
             shape = ir.Shape(kept)
         given.append((type_, shape))
     return given
+
+
+def _one(*values: Value | None) -> ir.Shape:
+    """Return the shape of a Loop's counter or condition: [1] if the file writes it so, as Paddle does, else []."""
+    listed = any(v is not None and v.shape is not None and len(v.shape) == 1 for v in values)
+    return ir.Shape([1] if listed else [])
 
 
 def _typed(value: Value | None) -> Typed:

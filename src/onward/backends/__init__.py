@@ -33,6 +33,26 @@ def _torch(program: Program, **options: Any) -> Session:
     return make_session(TorchSession, "torch", program, options)
 
 
+def _jax(program: Program, **options: Any) -> Session:
+    from onward.backends.jax import installed_jax
+
+    versions.check(installed_jax("the jax backend"))
+    from onward.backends.jax.session import JaxSession
+
+    return make_session(JaxSession, "jax", program, options)
+
+
+def _tensorflow(program: Program, **options: Any) -> Session:
+    from onward.backends.tensorflow import installed_tensorflow
+
+    versions.check(installed_tensorflow("the tensorflow backend"))
+    from onward.backends.tensorflow.session import TensorFlowSession
+
+    return make_session(TensorFlowSession, "tensorflow", program, options)
+
+
+register_backend("tensorflow", _tensorflow, split=True)
 register_backend("torch", _torch, split=True)
+register_backend("jax", _jax, split=True)
 register_backend("reference", _reference)
 register_backend("onnxruntime", _onnxruntime)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
+from html import escape
 from typing import Any
 
+from onward import notebook
 from onward.arguments import nearest
 from onward.errors import CheckFailed, Diagnostic, Severity, catalogue, counted
 
@@ -122,6 +124,19 @@ class Report:
     def render(self) -> str:
         """Return the report as plain text: the findings, separated by blank lines, and their number."""
         return "\n\n".join([*(d.render() for d in self.findings), self.summary()])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            f'<tr><td class="{d.severity.value}">{d.code}</td><td><b>{escape(d.message)}</b>'
+            + "".join(
+                f'<br><span class="soft">{word}</span> {escape(text)}'
+                for word, text in (("at", d.place), ("found:", d.found), ("needed:", d.needed), ("hint:", d.hint))
+                if text
+            )
+            + "</td></tr>"
+            for d in self.findings
+        ]
+        return notebook.panel(self.summary(), f"<table>{''.join(rows)}</table>" if rows else "")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values, as `--json` prints it."""

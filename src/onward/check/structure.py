@@ -91,7 +91,9 @@ def _check_imports(imports: Any, place: str, findings: Findings) -> None:
     for entry in imports:
         domain = domain_of(entry.domain)
         if domain in seen:
-            findings.error(
+            # onnxmltools writes the same line twice: runtimes take it.
+            report = findings.warning if seen[domain] == entry.version else findings.error
+            report(
                 C139,
                 f"opset_import names {domain_text(domain)} twice",
                 place=place,
@@ -122,7 +124,8 @@ def _check_names(view: View, model: Model, findings: Findings) -> None:
     if view.is_function:
         return
     if not view.proto.name and (view.kind != "graph" or model.proto.HasField("graph")):
-        findings.error(C130, "the graph has no name", place=view.place, needed="a name")
+        report = findings.warning if view.kind == "graph" else findings.error  # runtimes run it
+        report(C130, "the graph has no name", place=view.place, needed="a name")
     for kind, names in (
         ("input", view.inputs),
         ("output", view.outputs),
@@ -319,12 +322,12 @@ def _check_combined_outputs(model: Model, algorithm: View, findings: Findings) -
 
 
 def _repeated_outputs(outputs: list[str], view: View, findings: Findings) -> None:
+    """Report outputs that are listed twice: an error in a training graph. Runtimes run inference graphs that do so."""
+    report = findings.warning if view.kind == "graph" else findings.error
     seen: set[str] = set()
     for name in outputs:
         if name and name in seen:
-            findings.error(
-                C115, f"the output {quote(name)} is listed twice", place=view.place, needed="each output once"
-            )
+            report(C115, f"the output {quote(name)} is listed twice", place=view.place, needed="each output once")
         seen.add(name)
 
 

@@ -201,7 +201,8 @@ class Types(Known):
         misfits = self._model.misfits
         own = {id(view): set(misfits.get(id(view), ())) for view in top.walk()}
         for view in top.walk():
-            misfits[id(view)] = own[id(view)].union(v.name for v in (*view.proto.value_info, *view.proto.output))
+            stated_names = {v.name for v in (*view.proto.value_info, *view.proto.output)}
+            misfits[id(view)] = own[id(view)] | stated_names.difference(view.inputs)  # a body may return an input
         inferred = self.infer(top, lambda dropped: self.copier.copy(top, {}, dropped))
         misfits.update(own)
         if inferred is None or len(self.complaints) > before:

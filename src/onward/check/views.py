@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 
 from onward.check.report import quote
+from onward.errors import named_nodes
 from onward.graph.schema import TRAINING_DOMAIN, newest_opset
 
 Graph = Any  # a GraphProto, or a FunctionProto where `View.is_function`
@@ -172,8 +173,13 @@ class View:
 
     def node_place(self, position: int) -> str:
         node = self.nodes[position]
-        name = f' "{quote(node.name)[1:-1]}"' if node.name else ""
-        return f"{self.place}, node {position}{name} ({node.op_type or '?'})"
+        if not node.name:
+            return f"{self.place}, {self._named[position]}"
+        return f'{self.place}, node {position} "{quote(node.name)[1:-1]}" ({node.op_type or "?"})'
+
+    @functools.cached_property
+    def _named(self) -> list[str]:
+        return named_nodes(self.nodes)
 
     def walk(self) -> Iterator[View]:
         """Yield this view and every subgraph in it."""

@@ -5,14 +5,12 @@ Nothing heavy is imported here: Ctrl-C while Python loads its packages must find
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import re
 import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from onward.errors import Diagnostic, ModelError, OnwardError
+from onward.errors import ModelError, OnwardError
 
 if TYPE_CHECKING:
     import typer
@@ -24,25 +22,27 @@ COMMANDS = {
     "doctor": "onward.cli.doctor:doctor",
     "show": "onward.cli.show:show",
     "make-trainable": "onward.cli.make_trainable:make_trainable",
+    "convert": "onward.cli.convert:convert",
     "strip": "onward.cli.strip:strip",
     "grad": "onward.cli.grad:grad",
     "compile": "onward.cli.compile:compile_command",
     "train": "onward.cli.train:train",
     "evaluate": "onward.cli.evaluate:evaluate",
+    "predict": "onward.cli.predict:predict",
     "upgrade": "onward.cli.upgrade:upgrade",
     "ops": "onward.cli.ops:ops",
 }
-
-# Arguments whose option has another name.
-_OPTIONS = {"output": "--on"}
 
 
 def build_app() -> typer.Typer:
     """Return the command-line application."""
     import typer
 
+    from onward.cli.help import Command, Group, description
+
     app = typer.Typer(
         name="onward",
+        cls=Group,
         help="Forward, backward, onward: any ONNX model, trainable anywhere ONNX runs.",
         no_args_is_help=True,
         add_completion=False,
@@ -51,10 +51,11 @@ def build_app() -> typer.Typer:
     )
     for name, target in COMMANDS.items():
         module, _, function = target.partition(":")
-        app.command(name)(getattr(importlib.import_module(module), function))
+        command = getattr(importlib.import_module(module), function)
+        app.command(name, cls=Command, help=description(command))(command)
 
     @app.callback(invoke_without_command=True)
-    def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    def root(version: bool = typer.Option(False, "--version", metavar="", help="Print the version and exit.")) -> None:
         if version:
             from onward import __version__
 
@@ -93,16 +94,7 @@ def render(error: OnwardError) -> None:
     """Print every problem to stderr, in colour where the terminal has it."""
     from onward.cli.console import print_diagnostics, stderr_console
 
-    print_diagnostics(map(_with_option, error.diagnostics), stderr_console())
-
-
-def _with_option(diagnostic: Diagnostic) -> Diagnostic:
-    """Return the diagnostic with the name of the option instead of that of the argument."""
-    argument = re.fullmatch(r"(\w+)=", diagnostic.place)
-    if argument is None:
-        return diagnostic
-    name = argument.group(1)
-    return dataclasses.replace(diagnostic, place=_OPTIONS.get(name, f"--{name.replace('_', '-')}"))
+    print_diagnostics(error.diagnostics, stderr_console())
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:

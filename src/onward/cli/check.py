@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 from typer import Argument, Option
 
-from onward.arguments import nearest
-from onward.check import Report
-from onward.check import check as run_check
-from onward.cli.console import print_diagnostics, stderr_console, stdout_console
 from onward.errors import A100, ArgumentError, Diagnostic, ModelError, catalogue
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onward.check import Report
 
 
 def check(
@@ -31,13 +30,21 @@ def check(
     """Check a model, its training graphs included, against the ONNX standard.
 
     Exit code 0: no errors (warnings do not count, except with --pedantic). 1: errors. 2: not a model.
+
+    Examples:
+        onward check net.train.onnx
+        onward check --explain C105
     """
+    from onward.cli.console import print_diagnostics, stderr_console, stdout_console
+
     console = stdout_console(soft_wrap=True)
     if explain is not None:
         _explain(explain, console)
         return
     if file is None:
         raise typer.BadParameter("give the file to check, or --explain CODE", param_hint="FILE")
+    from onward.check import check as run_check
+
     try:
         report = run_check(file, pedantic=pedantic)
     except ModelError as error:
@@ -56,6 +63,10 @@ def check(
 
 
 def _print(report: Report, console: Console) -> None:
+    from rich.text import Text
+
+    from onward.cli.console import print_diagnostics
+
     print_diagnostics(report.findings, console)
     if report.findings:
         console.print()
@@ -63,6 +74,10 @@ def _print(report: Report, console: Console) -> None:
 
 
 def _explain(code: str, console: Console) -> None:
+    from rich.text import Text
+
+    from onward.cli.console import print_diagnostics, stderr_console
+
     wanted = code.strip().upper()
     found = catalogue().get(wanted)
     if found is None:
@@ -74,6 +89,8 @@ def _explain(code: str, console: Console) -> None:
 
 def _unknown_code(given: str) -> ArgumentError:
     """Return the error for a code that does not exist, with those that look like it or whose title has the word."""
+    from onward.arguments import nearest
+
     codes = catalogue()
     near = nearest(given.upper(), sorted(codes), n=4)
     near = near or [c for c in sorted(codes) if given and given.lower() in codes[c].title.lower()][:8]

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def compile_command(
     file: Annotated[Path, Argument(help="A training model (.onnx).", show_default=False)],
-    output: Annotated[Path | None, Option("-o", "--output", help="The directory to write.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, Option("-o", "--output", metavar="DIR", help="The directory to write.", show_default=False)
+    ] = None,
     target_opset: Annotated[int | None, Option(help="The opset of the graphs (default: the lowest they need).")] = None,
     target_ir: Annotated[int | None, Option(help="The IR version of the graphs (default: the lowest).")] = None,
     seed: Annotated[int, Option(help="The initial random key.")] = 0,
@@ -26,7 +28,12 @@ def compile_command(
         bool, Option("--explain", help="Print each pass with the nodes before and after it, and its time.")
     ] = False,
 ) -> None:
-    """Compile a training model to plain ONNX graphs that any runtime can train with."""
+    """Compile a training model to plain ONNX graphs that any runtime can train with.
+
+    Examples:
+        onward compile net.train.onnx -o program/
+        onward compile net.train.onnx --explain
+    """
     from onward.cli.console import stdout_console
     from onward.compiler.compile import compile_model
     from onward.errors import A101, ArgumentError, Diagnostic, counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -71,12 +71,29 @@ def stderr_console() -> Console:
 
 
 def print_diagnostics(diagnostics: Iterable[Diagnostic], console: Console) -> None:
-    """Print each diagnostic, a blank line between them; in colour where the terminal has it."""
+    """Print each diagnostic in the words of the command line, a blank line between them, in colour where it can be."""
+    from onward.cli.speech import spoken
+
     for index, diagnostic in enumerate(diagnostics):
         if index:
             console.print()
-        head, *rest = diagnostic.render().split("\n")
+        head, *rest = spoken(diagnostic).render().split("\n")
         label, _, message = head.partition(": ")
         console.print(Text.assemble((label, _STYLES[diagnostic.severity]), ": ", (message, "bold")))
         for line in rest:
             console.print(Text(line, style="cyan" if line.startswith("hint:") else ""))
+
+
+def print_confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str], output: str = "") -> None:
+    """Print a confusion matrix, with the names of the classes where they are known, and that of the output."""
+    from rich.table import Table
+
+    from onward.train.report import occurring
+
+    console = stdout_console()
+    matrix, names = occurring(matrix, classes)
+    table = Table("true \\ predicted", *names, box=None)
+    for name, row in zip(names, matrix, strict=True):
+        table.add_row(name, *(str(n) if n else "·" for n in row))
+    console.print("confusion matrix" + (f" of `{output}`" if output else ""), style="italic")
+    console.print(table)

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from onward.cli.console import print_diagnostics, stdout_console
-from onward.diagnosis.weights import QUANTISED
 from onward.errors import counted
 
 if TYPE_CHECKING:
@@ -29,7 +27,12 @@ def doctor(
     """Say what can be done with a file: whether it runs, where its weights are, what would be trained, what blocks it.
 
     Exit code 0: something can be trained. 1: nothing can. 2: not a model.
+
+    Examples:
+        onward doctor net.onnx
+        onward doctor net.onnx --json
     """
+    from onward.cli.console import stdout_console
     from onward.diagnosis import doctor as run
 
     found = run(file)
@@ -42,6 +45,9 @@ def doctor(
 
 
 def _print(found: Diagnosis, console: Console, limit: int | None) -> None:
+    from onward.cli.console import print_diagnostics
+    from onward.diagnosis.weights import QUANTISED
+
     used = {op.rpartition("::")[0] or "ai.onnx" for op in found.operators}
     opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items() if domain in used)
     _line(console, "file", f"{found.source}, IR {found.ir_version}, {opsets}" + _by(found.producer))
@@ -66,17 +72,26 @@ def _print(found: Diagnosis, console: Console, limit: int | None) -> None:
         total = sum(found.parameters.values())
         names = _list([f"`{name}`" for name in found.parameters], limit)
         _line(console, "trains", f"{len(found.parameters)} weights ({total:,} numbers): {names}", "green")
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in found.left.items():
-            by_reason.setdefault(reason, []).append(f"`{name}`")
-        for index, (reason, left) in enumerate(by_reason.items()):
-            few = None if limit is None else 3
-            _line(console, "" if index else "leaves", f"{counted(len(left), 'weight')} ({reason}): {_list(left, few)}")
     else:
         _line(console, "trains", "nothing", "bold red")
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in found.left.items():
+        by_reason.setdefault(reason, []).append(f"`{name}`")
+    for index, (reason, left) in enumerate(by_reason.items()):
+        few = None if limit is None else 3
+        _line(console, "" if index else "leaves", f"{counted(len(left), 'weight')} ({reason}): {_list(left, few)}")
     if QUANTISED in found.weights:
         numbers = f"{found.weights[QUANTISED].numbers:,} numbers"
         _line(console, "", f"{numbers} are stored as integers and stay so; make-trainable --dequantize trains them too")
+    if found.overflowing:
+        _line(
+            console,
+            "",
+            "on this processor ONNX Runtime adds products of 8-bit integers in 16 bits, so they can overflow: "
+            f"{_list([f'`{name}`' for name in found.overflowing], limit)}; its outputs differ from those on processors "
+            "with VNNI. Quantize with reduce_range=True (7 bits) or with weights of uint8",
+            "yellow",
+        )
     if found.obstacles:
         console.print()
         print_diagnostics(found.obstacles if limit is None else found.obstacles[:limit], console)

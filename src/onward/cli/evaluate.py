@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from onward.cli.options import DataOptions, open_data, split_names, takes
+from onward.cli.console import print_confusion
+from onward.cli.options import DataOptions, open_data, split_names, takes, with_columns
 
 if TYPE_CHECKING:
     from onward.train import Trainer
@@ -42,10 +43,16 @@ def evaluate(options: EvaluateOptions) -> None:
 
     A checkpoint, and a model saved by `onward train`, remember how the training data was scaled and how its classes
     were numbered. The options change that.
+
+    Examples:
+        onward evaluate net.train.onnx --data digits.npz --metric accuracy
+        onward evaluate run/ --data digits.npz --json
     """
     trainer = _open(options.file, options.backend)
     preparation = options.preparation(trainer.preparation)
-    source = open_data(options.data, trainer, preparation, "evaluate", options.entry or trainer.first_entry)
+    entry = options.entry or trainer.first_entry
+    preparation = with_columns(options, trainer, preparation, entry)
+    source = open_data(options.data, trainer, preparation, "evaluate", entry)
     result = trainer.evaluate(
         source,
         batch_size=options.batch_size,
@@ -76,18 +83,16 @@ def _print(result: dict[str, Any], samples: int | None, classes: tuple[str, ...]
     from rich.table import Table
 
     console = Console(highlight=False)
-    matrix = result.pop("confusion", None)
+    matrices = {name: value for name, value in result.items() if isinstance(value, list)}
     table = Table.grid(padding=(0, 3))
     table.add_column()
     table.add_column(justify="right", style="bold")
     if samples is not None:
         table.add_row("samples", f"{samples:,}")
     for name, value in result.items():
-        table.add_row(name, f"{value:.6g}")
+        if name not in matrices:
+            table.add_row(name, f"{value:.6g}")
     console.print(table)
-    if matrix is not None:
-        names = [classes[i] if i < len(classes) else str(i) for i in range(len(matrix))]
-        grid = Table("true \\ predicted", *names, title="confusion matrix", title_justify="left", box=None)
-        for name, row in zip(names, matrix, strict=True):
-            grid.add_row(name, *(str(n) if n else "·" for n in row))
-        console.print(grid)
+    for name, matrix in matrices.items():
+        _, _, output = name.partition(":")
+        print_confusion(matrix, classes, output)

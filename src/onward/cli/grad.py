@@ -20,7 +20,9 @@ def grad(
 ) -> None:
     """Write the model with outputs grad/NAME: the derivative of OF with respect to each WRT, in plain ONNX operators.
 
-    Example: onward grad net.onnx --of loss --wrt x --wrt fc.weight -o net.grad.onnx
+    Examples:
+        onward grad net.onnx --of logits --wrt images -o net.grad.onnx
+        onward grad net.onnx --of logits --wrt fc.weight --wrt fc.bias -o net.grad.onnx
     """
     from onward.compiler.derivatives import gradient
     from onward.errors import counted

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from typer import Argument, Option
 
 
@@ -17,8 +16,14 @@ def ops(
 ) -> None:
     """List every operator of the standard with the condition of each input and what its tests cover.
 
-    The operators of com.microsoft that are decomposed follow.
+    The operators of ai.onnx.ml and com.microsoft that are decomposed follow.
+
+    Examples:
+        onward ops
+        onward ops Conv --json
     """
+    from rich.table import Table
+
     from onward.cli.console import stdout_console
     from onward.compiler.coverage import coverage, decomposed
     from onward.errors import counted
@@ -52,7 +57,7 @@ def ops(
     console = stdout_console()
     console.print(table)
     if others:
-        console.print("\nOf com.microsoft, written as operators of the standard before gradients are taken:")
+        console.print("\nOf ai.onnx.ml and com.microsoft, written as plain operators before gradients are taken:")
         console.print("\n".join(f"  {o.name}: {o.formula}" for o in others))
     counts = Counter(o.condition for o in operators)
     parts = [f"{counts[k]} {_WORDS[k]}" for k in _WORDS if counts[k]]

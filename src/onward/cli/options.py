@@ -48,18 +48,44 @@ class DataOptions:
         data_option(
             "--data",
             "-d",
+            metavar="FILE",
             help="A file or folder (.npy, .npz, .safetensors, .csv, .parquet, IDX, images), or NAME=FILE per input.",
             show_default=False,
         ),
     ]
-    scale: Annotated[str | None, data_option(help="Multiply inputs by this number, e.g. 1/255.")] = None
-    mean: Annotated[str | None, data_option(help="Subtract this: one number, or one per channel.")] = None
-    std: Annotated[str | None, data_option(help="Divide by this: one number, or one per channel.")] = None
+    scale: Annotated[str | None, data_option(metavar="NUMBER", help="Multiply inputs by this number, e.g. 1/255.")] = (
+        None
+    )
+    mean: Annotated[
+        str | None, data_option(metavar="NUMBERS", help="Subtract this: one number, or one per channel.")
+    ] = None
+    std: Annotated[
+        str | None, data_option(metavar="NUMBERS", help="Divide by this: one number, or one per channel.")
+    ] = None
     one_hot: Annotated[bool, data_option("--one-hot", help="Encode integer targets as rows of 0 and 1.")] = False
     column: Annotated[
         list[str] | None,
-        data_option(help="INPUT=COLUMN: the column that an input or target reads (a,b,c for several)."),
+        data_option(metavar="INPUT=COLUMN", help="The column that an input or target reads (a,b,c for several)."),
     ] = None
+
+    target: Annotated[
+        list[str] | None, data_option(help="The column of a table that is predicted (TARGET=COLUMN for several).")
+    ] = None
+    features: Annotated[
+        list[str] | None,
+        data_option(help="The columns of a table that are read: a,b,c (INPUT=a,b for several)."),
+    ] = None
+    missing: Annotated[
+        list[str] | None,
+        data_option(help="What stands for empty cells: mean, median, most_frequent, error, a number; COLUMN=…"),
+    ] = None
+    missing_indicator: Annotated[
+        bool, data_option("--missing-indicator", help="Add a number that is 1 where a cell was empty.")
+    ] = False
+    categories: Annotated[str | None, data_option(help="Text becomes: auto (default), one_hot or codes.")] = None
+    categorical: Annotated[list[str] | None, data_option(help="Columns of numbers that are categories: a,b.")] = None
+    unknown: Annotated[str | None, data_option(help="A category that training did not have: error or ignore.")] = None
+    rescale: Annotated[str | None, data_option(help="Rescale columns of numbers: standard or min_max.")] = None
 
     def preparation(self, base: Preparation) -> Preparation:
         """Return `base` with the changes that the options ask for.
@@ -85,17 +111,75 @@ class DataOptions:
             if not name or not source:
                 problems.append(Diagnostic(A101, f"--column is `{text}`", needed="INPUT=COLUMN, such as x=a,b,c"))
             changes.setdefault("columns", {})[name] = source
+        changes |= self._table_changes(problems)
         if problems:
             raise ArgumentError(problems)
         return dataclasses.replace(base, **changes)
 
+    def _table_changes(self, problems: list[Diagnostic]) -> dict[str, Any]:
+        """Return the changes for the columns of a table; each word is checked here, where its option is known."""
+        from onward.train.data.features import ENCODINGS, FILLS, RESCALES, UNKNOWN
+
+        changes: dict[str, Any] = {"missing_indicator": True} if self.missing_indicator else {}
+        words = (
+            ("categories", self.categories, ENCODINGS),
+            ("unknown", self.unknown, UNKNOWN),
+            ("rescale", self.rescale, RESCALES),
+        )
+        for name, word, known in words:
+            if word is not None and word not in known:
+                problems.append(Diagnostic(A101, f"--{name} is `{word}`", needed=f"one of: {', '.join(known)}"))
+            elif word is not None:
+                changes[name] = word
+        if self.categorical:
+            changes["categorical"] = tuple(split_names(self.categorical))
+        by_column: dict[str, Any] = {}
+        for text in self.missing or ():
+            column, equals, word = text.rpartition("=")
+            fill = _number_or_word(word)
+            if equals:
+                by_column[column] = fill
+            elif isinstance(fill, str) and fill not in FILLS:
+                needed = f"one of: {', '.join(FILLS)}; a number, or COLUMN=…"
+                problems.append(Diagnostic(A101, f"--missing is `{text}`", needed=needed))
+            else:
+                changes["missing"] = fill
+        if by_column and "missing" in changes:
+            problems.append(Diagnostic(A101, "--missing is given for all columns and for some", needed="one"))
+        return changes | ({"missing": by_column} if by_column else {})
+
+    def named_columns(self, option: str) -> Any:
+        """Return what `--target` or `--features` names: columns, or a dict of them; None if it is not given."""
+        given: list[str] = getattr(self, option) or []
+        if not given:
+            return None
+        pairs = [text.partition("=") for text in given]
+        if all(equals for _, equals, _ in pairs):
+            return {name: split_names([columns]) for name, _, columns in pairs}
+        return split_names(given)
+
+
+def _number_or_word(text: str) -> float | str:
+    try:
+        return as_fraction(text)
+    except (ValueError, ZeroDivisionError):
+        return text
+
 
 def open_data(
-    data: Sequence[str], trainer: Trainer, preparation: Preparation, part: str, entry: str | None
+    data: Sequence[str],
+    trainer: Trainer,
+    preparation: Preparation,
+    part: str,
+    entry: str | None,
+    sample_weight: str | None = None,
 ) -> DataSource:
     """Return the data of one path, or of several NAME=FILE."""
+    from onward.author.sample_weights import SAMPLE_WEIGHT
+    from onward.compiler.program import TensorSpec
     from onward.train.arguments import check_entry
     from onward.train.data import files
+    from onward.train.evaluation import evaluated_targets
 
     named = {}
     for text in data:
@@ -110,7 +194,24 @@ def open_data(
         return files.open_named(named)
     check_entry(entry, trainer.program)
     program = trainer.program.for_entry(entry)
-    return files.open_data(data[0], program.inputs, program.targets, part=part, preparation=preparation)
+    targets = list(program.targets if program.entries else evaluated_targets(program, preparation))
+    if sample_weight is not None:
+        targets.append(TensorSpec(SAMPLE_WEIGHT, "float32", ("N",)))
+        preparation = dataclasses.replace(preparation, columns={**preparation.columns, SAMPLE_WEIGHT: [sample_weight]})
+    return files.open_data(data[0], program.inputs, targets, part=part, preparation=preparation)
+
+
+def with_columns(options: DataOptions, trainer: Trainer, preparation: Preparation, entry: str | None) -> Preparation:
+    """Return the preparation with the columns that `--target` and `--features` name."""
+    from onward.train import training_data
+    from onward.train.arguments import check_entry
+    from onward.train.evaluation import evaluated_targets
+
+    check_entry(entry, trainer.program)
+    program = trainer.program.for_entry(entry)
+    target, features = options.named_columns("target"), options.named_columns("features")
+    targets = program.targets if program.entries else evaluated_targets(program, preparation, target)
+    return training_data.with_columns(preparation, target, features, program.inputs, targets)
 
 
 def as_fraction(text: str) -> float:

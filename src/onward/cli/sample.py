@@ -12,7 +12,12 @@ def sample(
     name: Annotated[str, Argument(help="linear, digits or mnist.", show_default=False)],
     output: Annotated[Path | None, Option("-o", "--output", help="The file to write (default: NAME.onnx).")] = None,
 ) -> None:
-    """Write a ready-made training model: the same bytes on every machine."""
+    """Write a ready-made training model: the same bytes on every machine.
+
+    Examples:
+        onward sample mnist
+        onward sample digits -o digits.onnx
+    """
     from onward import samples
     from onward.cli.console import stdout_console
     from onward.errors import counted

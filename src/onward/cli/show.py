@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from onward.cli.console import stderr_console, stdout_console
-from onward.model import serde
-from onward.model.text import render_function, render_graph
-from onward.model.training_model import TrainingModel
+if TYPE_CHECKING:
+    from onward.model.training_model import TrainingModel
 
 
 def show(
@@ -23,7 +21,14 @@ def show(
     as_json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False,
     everything: Annotated[bool, Option("--all", help="List every weight and binding.")] = False,
 ) -> None:
-    """Show what a model is: inputs, weights, loss, optimizer, bindings, operators."""
+    """Show what a model is: inputs, weights, loss, optimizer, bindings, operators.
+
+    Examples:
+        onward show net.train.onnx
+        onward show net.onnx --html net.html
+    """
+    from onward.cli.console import stderr_console, stdout_console
+    from onward.model import serde
     from onward.show.page import fill_in_shapes, render_page
     from onward.show.report import print_summary
     from onward.show.summary import summarize
@@ -47,6 +52,8 @@ def show(
 
 
 def _texts(model: TrainingModel) -> list[str]:
+    from onward.model.text import render_function, render_graph
+
     roles = {**dict.fromkeys(model.frozen, "frozen"), **dict.fromkeys(model.state, "state")}
     roles.update(dict.fromkeys(model.parameters, "parameter"))
     texts = ["forward: " + render_graph(model.graph, roles=roles)]

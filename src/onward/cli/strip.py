@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
+
+if TYPE_CHECKING:
+    import onnx
+
+    from onward.model.training_model import TrainingModel
 
 
 def strip(
@@ -15,15 +20,46 @@ def strip(
     quantize: Annotated[
         bool, Option("--quantize", help="Store the weights that `--dequantize` made floats as integers again.")
     ] = False,
+    embed_preparation: Annotated[
+        bool, Option("--embed-preparation", help="Let the model take raw data: prepare it inside, as in training.")
+    ] = False,
 ) -> None:
-    """Write the inference model alone: the same names and outputs, the current weights, no training information."""
+    """Write the inference model alone: the same names and outputs, the current weights, no training information.
+
+    Examples:
+        onward strip net.train.onnx -o net.onnx
+        onward strip net.train.onnx --average -o net.onnx
+    """
     from onward.cli.console import stdout_console
     from onward.errors import counted
     from onward.model import serde
     from onward.model.inference import to_inference
 
     model = serde.load(file)
-    serde.save(to_inference(model, average=average, quantize=quantize), output)
+    stripped = to_inference(model, average=average, quantize=quantize)
+    if embed_preparation:
+        stripped = _embedded(stripped, model)
+    serde.save(stripped, output)
     removed = f"removed {counted(len(model.entries), 'training entry')}"
     done = removed if model.entries else "it had no training information; the model is as it was"
     stdout_console(soft_wrap=True).print(f"wrote `{output}`: {done}")
+
+
+def _embedded(stripped: onnx.ModelProto, model: TrainingModel) -> onnx.ModelProto:
+    from onward.errors import A101, ArgumentError, Diagnostic
+    from onward.train.data.embed import embed_preparation
+    from onward.train.stored_model import store_preparation, stored_preparation
+
+    preparation = stored_preparation(model)
+    if preparation is None or not (preparation.features or preparation.normalises):
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the model carries no preparation",
+                found="--embed-preparation",
+                needed="a model that was saved after training on prepared data (`onward train … --output`)",
+            )
+        )
+    proto, left = embed_preparation(stripped, preparation)
+    store_preparation(proto, left)
+    return proto

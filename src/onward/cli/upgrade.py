@@ -7,11 +7,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from onward.cli.console import stdout_console
-from onward.errors import counted
-from onward.model import serde
-from onward.upgrade import upgrade as run_upgrade
-
 
 def upgrade(
     file: Annotated[Path, Argument(help="The ONNX model to convert.", show_default=False)],
@@ -20,7 +15,17 @@ def upgrade(
         int | None, Option("--opset", help="The operator set to convert to (default: 18, for older models).")
     ] = None,
 ) -> None:
-    """Convert ONNX 1.7 training files (GraphCall) and old operator sets: all graphs together, nothing dropped."""
+    """Convert ONNX 1.7 training files (GraphCall) and old operator sets: all graphs together, nothing dropped.
+
+    Examples:
+        onward upgrade net.onnx -o net.new.onnx
+        onward upgrade net.onnx --opset 21 -o net.21.onnx
+    """
+    from onward.cli.console import stdout_console
+    from onward.errors import counted
+    from onward.model import serde
+    from onward.upgrade import upgrade as run_upgrade
+
     model = serde.load(file)
     new = run_upgrade(model, opset)
     serde.save(new, output)

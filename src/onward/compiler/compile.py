@@ -20,6 +20,7 @@ from onward.compiler.recipes import (
     GRADIENTS,
     INFER,
     INITIALIZE,
+    RATE,
     STEP,
     UPDATE,
     Output,
@@ -27,11 +28,13 @@ from onward.compiler.recipes import (
 )
 from onward.compiler.sources import state_names
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
-from onward.graph import shapes
+from onward.graph import shapes, walk
 from onward.graph.builder import Value
 from onward.graph.schema import WORKING_OPSET
+from onward.model.readings import readings
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, averages, entry_roles
 from onward.model.serde import Source
+from onward.model.task import TASK, task_of
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.passes.base import Trace, Unit, collector_paused, run_passes
 from onward.passes.opset import LabelOpset
@@ -108,6 +111,7 @@ class Compiler:
             unit.model,
             outputs=tuple(o.name for o in outputs if o.replaces is None),
             replaces={o.name: o.replaces for o in outputs if o.replaces is not None},
+            stands_for={o.name: o.stands_for for o in outputs if o.stands_for},
             gradient_of={o.name: pair for o in outputs if (pair := unit.gradients.get(o.name)) is not None},
             totals=chosen.totals,
         )
@@ -129,6 +133,7 @@ class Compiler:
             unit = recipe.source(self.model, entry)
             unit.name, unit.trace = recipe.name, self._trace
             unit.roles = None if entry is None else self.roles(entry)
+            unit.readings = () if entry is None else readings(self.model, entry, self.roles(entry))
         unit.trains = recipe.trains
         run_passes(recipe.passes, unit)
         return unit
@@ -141,12 +146,20 @@ class Compiler:
             entries[name] = self._entry(name, entry, split, first=not entries)
             self._lowered.clear()
         infer = self.build(INFER)
+        infer.model.metadata_props.update(model.ir.metadata_props)  # names of classes, how data is prepared
+        task = task_of(model)
+        if task is not None:
+            infer.model.metadata_props[TASK] = task.text()
         initializes = any(e.initialization is not None and e.initialization_binding for e in model.entries)
         return Program(
             entries=entries,
             infer_graph=infer,
             initialize_graph=self.build(INITIALIZE) if initializes else None,
-            inputs=tuple(_spec(v) for v in model.graph.inputs if v.name not in model.graph.initializers),
+            inputs=tuple(
+                dataclasses.replace(_spec(v), takes_nan=walk.takes_nan(v))
+                for v in model.graph.inputs
+                if v.name not in model.graph.initializers
+            ),
             targets=tuple(_target_specs(model)),
             settings=settings_of(model),
             state=state_of(model, seed, draws=any(RANDOM_STEP in e.step.replaces.values() for e in entries.values())),
@@ -162,8 +175,11 @@ class Compiler:
             step,
             evaluate=self.build(EVALUATE, entry, "evaluate" if first else f"evaluate {name}"),
             learning_rates=self.roles(entry).learning_rates,
+            rate=self.build(RATE, entry, f"{name} rate") if self.roles(entry).scheduled_rate else None,
+            readings=readings(self.model, entry, self.roles(entry)),
             gradients=self.build(GRADIENTS, entry, f"{name} gradients") if split else None,
             update=self.build(UPDATE, entry, f"{name} update") if split else None,
+            epochs=entry.epochs,
         )
 
 

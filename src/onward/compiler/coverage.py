@@ -16,7 +16,6 @@ from typing import Any
 from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.registry import Condition, find_rule
 from onward.graph.schema import all_schemas, newest_opset, versions
-from onward.upgrade.microsoft import DOMAIN
 from onward.upgrade.microsoft.call import TABLE
 
 
@@ -99,12 +98,12 @@ class Decomposed:
 
 
 def decomposed() -> list[Decomposed]:
-    """Return the operators of com.microsoft that are decomposed, by name.
+    """Return the operators of ai.onnx.ml and com.microsoft that are decomposed, by domain and name.
 
     >>> next(o for o in decomposed() if o.name == "BiasGelu").formula
     'C = Gelu(A + B).'
     """
-    return [Decomposed(name, DOMAIN, str(f.__doc__).splitlines()[0]) for name, f in sorted(TABLE.items())]
+    return [Decomposed(name, domain, str(f.__doc__).splitlines()[0]) for (domain, name), f in sorted(TABLE.items())]
 
 
 @functools.cache

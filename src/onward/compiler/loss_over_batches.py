@@ -37,6 +37,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Sqrt": np.sqrt,
     "Exp": np.exp,
     "Log": np.log,
+    "Max": np.maximum,
+    "Min": np.minimum,
 }
 _SAME = {"Identity", "Cast", "CastLike", "Squeeze", "Unsqueeze", "Reshape", "Flatten"}  # of a single number
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -168,7 +170,7 @@ class _Walk:
             for part in rest:
                 first = ["Add", first, part]
             return first
-        if node.op_type not in FUNCTIONS:
+        if node.op_type not in FUNCTIONS or (node.op_type in ("Max", "Min") and len(node.inputs) != 2):
             raise _BlackBoxError
         varies = [self._reads_data(_input(node, i)) for i in range(len(node.inputs))]
         linear = (
@@ -208,7 +210,7 @@ class _Walk:
 
     def _reduced(self, node: ir.Node) -> Expression:
         elements = _input(node, 0)
-        if not _reduces_all(node) or not self._grows_with_the_batch(elements):
+        if not shapes.reduces_all(node) or not self._grows_with_the_batch(elements):
             raise _BlackBoxError
         if node.op_type == "ReduceMean" and self._is_per_sample(elements):
             return self._mean(node.outputs[0])
@@ -280,15 +282,3 @@ def _is_one_number(value: Value) -> bool:
 def _constant(value: Value | None) -> Any:
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy().tolist()
-
-
-def _reduces_all(node: ir.Node) -> bool:
-    dims = shapes.dims(_input(node, 0))
-    axes = node.attributes.get_ints("axes", None)
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        axes = _constant(node.inputs[1])
-        if axes is None:
-            return False
-    if not axes:
-        return not node.attributes.get_int("noop_with_empty_axes", 0)
-    return dims is not None and {a % len(dims) for a in axes} == set(range(len(dims)))

@@ -11,6 +11,7 @@ README.md            the loop in Python, JavaScript, C# and C++
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -25,9 +26,10 @@ from onward.compiler.package_readme import readme
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec, total_names
 from onward.errors import Diagnostic, ModelError
 from onward.graph import shapes
+from onward.model.readings import Reading
 from onward.model.roles import PROGRAM_STATE, averages_by_name, learning_rates_by_name
 from onward.model.serde import from_proto, read_proto, serialize
-from onward.storage.atomic import write_atomic
+from onward.storage.atomic import TEMP_PREFIX, write_directory
 from onward.storage.tensor_file import Damaged, read_tensor_bytes, read_tensor_file, tensor_file_chunks
 
 FORMAT = "onward-program"
@@ -37,16 +39,15 @@ M400 = "M400"
 
 
 def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
-    """Write `program` to `directory`, which is created if absent. The manifest comes last, so it marks completion."""
+    """Write `program` to `directory`, which is created if absent: all files, or none. The manifest comes last."""
     folder = Path(directory)
     files, manifest = _files(program)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _refuse_foreign(folder)
-        for name, data in files.items():
-            write_atomic(folder / name, [data])
-        write_atomic(folder / "README.md", [readme(manifest).encode()])
-        write_atomic(folder / "manifest.json", [(json.dumps(manifest, indent=2) + "\n").encode()])
+        if folder.is_dir():
+            _refuse_foreign(folder)
+        files["README.md"] = readme(manifest).encode()
+        files["manifest.json"] = (json.dumps(manifest, indent=2) + "\n").encode()
+        write_directory(folder, files)
     except FileExistsError as error:
         raise ModelError(
             Diagnostic(M400, f"`{folder}` is a file", needed="a directory to write the program to")
@@ -66,7 +67,7 @@ def _files(program: Program) -> tuple[dict[str, bytes], dict[str, Any]]:
 
 def _refuse_foreign(folder: Path) -> None:
     """Raise if the folder contains files but no program, so that other files are not overwritten."""
-    found = sorted(entry.name for entry in folder.iterdir())
+    found = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(TEMP_PREFIX))
     manifest = folder / "manifest.json"
     if not found or (manifest.is_file() and f'"{FORMAT}"' in manifest.read_text(errors="replace")):
         return
@@ -177,6 +178,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
         "ir_version": max(graph.model.ir_version or 0 for graph in every),
         "entries": list(program.entries),
         "loss": program.loss,
+        "readings": {name: [dataclasses.asdict(r) for r in e.readings] for name, e in program.entries.items()},
         "inputs": [_spec(s) for s in program.inputs],
         "targets": [_spec(s) for s in program.targets],
         "settings": {
@@ -203,6 +205,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
             ],
         },
         "graphs": graphs,
+        **({"phases": program.phases} if program.phases else {}),
         "totals": {name: entry.totals for name, entry in program.entries.items() if entry.totals is not None},
     }
 
@@ -211,7 +214,7 @@ def _graph_files(program: Program) -> dict[str, tuple[str, PlainGraph]]:
     """Return file name -> (role, graph). The evaluation of the first entry has no suffix."""
     found: dict[str, tuple[str, PlainGraph]] = {}
     single = len(program.entries) == 1
-    for kind in ("step", "gradients", "update", "evaluate"):
+    for kind in ("step", "gradients", "update", "evaluate", "rate"):
         for index, entry in enumerate(program.entries.values()):
             graph: PlainGraph | None = getattr(entry, kind)
             if graph is not None:
@@ -241,6 +244,8 @@ def _output_role(value: ir.Value, role: str, graph: PlainGraph, program: Program
         return {"role": "total"}
     is_loss = role != "infer" and name in {entry.loss for entry in program.entries.values()}
     found: dict[str, Any] = {"role": "loss" if is_loss else "output"}
+    if name in graph.stands_for:
+        found["stands_for"] = graph.stands_for[name]
     if name in graph.gradient_of:
         y, x = graph.gradient_of[name]
         found["gradient_of"] = {"y": y, "x": x}
@@ -263,14 +268,19 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
     parameters = tuple(t["name"] for t in tensors if t["trained"])
     entries = {}
     for name in manifest["entries"]:
-        of = {kind: read.get(f"{kind}:{name}") for kind in ("step", "gradients", "update", "evaluate")}
+        of = {kind: read.get(f"{kind}:{name}") for kind in ("step", "gradients", "update", "evaluate", "rate")}
         if name == manifest["entries"][0]:
             of = {kind: graph or read.get(kind) for kind, graph in of.items()}
         step, single = of.pop("step"), len(manifest["entries"]) == 1
         if step is None:
             raise ValueError(f"the manifest has no step of entry `{name}`")
         entries[name] = Entry(
-            name, step, learning_rates=tuple(r for r in rates if single or r in step.input_names), **of
+            name,
+            step,
+            learning_rates=tuple(r for r in rates if single or r in step.input_names),
+            epochs=manifest.get("phases", {}).get(name),
+            readings=tuple(Reading(**r) for r in manifest.get("readings", {}).get(name, [])),
+            **of,
         )
     return Program(
         entries=entries,
@@ -301,6 +311,7 @@ def _plain_graph(role: str, manifest: Mapping[str, Any], data: bytes) -> PlainGr
         model,
         outputs=tuple(o["name"] for o in outputs if o["role"] in ("loss", "output")),
         replaces=replaces,
+        stands_for={o["name"]: o["stands_for"] for o in outputs if "stands_for" in o},
         gradient_of={gradient: (pair["y"], pair["x"]) for gradient, pair in pairs.items()},
         totals=manifest["totals"].get(entry) if kind == "evaluate" else None,
     )

@@ -12,9 +12,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onward import notebook
 from onward.errors import ArgumentError, Diagnostic
 from onward.graph.edit import copy_graph
 from onward.model import serde
+from onward.model.readings import Reading
 from onward.model.training_model import TrainingModel
 
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -27,6 +29,8 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int | str | None, ...]
+    takes_nan: bool = dataclasses.field(default=False, compare=False, repr=False)
+    """Whether NaN stands for a missing value in this input: the graph itself replaces or examines it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,6 +45,8 @@ class PlainGraph:
     """Output -> the state that it replaces."""
     gradient_of: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     """In a graph of gradients: output -> (y, x), for dy/dx of a `y` in the graph with respect to a state `x`."""
+    stands_for: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """In a step: output -> the output of the model that it is, in training mode."""
     totals: Any = None
     """In an evaluate graph: the loss of several batches as an expression over outputs (`loss_over_batches`)."""
 
@@ -82,6 +88,12 @@ class Entry:
     """With split: batch -> gradients."""
     update: PlainGraph | None = None
     """With split: gradients -> new state."""
+    epochs: int | None = None
+    """For how many epochs it trains, if it is one phase of a training."""
+    rate: PlainGraph | None = None
+    """Where the optimizer has a schedule: the number of updates so far -> the learning rate of the next one."""
+    readings: tuple[Reading, ...] = ()
+    """What the loss reads, with the output and the target that go with it; empty where that is not known."""
 
     @property
     def loss(self) -> str:
@@ -116,7 +128,7 @@ class Program:
 
     def graphs(self) -> list[PlainGraph]:
         """Return every graph: those of the entries in turn, then infer and initialize."""
-        parts = [g for e in self.entries.values() for g in (e.step, e.gradients, e.update, e.evaluate)]
+        parts = [g for e in self.entries.values() for g in (e.step, e.gradients, e.update, e.evaluate, e.rate)]
         return [g for g in (*parts, self.infer_graph, self.initialize_graph) if g is not None]
 
     @property
@@ -160,6 +172,11 @@ class Program:
         return tuple(name for name in found if name in self.settings)
 
     @property
+    def phases(self) -> dict[str, int]:
+        """The entries that train one after the other, each with its number of epochs; empty for other models."""
+        return {name: entry.epochs for name, entry in self.entries.items() if entry.epochs is not None}
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         """Inputs, then targets."""
         return tuple(s.name for s in (*self.inputs, *self.targets))
@@ -193,6 +210,25 @@ class Program:
                         found.setdefault(labels.name or "", set()).update([] if ignored is None else [ignored.as_int()])
         return found
 
+    def _repr_html_(self) -> str:
+        graphs = [
+            {
+                "graph": g.name,
+                "nodes": len(list(g.model.graph)),
+                "inputs": len(g.input_names),
+                "outputs": ", ".join(g.outputs) or f"{len(g.output_names)} states",
+            }
+            for g in self.graphs()
+        ]
+        told = {
+            "inputs": ", ".join(_shown(s) for s in self.inputs),
+            "targets": ", ".join(_shown(s) for s in self.targets),
+            "settings": ", ".join(f"{n} = {np.asarray(v).tolist()}" for n, v in self.settings.items()),
+            "parameters": f"{len(self.parameters)} of {len(self.state)} states",
+        }
+        title = f"Program {self.metadata.get('name', '')}".strip()
+        return notebook.panel(title, notebook.facts(told), notebook.grid(graphs))
+
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the program as a directory that needs no Python (docs/program_format.md)."""
         from onward.compiler.package import write_program
@@ -205,6 +241,10 @@ class Program:
         from onward.compiler.package import read_program
 
         return read_program(directory)
+
+
+def _shown(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.dtype} [{', '.join('?' if d is None else str(d) for d in spec.shape)}]"
 
 
 def total_names(expression: Any) -> set[str]:

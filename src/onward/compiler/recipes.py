@@ -9,6 +9,7 @@
     INITIALIZE         the state to start from
     TRAINING_FORWARD   the outputs in training mode, and the state that a forward pass changes
     LOSS               the loss in training mode, and the state that a forward pass changes
+    RATE               the learning rate of the next step: what is fed, or what a schedule makes of it
     TRIAL              the loss and its gradients, in a training step without dropout
 
 Every graph then goes through the same passes, `FINISH`.
@@ -23,6 +24,7 @@ from onward.compiler import sources
 from onward.compiler.loss_over_batches import Expression, loss_totals
 from onward.graph import edit, walk
 from onward.graph.builder import Value
+from onward.model.readings import is_cheap
 from onward.model.roles import RANDOM_STEP, EntryRoles
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.passes.base import Pass, Unit
@@ -30,6 +32,7 @@ from onward.passes.cleanup import InferShapes, MergeEqualNodes, RemoveDeadNodes,
 from onward.passes.gradients import KeepNeededGradients, LowerGradients
 from onward.passes.inference_mode import UseInferenceValues
 from onward.passes.inline import InlineFunctions, InlineFunctionsWithoutRules
+from onward.passes.maps import MapsToTensors
 from onward.passes.optimizers import LowerOptimizers
 from onward.passes.pads import PadEveryAxis
 from onward.passes.randomness import LowerRandomness, RemoveDropout
@@ -44,6 +47,8 @@ class Output:
     name: str
     value: Value
     replaces: str | None = None
+    stands_for: str = ""
+    """In a step: the output of the model that this is, in training mode."""
 
 
 @dataclasses.dataclass
@@ -121,7 +126,35 @@ def _with_batch(unit: Unit, values: dict[str, Value], new_state: Sequence[Output
     visible = _visible(unit)
     needed = walk.ancestors([o.value for o in new_state] + [values[n] for n in visible])
     visible += [n for n in unit.model_outputs if n not in visible and values[n].producer() in needed]
-    return Outputs([Output(n, values[n]) for n in [*visible, *extra]] + list(new_state))
+    _, roles = _entry(unit)
+    twins = {old: new for new, old in roles.training.items() if new in visible}
+    stands_for = {twins.get(n, n): n for n in unit.model_outputs if twins.get(n, n) in visible}
+    outputs = [Output(n, values[n], stands_for=stands_for.get(n, "")) for n in visible]
+    outputs += [o for o in _predictions(unit, values) if o.stands_for not in stands_for.values()]
+    return Outputs([*outputs, *(Output(n, values[n]) for n in extra), *new_state])
+
+
+def _predictions(unit: Unit, values: dict[str, Value]) -> list[Output]:
+    """Return the outputs that derive from what the loss reads, such as its Softmax, in training mode, for metrics."""
+    _, roles = _entry(unit)
+    twins = {old: new for new, old in roles.training.items()}
+    found: list[Output] = []
+    for reading in unit.readings:
+        if reading.output in ("", reading.value) or reading.value not in values or reading.output not in values:
+            continue
+        start, end = values[reading.value], values[reading.output]
+        between = walk.ancestors([end], stop=[start])
+        if not all(is_cheap(node) for node in between):
+            continue
+        twin = values.get(twins.get(reading.value, ""), start)
+        if twin is start:
+            found.append(Output(reading.output, end, stands_for=reading.output))
+            continue
+        copied = {start: twin}
+        nodes = edit.copy_nodes([n for n in unit.graph if n in between], copied, names=unit.names, prefix="train/")
+        unit.graph.extend(nodes)
+        found.append(Output(copied[end].name or "", copied[end], stands_for=reading.output))
+    return found
 
 
 def _step(unit: Unit) -> Outputs:
@@ -197,6 +230,13 @@ def _loss(unit: Unit) -> Outputs:
     return Outputs([Output(roles.loss, values[roles.loss]), *_forward_state(unit, values)])
 
 
+def _rate(unit: Unit) -> Outputs:
+    _, roles = _entry(unit)
+    unit.needs_batch = False
+    names = [name for name in (roles.scheduled_rate, *roles.learning_rates) if name][:1]
+    return Outputs([Output("rate", unit.values()[name]) for name in names])
+
+
 def _trial(unit: Unit) -> Outputs:
     _, roles = _entry(unit)
     values = unit.values()
@@ -209,7 +249,7 @@ def _nothing(unit: Unit) -> Outputs:
 
 # -- recipes ---------------------------------------------------------------------------------------------------------
 
-_PREPARE = (InlineFunctionsWithoutRules(), SequencesToTensors())
+_PREPARE = (InlineFunctionsWithoutRules(), SequencesToTensors(), MapsToTensors())
 _PLAIN = (LowerGradients(), InlineFunctions(), LowerOptimizers())
 
 LOWERED = Recipe("lowered", sources.combined, (*_PREPARE, LowerRandomness(), *_PLAIN), _nothing)
@@ -224,9 +264,10 @@ _DRAW = (InlineFunctions(), LowerRandomness(advance=False))
 INITIALIZE = Recipe("initialize", sources.initialization, _DRAW, _initialize)
 TRAINING_FORWARD = Recipe("training forward", sources.combined, (*_PREPARE, LowerRandomness()), _training_forward)
 LOSS = Recipe("loss", sources.combined, (*_PREPARE, LowerRandomness()), _loss)
+RATE = Recipe("rate", sources.combined, (*_PREPARE, UseInferenceValues(), RemoveDropout()), _rate, trains=False)
 TRIAL = Recipe("trial", sources.combined, (*_PREPARE, RemoveDropout()), _trial, trains=False)
 
-RECIPES = (LOWERED, STEP, GRADIENTS, UPDATE, EVALUATE, INFER, INITIALIZE, TRAINING_FORWARD, LOSS, TRIAL)
+RECIPES = (LOWERED, STEP, GRADIENTS, UPDATE, EVALUATE, INFER, INITIALIZE, TRAINING_FORWARD, LOSS, RATE, TRIAL)
 
 FINISH: tuple[Pass, ...] = (
     KeepNeededGradients(),

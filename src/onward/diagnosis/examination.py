@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
+import re
 import shlex
 import tempfile
 import warnings
@@ -17,19 +18,22 @@ import onnx_ir as ir
 from onward.author import make_trainable
 from onward.check import Report, check
 from onward.compiler.compile import compile_model
-from onward.diagnosis.weights import ATTRIBUTES, QUANTISED, Store, find_weights
+from onward.diagnosis.weights import ATTRIBUTES, QUANTISED, Store, find_weights, fixed_weights, overflowing_weights
 from onward.errors import Diagnostic, OnwardError
+from onward.graph.closing import closing, maker
 from onward.graph.schema import schema
 from onward.graph.shapes import dims, infer_shapes
-from onward.graph.walk import all_nodes
+from onward.graph.walk import all_nodes, unmapped
 from onward.model import serde
 from onward.model.trainable import influential_nodes, obstacle
 from onward.model.training_model import FLOAT_TYPES, TrainingModel
-from onward.runtime import Runtime, ask
+from onward.runtime import Runtime, ask, integer_products_saturate
+from onward.storage.checkpoints import is_run
 from onward.upgrade import normalise
 
-_LOSSES = {"Softmax": "cross_entropy", "Sigmoid": "bce_with_logits", "LogSoftmax": "nll"}
-_PASSED = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
+_LOSSES = {
+    "Softmax": "cross_entropy", "Sigmoid": "bce_with_logits", "SigmoidPair": "bce_with_logits", "LogSoftmax": "nll"
+}  # fmt: skip
 _TRIED = 6  # outputs for which a whole training step is built
 
 
@@ -70,6 +74,8 @@ class Diagnosis:
     """What would be trained by default, with the number of its elements."""
     left: dict[str, str] = dataclasses.field(default_factory=dict)
     """Floating-point weights that would not be trained, with the reason."""
+    overflowing: list[str] = dataclasses.field(default_factory=list)
+    """Weights of 8 bits whose products overflow in ONNX Runtime on this processor."""
     obstacles: tuple[Diagnostic, ...] = ()
     commands: list[str] = dataclasses.field(default_factory=list)
 
@@ -122,6 +128,8 @@ def doctor(source: serde.Source) -> Diagnosis:
             unknown=[name for name in operators if _is_unknown(name, proto)],
             weights=find_weights(proto),
         )
+        if QUANTISED in found.weights and integer_products_saturate():
+            found.overflowing = overflowing_weights(proto)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they concern a real make_trainable
@@ -133,8 +141,8 @@ def doctor(source: serde.Source) -> Diagnosis:
 
 
 def _path(source: serde.Source, folder: str) -> str:
-    """Return the path of the file, which is written if the model is in memory."""
-    if isinstance(source, str | os.PathLike):
+    """Return the path of the file, which is written if the model is in memory or the state of a run."""
+    if isinstance(source, str | os.PathLike) and not is_run(source):
         return os.fspath(source)
     path = Path(folder, "model.onnx")
     serde.save(serde.load(source), path)
@@ -169,9 +177,15 @@ def _look_at_training(found: Diagnosis, path: str) -> None:
         if trained is not None and not found.parameters:
             found.parameters = _sizes(trained)
             found.left = _reasons(trained, advice.on)
+    found.left |= fixed_weights(all_nodes(model.graph))
     if not found.parameters:
-        blocked = [d for o in found.outputs for d in o.obstacles]
+        blocked = [_without_ourselves(d) for o in found.outputs for d in o.obstacles]
         found.obstacles = tuple(dict.fromkeys(blocked))
+
+
+def _without_ourselves(diagnostic: Diagnostic) -> Diagnostic:
+    """Return the diagnostic without the hint to ask the doctor, who is speaking."""
+    return dataclasses.replace(diagnostic, hint=re.sub(r"(, and |; |^)`onward doctor [^;]*", "", diagnostic.hint))
 
 
 def _sizes(model: TrainingModel) -> dict[str, int]:
@@ -182,11 +196,16 @@ def _sizes(model: TrainingModel) -> dict[str, int]:
 def _advice(value: ir.Value) -> OutputAdvice:
     kind = str(value.type).lower() if value.type is not None else "unknown"
     advice = OutputAdvice(value.name or "", kind, dims(value), readable=False)
-    axis = 1
-    maker = _maker(value)
-    if maker is not None and maker.op_type == "ArgMax" and maker.inputs[0] is not None:  # its scores are readable
-        advice.loss, axis, value = "cross_entropy", maker.attributes.get_int("axis", 0), maker.inputs[0]
-        maker = _maker(value)
+    axis, value = 1, unmapped(value)
+    made_by = maker(value)
+    if made_by is not None and made_by.op_type == "ZipMap" and made_by.inputs[0] is not None:  # a map of probabilities
+        value = made_by.inputs[0]
+        made_by = maker(value)
+    if made_by is not None and made_by.op_type == "Gather" and made_by.inputs[1] is not None:  # the name of a class
+        best = maker(made_by.inputs[1])
+        made_by = best if best is not None and best.op_type == "ArgMax" else made_by
+    if made_by is not None and made_by.op_type == "ArgMax" and made_by.inputs[0] is not None:  # its scores are readable
+        advice.loss, axis, value = "cross_entropy", made_by.attributes.get_int("axis", 0), made_by.inputs[0]
     if not isinstance(value.type, ir.TensorType):
         advice.reason = "it is not a tensor"
         return advice
@@ -195,10 +214,13 @@ def _advice(value: ir.Value) -> OutputAdvice:
         return advice
     advice.readable = True
     on = value
-    if maker is not None and maker.op_type in _LOSSES:
-        advice.loss = advice.loss or _LOSSES[maker.op_type]
-        axis = maker.attributes.get_int("axis", -1) if maker.op_type != "Sigmoid" else axis
-        on = (maker.outputs if maker.op_type == "LogSoftmax" else maker.inputs)[0] or value
+    activation = closing(value)
+    if activation is not None and activation.kind in _LOSSES:
+        advice.loss = advice.loss or _LOSSES[activation.kind]
+        axis = activation.axis if not activation.kind.startswith("Sigmoid") else axis
+        last = maker(value)
+        assert last is not None
+        on = last.outputs[0] if activation.kind == "LogSoftmax" else activation.before
     advice.on = on.name or ""
     if advice.loss in ("cross_entropy", "nll") and on.shape is not None:
         rank = len(on.shape)
@@ -208,14 +230,6 @@ def _advice(value: ir.Value) -> OutputAdvice:
             advice.axis = axis % rank - rank
     advice.loss = advice.loss or "mse"
     return advice
-
-
-def _maker(value: ir.Value) -> ir.Node | None:
-    """Return the node that computes a value; nodes that pass it on are skipped."""
-    node = value.producer()
-    while node is not None and node.op_type in _PASSED and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return node
 
 
 def _try_output(advice: OutputAdvice, path: str) -> TrainingModel | None:

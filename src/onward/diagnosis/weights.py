@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import onnx
+import onnx_ir as ir
+from onnx import numpy_helper
 
 from onward.check.safety import element_count
 
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16,
                      onnx.TensorProto.BFLOAT16})  # fmt: skip
 _INTEGERS = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4})
+
+# What multiplies with them: MatMulInteger, QLinearConv, QGemm, DynamicQuantizeLSTM …, and the pairs of QDQ files.
+_PRODUCTS = ("Integer", "QLinear", "QGemm", "QAttention", "DynamicQuantize", "DequantizeLinear")
+
+_CLASSICAL = "ai.onnx.ml"
 
 INITIALIZERS = "initializers"
 CONSTANTS = "Constant nodes"
@@ -42,9 +50,47 @@ def find_weights(model: onnx.ModelProto) -> dict[str, Store]:
             for attribute in node.attribute:
                 if node.op_type == "Constant" and attribute.HasField("t"):
                     _count(found, attribute.t, INSIDE if inside else CONSTANTS)
-                elif len(attribute.floats) > 1 and node.domain == "ai.onnx.ml":
+                elif node.domain == _CLASSICAL and attribute.t.data_type in _FLOATS:
+                    _count(found, attribute.t, ATTRIBUTES)
+                elif node.domain == _CLASSICAL and len(attribute.floats) > 1:
                     found.setdefault(ATTRIBUTES, Store()).add(len(attribute.floats))
     return found
+
+
+def fixed_weights(nodes: Iterable[ir.Node]) -> dict[str, str]:
+    """Return the nodes whose attributes hold weights that nothing can train, with the reason."""
+    found = {}
+    for node in nodes:
+        if node.domain == _CLASSICAL and any(_holds_numbers(a) for a in node.attributes.values()):
+            tree = node.op_type.startswith("TreeEnsemble")
+            reason = "a tree consists of steps, which have no gradient: train it where it was made"
+            found[node.name or node.op_type] = reason if tree else f"attributes of {node.op_type} cannot be trained"
+    return found
+
+
+def _holds_numbers(attribute: ir.Attr) -> bool:
+    if attribute.type == ir.AttributeType.TENSOR:
+        return attribute.as_tensor().dtype.is_floating_point() and attribute.as_tensor().size > 1
+    return attribute.type == ir.AttributeType.FLOATS and len(attribute.as_floats()) > 1
+
+
+def overflowing_weights(model: onnx.ModelProto) -> list[str]:
+    """Return the int8 weights with numbers beyond 7 bits that quantised data is multiplied with."""
+    stored = {t.name: t for graph, _ in _graphs(model) if isinstance(graph, onnx.GraphProto) for t in graph.initializer}
+    found: dict[str, None] = {}
+    for graph, _ in _graphs(model):
+        for node in graph.node:
+            if any(part in node.op_type for part in _PRODUCTS):
+                found |= dict.fromkeys(name for name in node.input if _exceeds_seven_bits(stored.get(name)))
+    return list(found)
+
+
+def _exceeds_seven_bits(tensor: onnx.TensorProto | None) -> bool:
+    if tensor is None or tensor.data_type != onnx.TensorProto.INT8 or (element_count(tensor.dims) or 0) < 2:
+        return False
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return True  # not worth reading: ONNX Runtime's quantizer uses 8 bits unless it is told otherwise
+    return bool(np.abs(numpy_helper.to_array(tensor).astype(np.int16)).max() > 64)
 
 
 def _count(found: dict[str, Store], tensor: onnx.TensorProto, place: str) -> None:

@@ -14,6 +14,8 @@ import onnx
 import onnx_ir as ir
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
+GRADIENT_DOMAIN = "onward.gradients"
+"""Functions whose gradient is not that of their body (autodiff/rules/custom_gradients.py)."""
 
 # Models of an older opset are converted to this one for training; gradient rules may use its operators.
 WORKING_OPSET = 18

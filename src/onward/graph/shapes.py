@@ -29,6 +29,31 @@ def dims(value: ir.Value) -> tuple[int | str | None, ...] | None:
     return tuple(d if isinstance(d, int) else d.value for d in value.shape)
 
 
+def reduced_axes(node: ir.Node) -> set[int] | None:
+    """Return the axes that a ReduceSum, ReduceMean or the like reduces, counted from the front; None if unknown."""
+    axes: Sequence[int] | None = node.attributes.get_ints("axes", None)
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        tensor = ir.convenience.get_const_tensor(node.inputs[1])
+        if tensor is None:
+            return None
+        axes = tensor.numpy().ravel().tolist()
+    sizes = None if node.inputs[0] is None else dims(node.inputs[0])
+    if sizes is None:
+        return None
+    if not axes:
+        return set() if node.attributes.get_int("noop_with_empty_axes", 0) else set(range(len(sizes)))
+    return {a % len(sizes) for a in axes} if sizes else set()  # a scalar has none, whatever the node says
+
+
+def reduces_all(node: ir.Node) -> bool:
+    """Return whether a ReduceSum, ReduceMean or the like reduces every axis of its input."""
+    has_axes = "axes" in node.attributes or (len(node.inputs) > 1 and node.inputs[1] is not None)
+    if not has_axes:  # the number of axes need not be known
+        return not node.attributes.get_int("noop_with_empty_axes", 0)
+    sizes = None if node.inputs[0] is None else dims(node.inputs[0])
+    return sizes is not None and reduced_axes(node) == set(range(len(sizes)))
+
+
 def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None) -> bool:
     """Fill in the types and shapes of all values of `model`, by onnx's own inference with data propagation.
 
@@ -88,30 +113,67 @@ UNPROVEN = "?"
 
 
 def mark_unproven_sizes(model: ir.Model) -> None:
-    """Rename the dimensions of outputs that are called like one of an input, but do not follow from the inputs.
+    """Correct what the file states about sizes that follow from the inputs, and rename what does not.
 
     Files name the first axis of an output after the batch although it counts frames, boxes or the scores of one sample.
-    Whoever takes equal names for equal sizes would calculate with the wrong one.
+    Whoever takes equal names for equal sizes would calculate with the wrong one: such a name gets a mark. And files
+    state a number, that of the example with which they were made, where the nodes compute the size of an input that the
+    file leaves open: such a number becomes the name.
     """
-    named = {d for v in model.graph.inputs for d in dims(v) or () if isinstance(d, str)}
-    doubtful = [v for v in model.graph.outputs if v.producer() is not None and named.intersection(dims(v) or ())]
-    if not doubtful:
+    given = [d for v in model.graph.inputs for d in dims(v) or ()]
+    if all(isinstance(d, int) for d in given):
         return
+    named = {d for d in given if isinstance(d, str)}
     proto = onnx.ModelProto()
     Writer(put_light([])).model(proto, model)
     _forget_stated_shapes(proto)
-    inferred = {info.name: [d.dim_param for d in info.type.tensor_type.shape.dim] for info in infer(proto).output}
-    for value in doubtful:
+    inferred = infer(proto)
+    proven = {
+        info.name: [d.dim_param or d.dim_value or None for d in info.type.tensor_type.shape.dim]
+        for info in (*inferred.value_info, *inferred.output)
+    }
+    outputs = set(model.graph.outputs)
+    for value in (v for node in model.graph for v in node.outputs):
         stated = dims(value) or ()
-        proven = inferred[value.name or ""] or [""] * len(stated)
-        pairs = zip(stated, proven, strict=len(proven) == len(stated))
-        value.shape = ir.Shape([f"{d}{UNPROVEN}" if d in named and d != p else d for d, p in pairs])
+        follows = proven.get(value.name or "", [])
+        if len(follows) != len(stated):  # the rank is unknown, or stated wrongly
+            follows = [None] * len(stated)
+        found = [p if p in named and isinstance(d, int) else d for d, p in zip(stated, follows, strict=True)]
+        if value in outputs:
+            pairs = enumerate(zip(found, follows, strict=True))
+            found = [_marked(value.name, i, len(stated), d, p, named) for i, (d, p) in pairs]
+        if found != list(stated):
+            value.shape = ir.Shape(found)
+
+
+def _marked(
+    output: str | None, axis: int, rank: int, stated: int | str | None, proven: int | str | None, named: set[str]
+) -> int | str | None:
+    """Return the size of an axis of an output, with a mark if it is stated like one of an input and is not.
+
+    So are numbers between the first and the last axis, such as that of the time steps, which nothing confirms. The last
+    axis keeps its number: it is that of the classes. The name of a marked number tells the output and the axis, because
+    equal numbers that are wrong need not be equal sizes.
+    """
+    if stated in named and stated != proven:
+        return f"{stated}{UNPROVEN}"
+    if isinstance(stated, int) and not isinstance(proven, int) and 0 < axis < rank - 1:
+        return f"{output}:{axis}:{stated}{UNPROVEN}"
+    return stated
 
 
 def forget_marks(model: ir.Model) -> None:
-    """Give the dimensions of outputs their stated names back."""
-    marked = {f"{d}{UNPROVEN}": d for v in model.graph.inputs for d in dims(v) or () if isinstance(d, str)}
+    """Give the dimensions of outputs their stated names and numbers back."""
+    marked: dict[str, int | str] = {
+        f"{d}{UNPROVEN}": d for v in model.graph.inputs for d in dims(v) or () if isinstance(d, str)
+    }
     for value in model.graph.outputs:
+        for i, size in enumerate(dims(value) or ()):
+            prefix = f"{value.name}:{i}:"
+            if isinstance(size, str) and size.startswith(prefix):
+                number = size.removeprefix(prefix).removesuffix(UNPROVEN)
+                if number.isdecimal() and size.endswith(UNPROVEN):
+                    marked[size] = int(number)
         if value.shape is not None:
             value.shape = ir.Shape([marked.get(d, d) if isinstance(d, str) else d for d in dims(value) or ()])
 
@@ -127,7 +189,7 @@ def infer(model: onnx.ModelProto, *, strict: bool = False, data_prop: bool = Tru
     for domain in {node.domain for graph in graphs for node in graph.node} - {"", "ai.onnx", *known}:
         model.opset_import.add(domain=domain, version=1)  # onnx refuses a model that does not import it
     kinds = {node.op_type for graph in graphs for node in graph.node}
-    if kinds & _STAND_INS.keys():
+    if kinds & (_STAND_INS.keys() | _SAME_SHAPE.keys()):
         for graph in graphs:
             for node in graph.node:
                 _stand_in(node)
@@ -157,6 +219,11 @@ def _inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 
 def _stand_in(node: onnx.NodeProto) -> None:
     """Replace a node for which onnx (1.23) has a wrong or no inference by one with the same types and shapes."""
+    if node.domain == _ML and node.op_type in _SAME_SHAPE:
+        del node.attribute[:]
+        node.domain, node.op_type = "", _SAME_SHAPE[node.op_type]
+        if node.op_type == "Cast":
+            node.attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT))
     if node.op_type not in _STAND_INS or node.domain not in ("", "ai.onnx"):
         return
     if node.op_type != "STFT":
@@ -167,6 +234,9 @@ def _stand_in(node: onnx.NodeProto) -> None:
 
 
 # The inference of MeanVarianceNormalization's body fails for all types except float, and if `axes` is absent.
+# onnx has no inference for these operators of scikit-learn's files; Scaler and Normalizer always give float.
+_ML = "ai.onnx.ml"
+_SAME_SHAPE = {"Imputer": "Identity", "Scaler": "Cast", "Normalizer": "Cast"}
 _STAND_INS = {"STFT": "STFT", "GroupNormalization": "LayerNormalization", "MeanVarianceNormalization": "Sqrt"}
 
 

@@ -114,6 +114,39 @@ def ancestors(wanted: Iterable[ir.Value], stop: Iterable[ir.Value] = ()) -> set[
     return found
 
 
+_MOVES = frozenset(
+    {"ArrayFeatureExtractor", "Cast", "Concat", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze"}
+    | {"Transpose", "Unsqueeze"}
+)
+_FOR_NAN = frozenset({"Imputer", "IsNaN", "TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
+
+
+def takes_nan(value: ir.Value) -> bool:
+    """Return whether NaN, or empty text, in `value` means that it is missing: the first node that looks at it says."""
+    queue, seen = [value], {value}
+    while queue:
+        for node in queue.pop().consumers():
+            if node.op_type in _FOR_NAN or (node.op_type == "LabelEncoder" and _knows_empty_text(node)):
+                return True
+            if node.op_type in _MOVES:
+                new = [v for v in node.outputs if v not in seen]
+                seen.update(new)
+                queue += new
+    return False
+
+
+def _knows_empty_text(node: ir.Node) -> bool:
+    keys = node.attributes.get("keys_strings")
+    return keys is not None and "" in keys.as_strings()
+
+
+def unmapped(value: ir.Value) -> ir.Value:
+    """Return the tensor behind a map from class to probability (ZipMap of scikit-learn's files); else `value`."""
+    node = value.producer()
+    zipped = node is not None and node.op_type == "ZipMap" and node.domain == "ai.onnx.ml"
+    return node.inputs[0] if zipped and node is not None and node.inputs[0] is not None else value
+
+
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
     """Return the array of a value that is a constant, else None.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from onward.arguments import check_name
@@ -14,7 +16,17 @@ from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
 
 Dim = int | str | None
+ANY_NUMBER = -1  # of outputs
 REDUCTIONS = ("mean", "sum", "none")
+
+
+class Scale(enum.Enum):
+    """What the numbers are that a loss reads. Which activation it applies itself decides between the two logits."""
+
+    SOFTMAX_LOGITS = "logits"
+    SIGMOID_LOGITS = "logits, of which it takes the Sigmoid"
+    LOG_PROBABILITIES = "log-probabilities"
+    PROBABILITIES = "probabilities"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +46,8 @@ class Loss(abc.ABC):
     """
 
     num_outputs: ClassVar[int] = 1
+    reads_teacher: ClassVar[bool] = False
+    """Whether it also reads values of a second model: `make_trainable(teacher=...)`."""
 
     @abc.abstractmethod
     def labels(self, outputs: Sequence[Value]) -> list[LabelSpec] | None:
@@ -42,6 +56,14 @@ class Loss(abc.ABC):
     @abc.abstractmethod
     def emit(self, op: Builder, outputs: Sequence[Value], labels: Sequence[Value]) -> Value:
         """Return the loss of `outputs` against `labels`."""
+
+    def expects(self) -> Scale | None:
+        """Return the scale of the numbers that the loss reads; None where any scale has a meaning."""
+        return None
+
+    def least_opset(self) -> int:
+        """Return the least opset that the emitted nodes need; the model is upgraded to it."""
+        return 1
 
     def functions(self) -> list[ir.Function]:
         """Return the model-local functions that the emitted nodes call."""
@@ -91,6 +113,41 @@ class ElementwiseLoss(ReducedLoss):
     @abc.abstractmethod
     def elements(self, op: Builder, output: Value, label: Value) -> Value:
         """Return the loss of each element."""
+
+
+def mean_of(op: Builder, elements: Value, counted: Value) -> Value:
+    """Return the mean of the elements that count (a condition of the same shape); 0 if none does."""
+    total = op.ReduceSum(op.Where(counted, elements, 0.0), keepdims=0)
+    return op.Div(total, op.Max(op.ReduceSum(op.CastLike(counted, elements), keepdims=0), 1.0))
+
+
+def one_hot(op: Builder, index: Value, count: Value | int, axis: int, dtype: ir.DataType) -> Value:
+    """Return 1 at the place of each index along a new axis, else 0; an index out of range has no 1.
+
+    Made with Equal: ONNX Runtime's OneHot has kernels for some types only.
+    """
+    places = op.Range(0, count, 1) if isinstance(count, Value) else op.constant(np.arange(count))
+    after = 0 if axis < 0 else len(index.shape or ()) - axis
+    places = op.Unsqueeze(places, list(range(1, after + 1))) if after else places
+    return op.Cast(op.Equal(op.Unsqueeze(index, [axis]), places), to=dtype)
+
+
+def without_gradient(op: Builder, value: Value) -> Value:
+    """Return `value`, a number from 0 to 1, as a constant for the gradient.
+
+    ONNX has no operator for that, but the slope of Round is 0. The grain is finer than the last bit of 1.
+    """
+    bits = {ir.DataType.DOUBLE: 60, ir.DataType.FLOAT16: 14}.get(value.dtype or ir.DataType.FLOAT, 30)
+    return op.Mul(op.Round(op.Mul(value, 2.0**bits)), 2.0**-bits)
+
+
+def smallest(dtype: ir.DataType | None) -> float:
+    """Return a small positive number of an element type: far above its smallest, so that 1/x and x² stay finite.
+
+    >>> smallest(ir.DataType.FLOAT), smallest(ir.DataType.DOUBLE)
+    (1e-12, 1e-30)
+    """
+    return {ir.DataType.DOUBLE: 1e-30, ir.DataType.FLOAT16: 1e-4}.get(dtype or ir.DataType.FLOAT, 1e-12)
 
 
 def element_type(value: Value, loss: Loss) -> ir.DataType:

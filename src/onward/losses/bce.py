@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from onward.graph.builder import Builder, Value
-from onward.losses.base import ElementwiseLoss
+from onward.losses.base import ElementwiseLoss, Scale
 
 _LOWEST = -100.0  # PyTorch's lower bound of the logarithm
 
@@ -16,6 +16,9 @@ class BCE(ElementwiseLoss):
 
     Where p is exactly 0 or 1, the gradient is 0 because of the clamp; `BCEWithLogits` has no such point.
     """
+
+    def expects(self) -> Scale:
+        return Scale.PROBABILITIES
 
     def elements(self, op: Builder, output: Value, label: Value) -> Value:
         yes = op.Mul(label, _logarithm(op, output))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onward.graph.builder import Builder, Value
-from onward.losses.base import ElementwiseLoss, element_type
+from onward.losses.base import ElementwiseLoss, Scale, element_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,16 +23,19 @@ class BCEWithLogits(ElementwiseLoss):
 
     pos_weight: float | Sequence[float] | None = None
 
+    def expects(self) -> Scale:
+        return Scale.SIGMOID_LOGITS
+
     def elements(self, op: Builder, output: Value, label: Value) -> Value:
         rest = op.Mul(op.Sub(1.0, label), output)
-        logarithm = _softplus_of_negative(op, output)
+        logarithm = softplus_of_negative(op, output)
         if self.pos_weight is not None:
             extra = op.constant(np.asarray(self.pos_weight, np.float64) - 1.0, element_type(output, self))
             logarithm = op.Mul(op.Add(op.Mul(label, extra), 1.0), logarithm)
         return op.Add(rest, logarithm)
 
 
-def _softplus_of_negative(op: Builder, x: Value) -> Value:
+def softplus_of_negative(op: Builder, x: Value) -> Value:
     """Return log(1 + e⁻ˣ) without overflow.
 
     Uses Where instead of Abs and Max: these have kinks at 0, and the slopes that their rules choose there would give

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onward.arguments import check_name, check_number
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
-from onward.losses.base import LabelSpec, ReducedLoss, element_type, shape_of
+from onward.losses.base import LabelSpec, Loss, ReducedLoss, Scale, element_type, shape_of
 
 TARGETS = ("index", "probability")
 
@@ -44,6 +44,9 @@ class CrossEntropy(ReducedLoss):
             raise ArgumentError(
                 Diagnostic(A101, "`ignore_index` needs index targets", place="loss `CrossEntropy`", found=repr(self))
             )
+
+    def expects(self) -> Scale:
+        return Scale.SOFTMAX_LOGITS
 
     def labels(self, outputs: Sequence[Value]) -> list[LabelSpec]:
         shape = list(shape_of(outputs[0], self))
@@ -122,7 +125,7 @@ def check_ignore_index(value: object, owner: str) -> None:
         )
 
 
-def class_axis(scores: Value, axis: int, loss: ReducedLoss) -> int:
+def class_axis(scores: Value, axis: int, loss: Loss) -> int:
     """Return the class axis counted from the front."""
     rank = len(shape_of(scores, loss))
     if rank < 2 or not -rank <= axis < rank or axis % rank == 0:
@@ -151,7 +154,7 @@ def classes_second(op: Builder, scores: Value, axis: int) -> Value:
 
 
 def class_weight(
-    op: Builder, weight: Sequence[float] | None, scores: Value, axis: int, loss: ReducedLoss
+    op: Builder, weight: Sequence[float] | None, scores: Value, axis: int, loss: ReducedLoss, name: str = "weight"
 ) -> Value | None:
     """Return the class weights as a constant of the scores' type, or None."""
     if weight is None:
@@ -162,7 +165,7 @@ def class_weight(
         raise ArgumentError(
             Diagnostic(
                 A101,
-                "`weight` does not fit the classes",
+                f"`{name}` does not fit the classes",
                 place=f"loss `{type(loss).__name__}`",
                 found=f"weights of shape {list(array.shape)}",
                 needed=f"one weight for each of the {classes} classes of output `{scores.name}`",

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onward.arguments import check_count
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
-from onward.losses.base import LabelSpec, ReducedLoss, element_type, shape_of
+from onward.losses.base import LabelSpec, ReducedLoss, Scale, element_type, shape_of
 
 # Represents the logarithm of 0: differences of a true -∞ would be NaN. Sums of it stay finite in float32.
 _NEVER = -1e30
@@ -46,6 +46,9 @@ class CTC(ReducedLoss):
             raise ArgumentError(
                 Diagnostic(A101, "`time_axis` of `CTC` is out of range", found=repr(self.time_axis), needed="0 or 1")
             )
+
+    def expects(self) -> Scale:
+        return Scale.SOFTMAX_LOGITS if self.logits else Scale.LOG_PROBABILITIES
 
     def labels(self, outputs: Sequence[Value]) -> list[LabelSpec]:
         shape = shape_of(outputs[0], self)
@@ -120,6 +123,31 @@ class CTC(ReducedLoss):
         graph = ir.Graph([alpha, now, time], [following], nodes=body.nodes, name="ctc_step")
         later = op.Slice(emitted, [1], [np.iinfo(np.int64).max], [0])
         return op.Scan(first, later, op.Range(1, steps, 1), body=graph, num_scan_inputs=2)
+
+
+def ctc_decode(
+    scores: np.ndarray, blank: int = 0, time_axis: int = 1, lengths: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Return the labels of each sample by greedy decoding: the best class of each step, without repeats and blanks.
+
+    Args:
+        scores: logits, probabilities or their logarithms: [N, T, C], or [T, N, C] with `time_axis=0`.
+        blank: the index of the class that means no label.
+        time_axis: 0 or 1.
+        lengths: the number of steps of each sample (default: all).
+
+    >>> steps = np.eye(3)[[[0, 1, 1, 0, 1, 2]]]
+    >>> ctc_decode(steps)
+    [[1, 1, 2]]
+    """
+    best = np.asarray(scores).argmax(-1)
+    best = best.T if time_axis == 0 else best
+    found = []
+    for i, row in enumerate(best):
+        row = row if lengths is None else row[: int(lengths[i])]
+        first = np.concatenate([[True], row[1:] != row[:-1]]) if len(row) else np.zeros(0, bool)
+        found.append(row[first & (row != blank)].tolist())
+    return found
 
 
 def _joined(op: Builder, label: Value) -> Value:

@@ -13,10 +13,8 @@ import onnx_ir as ir
 from onward.errors import A101, ArgumentError, Diagnostic, counted
 from onward.graph.builder import Builder, Value
 from onward.graph.edit import copy_nodes
-from onward.losses.base import LabelSpec, Loss
+from onward.losses.base import ANY_NUMBER, LabelSpec, Loss
 from onward.model import serde
-
-ANY_NUMBER = -1
 
 
 @dataclasses.dataclass(frozen=True)

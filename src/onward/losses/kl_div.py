@@ -6,7 +6,7 @@ import dataclasses
 
 from onward.arguments import check_name
 from onward.graph.builder import Builder, Value
-from onward.losses.base import REDUCTIONS, ElementwiseLoss
+from onward.losses.base import REDUCTIONS, ElementwiseLoss, Scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,9 @@ class KLDiv(ElementwiseLoss):
 
     def __post_init__(self) -> None:
         check_name("reduction", self.reduction, (*REDUCTIONS, "batchmean"), place="loss `KLDiv`")
+
+    def expects(self) -> Scale:
+        return Scale.LOG_PROBABILITIES
 
     def elements(self, op: Builder, output: Value, label: Value) -> Value:
         if self.log_target:

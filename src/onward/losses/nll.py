@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onward.graph.builder import Builder, Value
-from onward.losses.base import LabelSpec, ReducedLoss, shape_of
+from onward.losses.base import LabelSpec, ReducedLoss, Scale, shape_of
 from onward.losses.cross_entropy import check_ignore_index, class_axis, class_weight, classes_second
 
 
@@ -29,6 +29,9 @@ class NLL(ReducedLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ignore_index(self.ignore_index, "NLL")
+
+    def expects(self) -> Scale:
+        return Scale.LOG_PROBABILITIES
 
     def labels(self, outputs: Sequence[Value]) -> list[LabelSpec]:
         shape = list(shape_of(outputs[0], self))

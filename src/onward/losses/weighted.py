@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onward.arguments import check_number
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Value
-from onward.losses.base import LabelSpec, Loss
+from onward.losses.base import ANY_NUMBER, LabelSpec, Loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,15 @@ class Weighted(Loss):
     def __post_init__(self) -> None:
         for weight, _ in self.terms:
             check_number("weight", weight, "Weighted")
+        if any(loss.reads_teacher for _, loss in self.terms):
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "a loss that reads a teacher cannot be part of a sum",
+                    place="loss=",
+                    hint="give the other loss to it: Distillation(loss=MSE() + L1(), alpha=0.5)",
+                )
+            )
 
     @classmethod
     def of(cls, loss: Loss) -> Weighted:
@@ -40,7 +49,8 @@ class Weighted(Loss):
 
     @property
     def num_outputs(self) -> int:  # type: ignore[override]  # depends on the terms
-        return max(loss.num_outputs for _, loss in self.terms)
+        numbers = [loss.num_outputs for _, loss in self.terms]
+        return ANY_NUMBER if ANY_NUMBER in numbers else max(numbers)
 
     def labels(self, outputs: Sequence[Value]) -> list[LabelSpec] | None:
         specs = [loss.labels(outputs) for _, loss in self.terms]
@@ -65,11 +75,15 @@ class Weighted(Loss):
         total: Value | None = None
         for weight, loss in self.terms:
             specs = loss.labels(outputs)
-            term = loss.emit(op, outputs[: loss.num_outputs], labels if specs is None else labels[: len(specs)])
+            read = outputs if loss.num_outputs == ANY_NUMBER else outputs[: loss.num_outputs]
+            term = loss.emit(op, read, labels if specs is None else labels[: len(specs)])
             term = term if weight == 1.0 else op.Mul(term, weight)
             total = term if total is None else op.Add(total, term)
         assert total is not None
         return total
+
+    def least_opset(self) -> int:
+        return max(loss.least_opset() for _, loss in self.terms)
 
     def functions(self) -> list[ir.Function]:
         return [function for _, loss in self.terms for function in loss.functions()]

@@ -16,7 +16,9 @@ from onward.model import serde
 from onward.model.quantized import forget
 from onward.model.requantize import quantize_weights
 from onward.model.roles import PROGRAM_STATE, averages, unmark_graph
+from onward.model.task import TASK, task_of
 from onward.model.training_model import TrainingEntry, TrainingModel
+from onward.storage.reader import VALUE_INFO
 
 
 def combined_proto(model: TrainingModel, entry: TrainingEntry) -> onnx.ModelProto:
@@ -59,8 +61,15 @@ def to_inference(
     for value in clean.graph.initializers.values():
         forget(value)
     unmark_graph(clean.graph)
+    for value in clean.graph.initializers.values():
+        # The entry held marks. Without them it repeats the tensor, and ONNX Runtime's quantizer, which transposes
+        # weights and leaves the entries, refuses what follows.
+        value.meta.pop(VALUE_INFO, None)
     forget_marks(clean.ir)
     _drop_unused(clean)
+    task = task_of(source)
+    if task is not None:
+        clean.ir.metadata_props[TASK] = task.text()
     return serde.to_proto(clean)
 
 
@@ -77,7 +86,7 @@ def _averages(source: TrainingModel, state: Mapping[str, np.ndarray]) -> dict[st
                 A101,
                 "the model keeps no moving average of its weights",
                 place="average=",
-                hint="ask for one when it is made trainable: Adam(1e-3, ema=0.999), or `--set ema=0.999`",
+                hint="ask for one when it is made trainable: onward.Adam(1e-3, ema=0.999)",
             )
         )
     return found

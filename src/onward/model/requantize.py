@@ -31,7 +31,7 @@ def quantize_weights(model: TrainingModel) -> None:
                 "no weight of the model was stored as integers before it was made trainable",
                 place="quantize=",
                 needed="a model that was made with make_trainable(..., dequantize=True)",
-                hint="leave out quantize=True (`--quantize`); ONNX Runtime's own quantizer can quantize a float model",
+                hint="leave out quantize=True; ONNX Runtime's own quantizer can quantize a float model",
             )
         )
     _Quantizer(model, found).run()

@@ -7,7 +7,7 @@ to; and `onward.slot`, which of several states it is.
     frozen                          a weight that no training entry replaces
     state          of, slot         another initializer that training replaces: a moment, a statistic, a counter
     average        of a parameter   its moving average
-    learning_rate                   an input with a default
+    learning_rate                   an input with a default; also what a schedule of the optimizer makes of it
     target                          an input of the training step: labels, for example
     loss                            what the entry minimises
     training       of a value       what stands for a value of the inference graph in a training step
@@ -110,6 +110,8 @@ class EntryRoles:
     """What is minimised; empty where nothing is."""
     targets: tuple[str, ...]
     learning_rates: tuple[str, ...]
+    scheduled_rate: str
+    """The learning rate of the step, where the optimizer has a schedule; else empty."""
     gradients: dict[str, str]
     """The parameter of each gradient."""
     training: dict[str, str]
@@ -142,6 +144,8 @@ def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
         loss=loss or _inferred_loss(entry),
         targets=tuple(v.name or "" for v in graph.inputs if v.name not in graph.initializers),
         learning_rates=tuple(rates) or learning_rates_by_name([] if marked else [v.name or "" for v in own]),
+        scheduled_rate=next((v.name or "" for v in produced if has_role(v, Role.LEARNING_RATE)), "")
+        or _scheduled_rate_by_name(graph),
         gradients={v: parameter for v, parameter in _gradients(graph) if parameter in entry.update_binding},
         training=_inferred_training(model.graph, graph) | (training if marked else {}),
         slots=slots if marked else _slots_by_name([v.name or "" for v in state], model.parameters),
@@ -177,6 +181,12 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 def learning_rates_by_name(settings: Iterable[str]) -> tuple[str, ...]:
     """Return the settings that Onward named as learning rates before it marked them."""
     return tuple(n for n in settings if re.fullmatch(r"learning_rate(_\d+)?", n.rsplit("/", 1)[-1]))
+
+
+def _scheduled_rate_by_name(graph: ir.Graph) -> str:
+    """Return the rate that Onward named as scheduled before it marked it."""
+    named = (n.outputs[0].name or "" for n in graph if (n.name or "").startswith("scheduled_learning_rate"))
+    return next(named, "")
 
 
 def averages_by_name(state: Iterable[str], parameters: Collection[str]) -> dict[str, str]:

@@ -18,8 +18,10 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from onward.arguments import did_you_mean, nearest
 from onward.errors import Diagnostic, ModelError
+from onward.model.checkpointed import read_run
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.storage import writer
+from onward.storage.checkpoints import is_run
 from onward.storage.external_data import Folder, all_tensors
 from onward.storage.limits import DEFAULT, M102, Limits, check_structure, check_tensor
 from onward.storage.reader import M110, Reader, Scope, metadata
@@ -36,6 +38,7 @@ Source = Path | bytes | onnx.ModelProto | TrainingModel
 def load(source: Source, *, base_dir: Path | None = None, limits: Limits = DEFAULT) -> TrainingModel:
     """Return the `TrainingModel` of a file, of bytes or of a `ModelProto`; an inference-only model has no entries.
 
+    A directory of checkpoints is a model too: that of the run, with the state of its newest complete checkpoint.
     External data is mapped into memory, not read. It must be in the folder of the file, or in `base_dir` for bytes and
     messages.
 
@@ -166,6 +169,11 @@ def _parse(source: Path | bytes, base_dir: Path | None, limits: Limits) -> tuple
 def _read(path: str, limits: Limits) -> bytes:
     try:
         status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode) and is_run(path):
+            data = read_run(path)
+            if len(data) > limits.file_bytes:
+                raise ModelError(_too_large(len(data), path, limits))
+            return data
         if stat.S_ISDIR(status.st_mode):
             models = sorted(n for n in os.listdir(path) if n.endswith(".onnx"))[:3]
             raise ModelError(
@@ -267,8 +275,8 @@ def _build(proto: onnx.ModelProto, reader: Reader) -> TrainingModel:
             entry.initialization = reader.graph(info.initialization, [], f"{place}.initialization")
         entries.append(entry)
     for opset in proto.opset_import:
-        if opset.domain in graph.opset_imports:
-            reader.report(M110, f"operator set `{opset.domain}` is imported twice")
+        if graph.opset_imports.get(opset.domain, opset.version) != opset.version:  # skl2onnx imports one twice
+            reader.report(M110, f"operator set `{opset.domain}` is imported twice, in different versions")
         graph.opset_imports[opset.domain] = opset.version
     if reader.problems:
         raise ModelError(reader.problems)

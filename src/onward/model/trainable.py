@@ -69,6 +69,7 @@ _NO_GRADIENT = frozenset(
     }
 )  # fmt: skip
 
+PREPARES = "onward.prepares"  # the key of a number that prepares the input, and the operator that held it
 _TORCH_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
@@ -111,6 +112,9 @@ def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool =
         return None
     if "BUFFER" in kind:
         return "PyTorch exported it as a buffer, not as a parameter"
+    if PREPARES in value.metadata_props:
+        operator = value.metadata_props[PREPARES]
+        return f"it prepares the input, as {operator} did; name it in `train` if it is to be learned"
     doubt = _doubt(value, uses)
     return None if doubt is None else f"it is {doubt}; name it in `train` if it is learned"
 
@@ -249,7 +253,7 @@ def _hints(pattern: str, refused: dict[str, str]) -> Iterator[str]:
     if not refused:
         yield "`freeze` matches the same initializers, or the model has none"
     if any(re.match(r"it is u?int(4|8),", reason) for reason in refused.values()):
-        yield "dequantize=True (`--dequantize`) makes floats of weights that are stored as integers"
+        yield "dequantize=True makes floats of weights that are stored as integers"
     if not pattern.strip("*"):  # the user relied on the default
         yield "`onward doctor FILE` shows where the weights are and what blocks them"
 
@@ -269,6 +273,7 @@ def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
 
 __all__ = [
     "CONSTANT_INPUTS",
+    "PREPARES",
     "WEIGHT_INPUTS",
     "as_patterns",
     "choose",

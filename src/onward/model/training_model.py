@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ from onward.graph.walk import subgraphs
 
 if TYPE_CHECKING:
     import onnx
+
+PHASE = "onward.phase"
+"""Metadata of an algorithm that is one phase of a training: JSON with `train` and `epochs`."""
 
 FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -36,6 +40,16 @@ class TrainingEntry:
         """The algorithm graph's name, by which one entry of several is chosen."""
         return (self.algorithm.name if self.algorithm is not None else None) or "train"
 
+    @property
+    def epochs(self) -> int | None:
+        """For how many epochs it trains, if it is one phase of a training (`make_trainable(phases=)`)."""
+        text = "" if self.algorithm is None else self.algorithm.metadata_props.get(PHASE, "")
+        try:
+            epochs = json.loads(text)["epochs"] if text else None
+        except (ValueError, KeyError, TypeError):  # metadata that somebody else wrote: the entry is no phase
+            return None
+        return epochs if isinstance(epochs, int) and not isinstance(epochs, bool) and epochs > 0 else None
+
 
 class TrainingModel:
     """A model, its loss, its optimizer, its state and its initialisation: what one standard ONNX file holds.
@@ -53,6 +67,11 @@ class TrainingModel:
             f"<TrainingModel {self.graph.name!r}: {counted(len(self.parameters), 'parameter')}, "
             f"{len(self.frozen)} frozen, {len(self.state)} state, {counted(len(self.entries), 'training entry')}>"
         )
+
+    def _repr_html_(self) -> str:
+        from onward.model.panel import model_html
+
+        return model_html(self)
 
     @property
     def graph(self) -> ir.Graph:

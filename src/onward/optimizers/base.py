@@ -70,6 +70,8 @@ class Optimizer(abc.ABC):
         decoupled: False adds `weight_decay * X` to the gradient (L2); True shrinks X by `rate * weight_decay` first.
         groups: glob of parameter names → settings that differ there, such as
             `{"*.bias": {"weight_decay": 0.0, "learning_rate": 0.01}}`; the first matching glob applies.
+        layer_decay: multiply the learning rate by this for each layer between a weight and the loss, so that early
+            layers change less: the last layer has the full rate, the one before it `layer_decay` times that, …
         clip_value: clip each element of the gradient to ± this value.
         clip_norm: scale each gradient down to this norm.
         clip_global_norm: scale all gradients down together to this norm.
@@ -84,6 +86,7 @@ class Optimizer(abc.ABC):
     weight_decay: float = 0.0
     decoupled: bool = False
     groups: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    layer_decay: float | None = None
     clip_value: float | None = None
     clip_norm: float | None = None
     clip_global_norm: float | None = None
@@ -93,7 +96,7 @@ class Optimizer(abc.ABC):
     maximize: bool = False
 
     # Settings that a group of parameters cannot override.
-    COMMON: ClassVar[frozenset[str]] = frozenset({"groups", "clip_global_norm", "accumulate", "ema"})
+    COMMON: ClassVar[frozenset[str]] = frozenset({"groups", "layer_decay", "clip_global_norm", "accumulate", "ema"})
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -105,6 +108,8 @@ class Optimizer(abc.ABC):
         for name in ("clip_value", "clip_norm", "clip_global_norm"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), owner, above=0.0)
+        if self.layer_decay is not None:
+            check_number("layer_decay", self.layer_decay, owner, above=0.0, high=1.0)
         if self.ema is not None:
             check_number("ema", self.ema, owner, low=0.0, below=1.0)
         for pattern, settings in self.groups.items():
@@ -129,7 +134,7 @@ class Optimizer(abc.ABC):
                     hint="the optimizer's own schedule also scales the group's rate",
                 )
             )
-        return dataclasses.replace(self, groups={}, **settings)
+        return dataclasses.replace(self, groups={}, layer_decay=None, **settings)
 
     def fit(self, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Optimizer]:
         """Return the optimizer that updates each parameter, by name: this one, unless the shape makes a difference.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import glob
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -66,6 +67,7 @@ class _Emitter:
         rate = base
         if isinstance(optimizer.learning_rate, Schedule):
             rate = op.Mul(base, optimizer.learning_rate.emit(op, step, base), name="scheduled_learning_rate")
+            mark(rate, Role.LEARNING_RATE)
         wide = {p: op.cast(g, compute_type(p)) for p, g in self.gradients.items()}
         for settings, parameters in split_groups(optimizer, list(wide)):
             if settings.maximize:
@@ -186,12 +188,57 @@ class _Emitter:
         self._bound.add(new)
 
 
+def by_depth(optimizer: Optimizer, parameters: Sequence[Value], depths: Mapping[str, int]) -> Optimizer:
+    """Return the optimizer with its `layer_decay` as groups: one for each parameter.
+
+    `depths` counts the layers from each parameter to the loss, 1 for the last. A parameter that it does not name gets
+    the rate of the first layer.
+
+    Raises:
+        ArgumentError: a glob of `groups` matches no parameter.
+    """
+    if optimizer.layer_decay is None:
+        return optimizer
+    if optimizer.rate == 0:
+        return dataclasses.replace(optimizer, layer_decay=None)
+    first = max(depths.values(), default=1)
+    groups = {}
+    for pattern, members in _members(optimizer, parameters).items():
+        own = {} if pattern is None else optimizer.groups[pattern]
+        rate = own.get("learning_rate", optimizer.rate)
+        for parameter in members:
+            name = parameter.name or ""
+            factor = optimizer.layer_decay ** (depths.get(name, first) - 1)
+            groups[glob.escape(name)] = {**own, "learning_rate": rate * factor}
+    return dataclasses.replace(optimizer, groups=groups, layer_decay=None)
+
+
 def split_groups(optimizer: Optimizer, parameters: Sequence[Value]) -> list[tuple[Optimizer, list[Value]]]:
     """Return the parameters by their settings; the first matching glob of `groups` applies.
 
     Raises:
         ArgumentError: a glob of `groups` matches no parameter.
     """
+    members = _members(optimizer, parameters)
+    if optimizer.rate == 0 and any("learning_rate" in s for s in optimizer.groups.values()):
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "a group sets a learning rate, but the optimizer's is 0",
+                hint="give the optimizer a rate above 0; to keep weights unchanged, use freeze=",
+            )
+        )
+    result: dict[str, tuple[Optimizer, list[Value]]] = {}  # globs with the same settings are one group
+    for key, values in members.items():
+        if values:
+            settings = {} if key is None else optimizer.groups[key]
+            same = repr(sorted(settings.items()))
+            result.setdefault(same, (optimizer.with_settings(settings), []))[1].extend(values)
+    return list(result.values())
+
+
+def _members(optimizer: Optimizer, parameters: Sequence[Value]) -> dict[str | None, list[Value]]:
+    """Return the parameters by the glob of their group; None for those without one."""
     from onward.model.trainable import no_match
 
     members: dict[str | None, list[Value]] = {None: []}
@@ -208,20 +255,7 @@ def split_groups(optimizer: Optimizer, parameters: Sequence[Value]) -> list[tupl
     ]
     if problems:
         raise ArgumentError(problems)
-    if optimizer.rate == 0 and any("learning_rate" in s for s in optimizer.groups.values()):
-        raise ArgumentError(
-            Diagnostic(
-                A101,
-                "a group sets a learning rate, but the optimizer's is 0",
-                hint="give the optimizer a rate above 0; to keep weights unchanged, use freeze=",
-            )
-        )
-    result: list[tuple[Optimizer, list[Value]]] = []
-    for key, values in members.items():
-        if values:
-            settings = {} if key is None else optimizer.groups[key]
-            result.append((optimizer.with_settings(settings), values))
-    return result
+    return members
 
 
 def static_shape(parameter: Value) -> tuple[int, ...]:

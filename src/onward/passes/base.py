@@ -20,6 +20,7 @@ from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import copy_graph, remove_dead_nodes
 from onward.graph.schema import TRAINING_DOMAIN
 from onward.graph.walk import all_names
+from onward.model.readings import Reading
 from onward.model.roles import EntryRoles
 from onward.model.training_model import TrainingEntry, TrainingModel, is_gradient
 
@@ -65,6 +66,8 @@ class Unit:
     """The training entry that the unit was made from."""
     roles: EntryRoles | None = None
     """The roles of the values of that entry."""
+    readings: tuple[Reading, ...] = ()
+    """What the loss of that entry reads."""
     model_outputs: tuple[str, ...] = ()
     """The outputs of the inference graph, which the unit computes under the same names."""
     data: list[Value] = dataclasses.field(default_factory=list)

@@ -9,6 +9,7 @@ from onward.autodiff import rules as rules  # importing the package registers ev
 from onward.autodiff.lowering import lower_model
 from onward.autodiff.registry import is_own
 from onward.graph import walk
+from onward.graph.edit import remove_dead_nodes
 from onward.graph.walk import ancestors
 from onward.model.training_model import is_gradient
 from onward.passes.base import NO_GRADIENTS, Pass, Unit
@@ -39,9 +40,7 @@ class KeepNeededGradients(Pass):
             if not more:
                 break
             needed |= more
-        dead = [n for n in unit.graph if n not in needed]
-        unit.graph.remove(dead, safe=True)
-        return bool(dead)
+        return remove_dead_nodes(unit.graph, [n for n in unit.graph if n not in needed]) > 0
 
 
 class LowerGradients(Pass):

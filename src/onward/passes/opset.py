@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic, ModelError
+from onward.errors import A101, ArgumentError, Diagnostic, ModelError, named_node
 from onward.graph import walk
 from onward.graph.schema import WORKING_OPSET, Schema, attribute_default, schema
 from onward.passes.base import INLINED, Pass, Unit
@@ -68,8 +68,8 @@ def _label(model: ir.Model, target: int) -> None:
         Diagnostic(
             M302,
             f"`{node.op_type}` does not fit opset {target}: {reason}",
-            place=f"node `{node.name or node.op_type}`",
-            hint=f"use --target-opset {current} or higher",
+            place=named_node(node),
+            hint=f"use target_opset={current} or higher",
         )
         for node in (nodes if target != current else ())
         if (reason := _misfit(node, current, target))

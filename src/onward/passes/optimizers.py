@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onward.errors import Diagnostic, ModelError
+from onward.errors import Diagnostic, ModelError, named_node
 from onward.graph import shapes, walk
 from onward.graph.builder import Builder, Value
 from onward.graph.edit import replace_node
@@ -47,7 +47,7 @@ def _groups(node: ir.Node, kinds: int) -> tuple[Value, Value, list[list[Value]]]
             Diagnostic(
                 M300,
                 f"`{node.op_type}` has {len(tensors)} tensors",
-                place=f"node `{node.name or node.op_type}`",
+                place=named_node(node),
                 needed=f"R, T and a multiple of {kinds} tensors",
             )
         )

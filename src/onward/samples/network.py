@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onward.author.random_numbers import uniform
 from onward.graph.builder import Builder, Names, Value
+from onward.graph.random_numbers import uniform
 from onward.model.training_model import TrainingModel
 
 OPSET = 18

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from onward.graph.schema import TRAINING_DOMAIN
+from onward.errors import counted
+from onward.graph.schema import TRAINING_DOMAIN, schema
 from onward.graph.walk import GraphLike, captured, subgraphs
 from onward.model.text import attribute_text, shape_text, tensor_text, type_text
-from onward.show.layout import lay_out
+from onward.show.folding import Fold, Item, describe, fold, nodes_of
+from onward.show.layout import Layout, lay_out
 
 _CHARACTER, _BOLD, _TITLE, _ROW, _PADDING = 6.6, 7.9, 26.0, 16.0, 11.0
 _MOST_ROWS, _ROW_CHARACTERS = 6, 34
+_UNKNOWN = re.compile(r"\bunk__\d+\b")  # the names that shape inference gives to sizes it does not know
+_FEW = 4  # elements of a constant that is shown by its value
 _MANY = 6  # a larger number of inputs or outputs of one kind is drawn as one box
 
 _CATEGORIES = {
@@ -50,6 +55,7 @@ class Drawings:
         self.functions = functions
         self.limit = limit
         self.drawings: list[dict[str, Any]] = []
+        self.inner: dict[ir.Graph, int] = {}  # the drawings of subgraphs, which several drawings of a node refer to
 
     def add(
         self, graph: ir.Graph | ir.Function, title: str, kind: str, bindings: Mapping[str, str] | None = None
@@ -58,6 +64,28 @@ class Drawings:
         number = len(self.drawings)
         self.drawings.append({})
         self.drawings[number] = _Drawing(self, graph, title, kind, bindings or {}).build()
+        return number
+
+    def add_folded(
+        self, graph: ir.Graph | ir.Function, title: str, kind: str, bindings: Mapping[str, str] | None = None
+    ) -> int:
+        """Draw a large graph as few parts, each of which has a drawing of its own; return the number of the first."""
+        drawing = _Drawing(self, graph, title, kind, bindings or {})
+        items = fold([n for n in graph if n not in drawing.constants])
+        if not any(isinstance(item, Fold) for item in items):
+            return self.add(graph, title, kind, bindings)
+        number = len(self.drawings)
+        self.drawings.append({})
+        self.drawings[number] = drawing.build(items, number)
+        self.add(graph, f"{title}: all nodes", "flat", bindings)
+        self.drawings[number]["flat"] = len(self.drawings) - 1
+        return number
+
+    def add_part(self, graph: GraphLike, part: Fold, parent: int) -> int:
+        """Draw the inside of a part, with what it reads and what is read of it as pills."""
+        number = len(self.drawings)
+        self.drawings.append({"parent": parent})
+        self.drawings[number] = _Drawing(self, graph, part.title, "part", {}).build(part.items, number, parent)
         return number
 
 
@@ -71,43 +99,93 @@ class _Drawing:
         self.maker: dict[str, int] = {}
         self.labelled: set[str] = set()
         self.stored: dict[str, ir.Value] = dict(graph.initializers) if isinstance(graph, ir.Graph) else {}
+        self.constants = self._constants()
+        self.folded = False
 
-    def build(self) -> dict[str, Any]:
-        folded = self._constants()
-        self._pills([v for v in self.graph.inputs if v.name not in self.stored], "input", "Inputs")
-        nodes = [n for n in self.graph if n not in folded]
-        if isinstance(self.graph, ir.Graph):
+    def build(self, items: Sequence[Item] | None = None, number: int = -1, parent: int | None = None) -> dict[str, Any]:
+        """Return the drawing of the whole graph, of its parts (`items`), or of the inside of one (`parent`)."""
+        if items is None:
+            items = [n for n in self.graph if n not in self.constants]
+        inside = {node for item in items for node in nodes_of(item)}
+        if parent is None:
+            self._pills([v for v in self.graph.inputs if v.name not in self.stored], "input", "Inputs")
+        else:
+            self._pills(self._read_from_outside(inside), "outer", "From outside")
+        if isinstance(self.graph, ir.Graph) and parent is None:
             own = {v.name for v in self.graph.inputs} | set(self.stored)
             outer = [v for v in captured(self.graph) if v.name and v.name not in own]
             weights = [v for v in outer if v.const_value is not None or v.name in self.drawings.roles]
             self.stored.update({v.name or "": v for v in weights})
             self._pills([v for v in outer if v.name not in self.stored], "outer", "From outside")
-        numbers = {node: self._node(node) for node in nodes}
-        for node, number in numbers.items():
-            for value in node.inputs:
-                self._connect(value, number)
-            for inner in subgraphs(node):
-                for value in captured(inner):
-                    self._connect(value, number, dashed=True)
-            if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN:
-                self._differentiates(node, number)
-        self._outputs()
-        sizes = [(b["w"], b["h"]) for b in self.boxes]
-        layout = lay_out(sizes, list(self.edges))
-        for box, (x, y) in zip(self.boxes, layout.places, strict=True):
-            box["x"], box["y"] = round(x, 1), round(y, 1)
+        self.folded = any(isinstance(item, Fold) for item in items)
+        boxes = [self._part(item, number) if isinstance(item, Fold) else self._node(item) for item in items]
+        for item, box in zip(items, boxes, strict=True):
+            for node in nodes_of(item):
+                for value in node.inputs:
+                    self._connect(value, box)
+                for inner in subgraphs(node):
+                    for value in captured(inner):
+                        self._connect(value, box, dashed=True)
+                if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN:
+                    self._differentiates(node, box)
+        if parent is None:
+            self._outputs(self.graph.outputs)
+        else:
+            self._outputs([v for node in inside for v in node.outputs if _leaves(v, inside)])
+        layout = self._lay_out()
+        for drawn, (x, y) in zip(self.boxes, layout.places, strict=True):
+            drawn["x"], drawn["y"] = round(x, 1), round(y, 1)
         edges = []
         for edge, route in zip(self.edges.values(), layout.routes, strict=True):
             edges.append({**edge, "p": [round(c, 1) for point in route for c in point]})
         return {
             "title": self.title,
             "kind": self.kind,
-            "count": len(list(self.graph)),
+            "parent": parent,
+            "count": len(list(self.graph)) if parent is None else len(inside),
             "width": round(layout.width, 1),
             "height": round(layout.height, 1),
             "boxes": self.boxes,
             "edges": edges,
         }
+
+    def _lay_out(self) -> Layout:
+        """Return the layout; modules may form a cycle, so an edge back to an earlier box is laid out upside down."""
+        sizes = [(b["w"], b["h"]) for b in self.boxes]
+        back = [bool(self.boxes[s].get("g") or self.boxes[t].get("g")) and s > t for s, t in self.edges]
+        layout = lay_out(sizes, [(t, s) if b else (s, t) for (s, t), b in zip(self.edges, back, strict=True)])
+        layout.routes = [r[::-1] if b else r for r, b in zip(layout.routes, back, strict=True)]
+        return layout
+
+    def _read_from_outside(self, inside: set[ir.Node]) -> list[ir.Value]:
+        """Return the values that the nodes read and do not make, each once; weights are shown in the nodes."""
+        read = [v for n in self.graph if n in inside for v in n.inputs if v is not None]
+        read += [v for n in self.graph if n in inside for g in subgraphs(n) for v in captured(g)]
+        found = dict.fromkeys(v for v in read if v.producer() not in inside)
+        self.stored.update({v.name or "": v for v in found if v.const_value is not None})
+        return [v for v in found if v.name and v.name not in self.stored and v.name not in self.drawings.roles]
+
+    def _part(self, part: Fold, parent: int) -> int:
+        """Draw a part as one box, which opens its own drawing."""
+        numbers = weights_of(part.nodes)
+        rows = [(counted(len(part.nodes), "node"), counted(numbers, "weight") if numbers > 1 else "", "")]
+        if inside := describe(part):
+            rows.append((inside, "", ""))
+        inner = self.drawings.add_part(self.graph, part, parent)
+        number = self._box(
+            "op",
+            [f"{part.title} ▸", *(f"{a}  {b}" for a, b, _ in rows)],
+            t=_cut(part.title, 40),
+            c="module",
+            g=inner,
+            r=rows,
+            d={
+                "name": part.title, "operator": "part of the graph", "doc": "", "inputs": [], "outputs": [],
+                "attributes": [], "inner": [inner],
+            },
+        )  # fmt: skip
+        self.maker.update({v.name or "": number for n in part.nodes for v in n.outputs})
+        return number
 
     def _constants(self) -> set[ir.Node]:
         """Return the Constant nodes, which are shown inside the nodes that read them, like weights."""
@@ -123,9 +201,11 @@ class _Drawing:
 
     def _node(self, node: ir.Node) -> int:
         rows: list[tuple[str, str, str]] = []
-        for value in node.inputs:
+        for index, value in enumerate(node.inputs):
             if value is not None and value.name in self.stored:
-                rows.append((value.name or "", _held(value), self.drawings.roles.get(value.name or "", "constant")))
+                role = self.drawings.roles.get(value.name or "", "constant")
+                name = _input_name(node, index) if value.producer() is not None else value.name
+                rows.append((name or value.name or "", _held(value), role))
         for name, attribute in node.attributes.items():
             if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) and name not in (
                 "xs",
@@ -134,7 +214,9 @@ class _Drawing:
             ):
                 rows.append((name, attribute_text(attribute, 24), "attribute"))
         shown = (
-            rows
+            rows[:1]  # between parts a node is small too; a click shows the rest
+            if self.folded
+            else rows
             if len(rows) <= _MOST_ROWS
             else [*rows[: _MOST_ROWS - 1], ("", f"{len(rows) - _MOST_ROWS + 1} more", "")]
         )
@@ -168,16 +250,22 @@ class _Drawing:
         return number
 
     def _inner(self, node: ir.Node, graph: ir.Graph) -> int | None:
-        if len(self.drawings.drawings) >= self.drawings.limit:
-            return None
-        return self.drawings.add(graph, f"{node.name or node.op_type} / {graph.name or 'graph'}", "subgraph")
+        known = self.drawings.inner
+        if graph not in known:
+            if len(known) >= self.drawings.limit:
+                return None
+            known[graph] = -1  # it counts before the graphs inside it
+            known[graph] = self.drawings.add(
+                graph, f"{node.name or node.op_type} / {graph.name or 'graph'}", "subgraph"
+            )
+        return known[graph]
 
     def _detail(self, value: ir.Value | None) -> list[str]:
         if value is None:
             return ["(none)", "", ""]
         name = value.name or ""
         role = self.drawings.roles.get(name, "constant") if name in self.stored else ""
-        return [name, f"{type_text(value)}{shape_text(value)}", role]
+        return [name, _full_type(value), role]
 
     def _pills(self, values: list[ir.Value], kind: str, many: str) -> None:
         """Draw values as pills; a large number of them as one."""
@@ -189,17 +277,17 @@ class _Drawing:
             return
         for value in values:
             label = value.name or ""
-            shape = f"{type_text(value)}{shape_text(value)}"
+            shape = _type_label(value)
             number = self._box(kind, [label, shape], t=_cut(label), s=_cut(shape), d=_value_details(many, [value]))
             self.maker[value.name or ""] = number
 
-    def _outputs(self) -> None:
+    def _outputs(self, outputs: Sequence[ir.Value]) -> None:
         """Draw the outputs; an output that replaces a state names it, and many outputs of one node are drawn as one."""
         replaces: dict[str, list[str]] = {}
         for key, value_name in self.bindings.items():
             replaces.setdefault(value_name, []).append(key)
         groups: dict[int | None, list[ir.Value]] = {}
-        for value in self.graph.outputs:
+        for value in outputs:
             groups.setdefault(self.maker.get(value.name or ""), []).append(value)
         for source, values in groups.items():
             plain = [v for v in values if v.name not in replaces]
@@ -212,7 +300,7 @@ class _Drawing:
                 for value in group:
                     keys = replaces.get(value.name or "", [])
                     label = f"→ {', '.join(keys)}" if keys else value.name or ""
-                    self._output(source, label, f"{type_text(value)}{shape_text(value)}", [value], replaces)
+                    self._output(source, label, _type_label(value), [value], replaces)
 
     def _output(
         self, source: int | None, label: str, shape: str, values: list[ir.Value], replaces: Mapping[str, list[str]]
@@ -263,27 +351,65 @@ class _Drawing:
         return len(self.boxes) - 1
 
 
+def _leaves(value: ir.Value, inside: set[ir.Node]) -> bool:
+    """Return whether the value is an output of the graph, or a node elsewhere reads it."""
+    return bool(value.name) and (value.is_graph_output() or any(use.node not in inside for use in value.uses()))
+
+
 def shape_label(value: ir.Value) -> str:
-    """Return the shape as edges show it: `N×6×28×28`."""
-    return shape_text(value)[1:-1].replace(", ", "×")
+    """Return the shape as edges show it: `N×6×28×28`; a size that is a long name is cut, one that is unknown is `?`."""
+    return "×".join(_sizes(value))
+
+
+def _sizes(value: ir.Value) -> list[str]:
+    return ["?" if _UNKNOWN.fullmatch(d) else _cut(d, 12) for d in shape_text(value)[1:-1].split(", ")]
+
+
+def _full_type(value: ir.Value) -> str:
+    return type_text(value) + _UNKNOWN.sub("?", shape_text(value))
+
+
+def _type_label(value: ir.Value) -> str:
+    """Return the type and shape as pills show them: `float[N, 3, ?]`."""
+    return f"{type_text(value)}[{', '.join(_sizes(value))}]" if shape_text(value) else type_text(value)
+
+
+def held_tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    """Return the tensor of an initializer, or of a value that a Constant node makes."""
+    if value.const_value is not None:
+        return value.const_value
+    node = value.producer()
+    attribute = None if node is None or node.op_type != "Constant" else node.attributes.get("value")
+    tensor = attribute.value if attribute is not None and attribute.type == ir.AttributeType.TENSOR else None
+    return tensor if isinstance(tensor, ir.TensorProtocol) else None
+
+
+def weights_of(nodes: Iterable[ir.Node]) -> int:
+    """Return how many numbers the nodes read from initializers and from all but the smallest Constant nodes."""
+    tensors = {v: held_tensor(v) for node in nodes for v in node.inputs if v is not None}
+    return sum(t.size for v, t in tensors.items() if t is not None and (v.producer() is None or t.size > _FEW))
+
+
+def _input_name(node: ir.Node, index: int) -> str:
+    """Return what the standard calls an input, for a constant whose own name says nothing."""
+    known = schema(node.op_type, node.domain)
+    if known is None or not known.inputs:
+        return ""
+    return known.input_at(index).name
 
 
 def _held(value: ir.Value) -> str:
     """Return the value of a weight or constant if it has few elements, else its shape."""
-    tensor = value.const_value
-    if tensor is None:
-        node = value.producer()
-        attribute = None if node is None else node.attributes.get("value")
-        tensor = attribute.value if attribute is not None and attribute.type == ir.AttributeType.TENSOR else None
+    tensor = held_tensor(value)
     if tensor is None:
         return shape_text(value)
-    if tensor.size <= 4 and tensor.dtype != ir.DataType.STRING:
+    if tensor.size <= _FEW and tensor.dtype != ir.DataType.STRING:
         return tensor_text(tensor)
     return "⟨" + "×".join(str(d) for d in tensor.shape) + "⟩"
 
 
 def _value_details(title: str, values: list[ir.Value]) -> dict[str, Any]:
-    rows = [[v.name or "", f"{type_text(v)}{shape_text(v)}", ""] for v in values]
+    rows = [[v.name or "", _full_type(v), ""] for v in values]
     docs = "\n".join(v.doc_string for v in values if v.doc_string)
     return {"name": "", "operator": title, "doc": docs, "inputs": [], "outputs": rows, "attributes": [], "inner": []}
 

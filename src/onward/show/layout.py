@@ -1,8 +1,9 @@
 """The layout of a graph: layers from top to bottom, few crossings, straight edges.
 
 It uses the classic layered method. Every node is one layer below its deepest predecessor. Long edges get a bend in each
-layer that they cross. Layers are ordered by the mean position of their neighbours. The horizontal positions are the
-least-squares optimum that keeps this order. Apart from sorting, the time is linear in nodes and bends.
+layer that they cross, which the edges of one node share. Layers are ordered by the mean position of their neighbours.
+The horizontal positions are the least-squares optimum that keeps this order. Apart from sorting, the time is linear in
+nodes and bends.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ _BEND = 10.0  # the width of an edge that passes through a layer
 _MOST_BENDS = 40_000
 _SHELF = 1100.0  # unconnected parts fill rows of about this width
 _ORDER_SWEEPS, _PLACE_SWEEPS = 8, 12
+_PULL = (2.0, 0.5, 8.0)  # of an edge between two nodes, from a node to a bend, between two bends
+_PLACE_VISITS = 40_000  # a small graph is swept more often, until its long chains are straight
 
 
 @dataclasses.dataclass
@@ -85,16 +88,15 @@ def _lay_out_part(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[in
     chains = _add_bends(layers, widths, edges)
     below: list[list[int]] = [[] for _ in widths]
     above: list[list[int]] = [[] for _ in widths]
-    for chain in chains:
-        for upper, lower in itertools.pairwise(chain):
-            below[upper].append(lower)
-            above[lower].append(upper)
+    for upper, lower in dict.fromkeys(step for chain in chains for step in itertools.pairwise(chain)):
+        below[upper].append(lower)
+        above[lower].append(upper)
     rows: list[list[int]] = [[] for _ in range(max(layers) + 1)]
     for node, layer in enumerate(layers):
         rows[layer].append(node)
     _order(rows, above, below)
-    x = _place(rows, widths, above, below)
-    y, height = _heights(rows, sizes, count)
+    x = _place(rows, widths, above, below, count)
+    y, halves, height = _heights(rows, sizes, count)
     left = min(x[i] - widths[i] / 2 for i in range(len(widths)))
     x = [value - left for value in x]
     width = max(x[i] + widths[i] / 2 for i in range(len(widths)))
@@ -103,7 +105,9 @@ def _lay_out_part(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[in
     for chain in chains:
         first, last = chain[0], chain[-1]
         points = [(x[first], y[layers[first]] + sizes[first][1] / 2)]
-        points += [(x[i], y[layers[i]]) for i in chain[1:-1]]
+        for i in chain[1:-1]:  # straight between the boxes of the layer
+            middle, half = y[layers[i]], halves[layers[i]]
+            points += [(x[i], middle - half), (x[i], middle + half)] if half else [(x[i], middle)]
         points.append((x[last], y[layers[last]] - sizes[last][1] / 2))
         routes.append(points)
     return Layout(places, routes, width, height)
@@ -135,16 +139,22 @@ def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _add_bends(layers: list[int], widths: list[float], edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Return the chain of nodes and bends of each edge; bends are appended to `layers` and `widths`."""
+    """Return the chain of nodes and bends of each edge; bends are appended to `layers` and `widths`.
+
+    The long edges of one node share their bends, so a value that many nodes read is one line with branches.
+    """
     spans = sum(max(0, layers[t] - layers[s] - 1) for s, t in edges)
     chains = []
+    bends: dict[tuple[int, int], int] = {}
     for source, target in edges:
         chain = [source]
         if spans <= _MOST_BENDS:
             for layer in range(layers[source] + 1, layers[target]):
-                chain.append(len(layers))
-                layers.append(layer)
-                widths.append(_BEND)
+                if (source, layer) not in bends:
+                    bends[source, layer] = len(layers)
+                    layers.append(layer)
+                    widths.append(_BEND)
+                chain.append(bends[source, layer])
         chains.append([*chain, target])
     return chains
 
@@ -164,7 +174,10 @@ def _order(rows: list[list[int]], above: list[list[int]], below: list[list[int]]
                 position[node] = float(index)
 
 
-def _place(rows: list[list[int]], widths: list[float], above: list[list[int]], below: list[list[int]]) -> list[float]:
+def _place(
+    rows: list[list[int]], widths: list[float], above: list[list[int]], below: list[list[int]], count: int
+) -> list[float]:
+    """Return the horizontal positions; nodes from `count` on are bends, and long edges are kept straight."""
     x = [0.0] * len(widths)
     for row in rows:
         offset = 0.0
@@ -173,12 +186,11 @@ def _place(rows: list[list[int]], widths: list[float], above: list[list[int]], b
             offset += widths[node] + _GAP_X
         for node in row:
             x[node] -= offset / 2
-    for sweep in range(_PLACE_SWEEPS):
+    pulls = [[(n, _PULL[(n >= count) + (node >= count)]) for n in above[node] + below[node]] for node in range(len(x))]
+    total = [sum(pull for _, pull in near) for near in pulls]
+    for sweep in range(max(_PLACE_SWEEPS, min(200, _PLACE_VISITS // len(widths)))):
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            wanted = []
-            for node in row:
-                near = above[node] + below[node]
-                wanted.append(sum(x[n] for n in near) / len(near) if near else x[node])
+            wanted = [sum(x[n] * pull for n, pull in pulls[i]) / total[i] if pulls[i] else x[i] for i in row]
             for node, value in zip(row, _spread(wanted, [widths[n] for n in row]), strict=True):
                 x[node] = value
     return x
@@ -205,11 +217,16 @@ def _spread(wanted: list[float], widths: list[float]) -> list[float]:
     return [value + offset for value, offset in zip(flat, offsets, strict=False)]
 
 
-def _heights(rows: list[list[int]], sizes: Sequence[tuple[float, float]], count: int) -> tuple[list[float], float]:
+def _heights(
+    rows: list[list[int]], sizes: Sequence[tuple[float, float]], count: int
+) -> tuple[list[float], list[float], float]:
+    """Return the middle of each layer, half its height, and the height of all."""
     y: list[float] = []
+    halves: list[float] = []
     offset = 0.0
     for row in rows:
         height = max((sizes[n][1] for n in row if n < count), default=0.0)
         y.append(offset + height / 2)
+        halves.append(height / 2)
         offset += height + _GAP_Y
-    return y, max(0.0, offset - _GAP_Y)
+    return y, halves, max(0.0, offset - _GAP_Y)

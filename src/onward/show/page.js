@@ -19,23 +19,24 @@ const color = c => `var(--${c})`;
 const LOD = 0.32, MOST = 1500;
 
 // The header and the facts on the left.
+if (matchMedia("(max-width: 900px)").matches) $("search").placeholder = "Find";
 document.title = `${data.title} · Onward`;
 $("title").textContent = data.title;
 const chip = (a, b) => $("chips").append(el("span", {class: "chip"}, el("b", {}, a), b ? " " + b : ""));
 const first = facts.entries[0];
 const weights = facts.parameters.elements + facts.frozen.elements;
-chip(num(weights), "weights");
+if (weights) chip(num(weights), "weights"); else if (data.weights) chip(num(data.weights), "weights in Constant nodes");
 chip(num(facts.nodes.count), "nodes");
 if (first && first.optimizer.length) chip(first.optimizer[0].name, first.optimizer[0].settings.learning_rate !== undefined ? `lr ${first.optimizer[0].settings.learning_rate}` : "");
 if (first && first.loss) chip(lossName(first.loss), "loss");
 chip(`opset ${facts.opsets[""] ?? facts.opsets["ai.onnx"] ?? "?"}`);
 function lossName(loss) { return (loss.described || loss.operator || loss.name).split("(")[0]; }
 const card = (title, ...kids) => kids.length ? $("facts").append(el("div", {class: "card"}, el("h2", {}, title), ...kids)) : null;
-const pair = (a, b) => el("div", {class: "row"}, el("code", {}, a), el("span", {class: "soft mono"}, b));
+const pair = (a, b) => el("div", {class: "row pair"}, el("code", {}, a), el("span", {class: "soft mono long", title: b}, b));
 if (facts.description) card("About", el("p", {}, facts.description));
 card("Inputs", ...facts.inputs.map(v => pair(v.name, v.type + v.shape)));
 card("Outputs", ...facts.outputs.map(v => pair(v.name, v.type + v.shape)));
-const kinds = [["parameters", "trained", "parameter"], ["frozen", "frozen", "frozen"], ["state", "state", "state"]].filter(k => facts[k[0]].count);
+const kinds = [["parameters", "trained", "parameter"], ["frozen", facts.entries.length ? "frozen" : facts.frozen.count > 1 ? "tensors" : "tensor", "frozen"], ["state", "state", "state"]].filter(k => facts[k[0]].count);
 if (kinds.length) {
   const total = kinds.reduce((s, k) => s + facts[k[0]].bytes, 0) || 1;
   card("Weights", el("div", {class: "bar"}, ...kinds.map(k => el("i", {style: `flex:${facts[k[0]].bytes / total};background:${color(k[2])}`}))),
@@ -56,13 +57,15 @@ const ops = Object.entries(facts.nodes.operators), top1 = ops.length ? ops[0][1]
 card("Operators", ...ops.slice(0, 14).map(([name, n]) => el("button", {class: "op", title: "Find these", on: {click: () => { $("search").value = name; find(); }}},
   el("i", {style: `width:${100 * n / top1}%`}), el("span", {}, name), el("span", {class: "soft"}, num(n)))), ops.length > 14 ? el("p", {class: "soft"}, `and ${ops.length - 14} more`) : null);
 card("File", el("dl", {}, ...[["producer", facts.producer], ["IR version", facts.ir_version], ...Object.entries(facts.opsets).map(([d, v]) => [d || "ai.onnx", `opset ${v}`]), ...Object.entries(facts.metadata)]
-  .filter(p => p[1] !== "").flatMap(([a, b]) => [el("dt", {}, a), el("dd", {}, String(b))])));
+  .filter(p => p[1] !== "").flatMap(([a, b]) => [el("dt", {}, a), el("dd", {class: "long", title: String(b).slice(0, 2000)}, String(b))])));
 
 // The tabs: the model's own graphs, then inner graphs and functions in a list, then the tables.
 const tabs = $("tabs"), buttons = [];
 const tab = (label, extra, go) => { const b = el("button", {role: "tab", on: {click: go}}, label, extra ? el("small", {}, extra) : null); buttons.push(b); tabs.append(b); return b; };
 const main = drawings.map((d, i) => [d, i]).filter(([d]) => ["forward", "training", "reset"].includes(d.kind));
 for (const [d, i] of main) d.tab = tab(d.title, num(d.count), () => show(i));
+drawings.forEach(d => { if (d.kind === "flat") d.home = drawings.findIndex(o => o.flat !== undefined && drawings[o.flat] === d); });
+const home = d => { while (d.parent !== null && d.parent !== undefined) d = drawings[d.parent]; return d.kind === "flat" ? drawings[d.home] : d; };
 const inner = drawings.map((d, i) => [d, i]).filter(([d]) => ["subgraph", "function"].includes(d.kind));
 let choose = null;
 if (inner.length) {
@@ -72,10 +75,11 @@ if (inner.length) {
 const all = [["parameter", facts.parameters], ["frozen", facts.frozen], ["state", facts.state]].flatMap(([role, g]) => g.tensors.map(t => ({...t, role})));
 const paramTab = all.length ? tab("Weights", num(all.length), () => sheet(paramTab, table)) : null;
 const bound = facts.entries.flatMap(e => [...Object.entries(e.update_binding).map(([k, v]) => [e.name, "step", k, v]), ...Object.entries(e.initialization_binding).map(([k, v]) => [e.name, "reset", k, v])]);
+const aboutTab = tab("About", "", () => { select(aboutTab); document.body.classList.toggle("about"); }); aboutTab.classList.add("narrow");
 const bindTab = bound.length ? tab("Bindings", num(bound.length), () => sheet(bindTab, bindings)) : null;
 
 function sheet(button, fill) { select(button); $("view").hidden = true; $("sheet").hidden = false; $("view").style.display = "none"; $("sheet").replaceChildren(); fill($("sheet")); }
-function select(button) { for (const b of buttons) b.setAttribute("aria-selected", b === button); }
+function select(button) { if (button !== aboutTab) document.body.classList.remove("about"); for (const b of buttons) b.setAttribute("aria-selected", b === button); }
 let sortBy = "bytes", down = true;
 function table(to) {
   const rows = all.slice().sort((a, b) => (a[sortBy] > b[sortBy] ? 1 : a[sortBy] < b[sortBy] ? -1 : 0) * (down ? -1 : 1));
@@ -92,25 +96,38 @@ function bindings(to) {
 
 // The graph.
 const canvas = $("canvas"), world = $("world");
-let current = null, number = -1, view = {x: 0, y: 0, k: 1}, selected = -1, found = new Set(), order = [], at = -1, pending = false;
+let current = null, number = -1, view = {x: 0, y: 0, k: 1}, selected = -1, found = new Set(), order = [], at = -1, pending = false, origin = -1; // where a search began
 function show(i, keep) {
-  number = i; current = drawings[i]; selected = -1; found = new Set(); order = []; at = -1;
-  $("view").hidden = false; $("view").style.display = ""; $("sheet").hidden = true; select(current.tab || null);
-  if (choose) choose.value = current.tab ? "" : i;
+  number = i; current = drawings[i]; selected = -1; found = new Set(); order = []; at = -1; origin = -1;
+  $("view").hidden = false; $("view").style.display = ""; $("sheet").hidden = true; select(home(current).tab || null);
+  if (choose) choose.value = ["subgraph", "function"].includes(current.kind) ? i : "";
+  crumbs();
   if (!current.near) {
     current.near = current.boxes.map(() => []);
     current.edges.forEach((e, n) => { current.near[e.s].push(n); current.near[e.t].push(n); });
     current.text = current.boxes.map(b => [b.t, b.d.name, b.d.operator, ...b.d.inputs.map(v => v[0]), ...b.d.outputs.map(v => v[0])].join("\n").toLowerCase());
   }
-  legend(); detail(-1); if (!keep) fit(); if ($("search").value) find(false); draw();
+  legend(); detail(-1); if (!keep) fit(); if ($("search").value) find(false); else $("hits").textContent = ""; draw();
 }
+// Where we are in a folded graph: the parts around this one, and the other way to see the graph.
+function crumbs() {
+  const way = []; for (let n = number; n !== null && n !== undefined; n = drawings[n].parent) way.unshift(n);
+  const top = drawings[way[0]], folded = top.flat !== undefined || top.kind === "flat";
+  $("crumbs").hidden = !folded; if (!folded) { $("crumbs").replaceChildren(); return; }
+  const step = (n, i) => i < way.length - 1 ? el("button", {on: {click: () => show(n)}}, drawings[n].title) : el("b", {}, i || top.kind === "flat" ? drawings[n].title : "Overview");
+  $("crumbs").replaceChildren(...way.flatMap((n, i) => i ? [" › ", step(n, i)] : [step(n, i)]),
+    el("button", {id: "other", title: "Folded, or every node", on: {click: () => show(top.kind === "flat" ? top.home : top.flat)}}, top.kind === "flat" ? "fold" : `all ${num(top.count)} nodes`));
+}
+function outwards() { const to = current.kind === "flat" ? current.home : current.parent; if (to !== null && to !== undefined) { const from = number; show(to); const back = current.boxes.findIndex(b => b.g === from); if (back >= 0) { selected = back; draw(); } } }
+function walk(step) { const ids = current.boxes.map((b, i) => i).sort((a, b) => current.boxes[a].y - current.boxes[b].y || current.boxes[a].x - current.boxes[b].x); if (ids.length) focus(ids[(ids.indexOf(selected) + step + ids.length) % ids.length], false); }
+function inwards() { const b = current.boxes[selected >= 0 ? selected : current.boxes.findIndex(o => o.g !== undefined)]; if (b && b.d.inner.length) show(b.d.inner[0]); }
 function area() { const r = canvas.getBoundingClientRect(); return {w: r.width || 800, h: r.height || 600, l: r.left, t: r.top}; }
 function fit() {
-  const a = area(), k = Math.min(1.15, (a.w - 70) / (current.width || 1), (a.h - 80) / (current.height || 1));
-  if (k >= 0.85) view = {k, x: (a.w - current.width * k) / 2, y: Math.max(48, (a.h - current.height * k) / 2)};
+  const top = $("crumbs").hidden ? 48 : innerWidth > 900 ? 84 : 54, low = innerWidth > 900 ? 30 : 62, a = area(), k = Math.min(1.15, (a.w - 30) / (current.width || 1), (a.h - top - low) / (current.height || 1)); // not under the buttons
+  if (k >= (current.parent !== null && current.parent !== undefined || current.flat !== undefined ? 0.4 : 0.6)) view = {k, x: (a.w - current.width * k) / 2, y: Math.max(top, top + (a.h - top - low - current.height * k) / 2)};
   else { // too large to read at once: begin at the top, at a readable size
     const kk = Math.max(k, Math.min(0.95, Math.max(0.6, (a.w - 70) / current.width))), start = current.boxes.reduce((m, b) => b.y < m.y ? b : m, current.boxes[0]);
-    view = {k: kk, x: current.width * kk <= a.w - 40 ? (a.w - current.width * kk) / 2 : a.w / 2 - start.x * kk, y: 56};
+    view = {k: kk, x: current.width * kk <= a.w - 40 ? (a.w - current.width * kk) / 2 : a.w / 2 - start.x * kk, y: top + 8};
   }
   draw();
 }
@@ -129,7 +146,7 @@ function paint() {
   const far = v.k < LOD || visible.length > MOST, parts = document.createDocumentFragment();
   world.setAttribute("transform", `translate(${v.x} ${v.y}) scale(${v.k})`);
   const hot = new Set(selected >= 0 ? current.near[selected] : []);
-  let lines = "", dashes = "";
+  let lines = "", dashes = ""; const labels = document.createDocumentFragment(); // above all lines
   current.edges.forEach((e, i) => {
     const p = e.p; let l = Infinity, r = -Infinity;
     for (let j = 0; j < p.length; j += 2) { if (p[j] < l) l = p[j]; if (p[j] > r) r = p[j]; }
@@ -137,8 +154,9 @@ function paint() {
     if (far && !hot.has(i)) { if (e.dash) dashes += path(p); else lines += path(p); return; }
     const d = path(p); parts.append(svg("path", {class: `edge${e.dash ? " dash" : ""}${hot.has(i) ? " hot" : ""}`, d}));
     const hit = svg("path", {class: "hit", d}); hit.dataset.edge = i; parts.append(hit);
-    if (e.l && !far) { const n = p.length; parts.append(svg("text", {class: "label", x: (n > 4 ? p[2] : (p[0] + p[2]) / 2) + 6, y: (n > 4 ? p[3] : (p[1] + p[3]) / 2) + 2}, e.l)); }
+    if (e.l && !far) { const n = p.length; labels.append(svg("text", {class: "label", x: (n > 4 ? p[2] : (p[0] + p[2]) / 2) + 6, y: (n > 4 ? p[3] : (p[1] + p[3]) / 2) + 2}, e.l)); }
   });
+  parts.append(labels);
   if (lines) parts.append(svg("path", {class: "edge", d: lines, style: "marker-end:none;vector-effect:non-scaling-stroke;opacity:.55"}));
   if (dashes) parts.append(svg("path", {class: "edge dash", d: dashes, style: "marker-end:none;vector-effect:non-scaling-stroke;opacity:.55"}));
   if (far) {
@@ -152,8 +170,9 @@ function paint() {
 }
 function box(b, i) {
   const pill = b.k !== "op", dim = found.size && !found.has(i);
-  const g = svg("g", {class: `box${pill ? " pill " + b.k : ""}${i === selected ? " sel" : ""}${found.has(i) ? " found" : ""}${dim ? " dim" : ""}`, transform: `translate(${b.x - b.w / 2} ${b.y - b.h / 2})`, style: `--c:${color(b.c || "plain")}`});
+  const g = svg("g", {class: `box${pill ? " pill " + b.k : ""}${b.g !== undefined ? " part" : ""}${i === selected ? " sel" : ""}${found.has(i) ? " found" : ""}${dim ? " dim" : ""}`, transform: `translate(${b.x - b.w / 2} ${b.y - b.h / 2})`, style: `--c:${color(b.c || "plain")}`});
   g.dataset.box = i;
+  if (b.g !== undefined) g.append(svg("rect", {class: "under", x: 5, y: 5, width: b.w, height: b.h, rx: 7}));
   g.append(svg("rect", {class: "body", width: b.w, height: b.h, rx: pill ? Math.min(b.h / 2, 16) : 7}));
   if (pill) { g.append(svg("text", {class: "name", x: b.w / 2, y: 17}, b.t)); if (b.s) g.append(svg("text", {class: "sub", x: b.w / 2, y: 33}, b.s)); return g; }
   const flat = !b.r.length;
@@ -167,23 +186,26 @@ function box(b, i) {
   return g;
 }
 function map(a) {
-  const c = $("map"), ctx = c.getContext("2d"), tall = current.height > 3 * current.width, mw = tall ? 64 : 180, mh = tall ? Math.round(Math.min(a.h - 90, 640)) : 140;
+  const c = $("map"), ctx = c.getContext("2d"), tall = current.height > 3 * current.width, k = Math.min((tall ? 56 : 172) / (current.width || 1), (tall ? Math.min(a.h - 98, 632) : 132) / (current.height || 1));
+  const mw = Math.ceil(current.width * k) + 8, mh = Math.ceil(current.height * k) + 8, ox = 4, oy = 4, css = getComputedStyle(document.documentElement);
   if (c.width !== mw || c.height !== mh) { c.width = mw; c.height = mh; }
-  const k = Math.min((mw - 8) / (current.width || 1), (mh - 8) / (current.height || 1)), ox = (mw - current.width * k) / 2, oy = (mh - current.height * k) / 2, css = getComputedStyle(document.documentElement);
   c.style.display = view.k * current.width > a.w || view.k * current.height > a.h ? "" : "none";
   ctx.clearRect(0, 0, mw, mh);
   current.boxes.forEach((b, i) => { ctx.fillStyle = css.getPropertyValue("--" + (found.has(i) ? "glow" : b.c || "accent")); ctx.fillRect(ox + (b.x - b.w / 2) * k, oy + (b.y - b.h / 2) * k, Math.max(1.5, b.w * k), Math.max(1.5, b.h * k)); });
   ctx.strokeStyle = css.getPropertyValue("--accent"); ctx.lineWidth = 1.5; ctx.strokeRect(ox - view.x / view.k * k, oy - view.y / view.k * k, a.w / view.k * k, a.h / view.k * k);
-  c.go = e => { const r = c.getBoundingClientRect(); centre((e.clientX - r.left - ox) / k, (e.clientY - r.top - oy) / k); };
+  c.go = e => { const r = c.getBoundingClientRect(), s = mw / r.width; centre(((e.clientX - r.left) * s - ox) / k, ((e.clientY - r.top) * s - oy) / k); }; // on a phone the map is scaled
 }
 function legend() {
-  const names = {linear: "linear", activation: "activation", normal: "normalisation", pool: "pooling, reduction", shape: "shape", loss: "loss", control: "control flow", gradient: "gradient", optimizer: "optimizer", function: "function", plain: "arithmetic, other"};
+  const names = {linear: "linear", activation: "activation", normal: "normalisation", pool: "pooling, reduction", shape: "shape", loss: "loss", control: "control flow", gradient: "gradient", optimizer: "optimizer", function: "function", plain: "arithmetic, other", module: "part (opens)"};
   const used = new Set(current.boxes.map(b => b.c).filter(Boolean)), roles = new Set(current.boxes.flatMap(b => (b.r || []).map(r => r[2])));
-  const dot = (c, t) => el("span", {}, el("span", {class: "dot", style: `background:${color(c)}`}), t);
-  $("legend").replaceChildren(...Object.keys(names).filter(c => used.has(c)).map(c => dot(c, names[c])), ...[["parameter", "trained weight"], ["frozen", "frozen weight"], ["state", "state"]].filter(r => roles.has(r[0])).map(r => dot(r[0], r[1])));
+  const dot = (c, t, mark = "dot") => el("span", {}, el("span", {class: mark, style: `background:${color(c)}`}), t);
+  $("legend").replaceChildren(...Object.keys(names).filter(c => used.has(c)).map(c => dot(c, names[c])), ...[["parameter", "trained weight"], ["frozen", facts.entries.length ? "frozen weight" : "weight"], ["state", "state"]].filter(r => roles.has(r[0])).map(r => dot(r[0], r[1], "mark")));
 }
-function centre(x, y, k) { const a = area(); if (k) view.k = k; view.x = a.w / 2 - x * view.k; view.y = a.h / 2 - y * view.k; draw(); }
-function focus(i) { detail(i); const b = current.boxes[i]; centre(b.x, b.y, Math.max(view.k, 0.8)); }
+function centre(x, y, k) { // in the part of the area that the details leave free
+  const a = area(), d = $("detail").hidden ? null : $("detail").getBoundingClientRect(), free = d && d.left < a.l + a.w / 2 ? Math.max(120, d.top - a.t) : a.h;
+  if (k) view.k = k; view.x = a.w / 2 - x * view.k; view.y = free / 2 - y * view.k; draw();
+}
+function focus(i, tell = true) { if (tell) detail(i); else { selected = i; $("detail").hidden = true; } const b = current.boxes[i]; centre(b.x, b.y, tell ? Math.max(view.k, 0.8) : view.k); }
 function detail(i) {
   selected = i; const to = $("detail"); to.hidden = i < 0; draw(); if (i < 0) return;
   const b = current.boxes[i], d = b.d, list = (title, rows) => rows.length ? el("section", {}, el("h2", {}, title), ...rows) : null;
@@ -200,6 +222,7 @@ function jump(name, not = -1) {
 }
 function find(move = true) {
   if (!current) return; const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  if (words.length && home(current).flat !== undefined && current.kind !== "flat") { const from = number; show(home(current).flat, true); origin = from; return find(move); } // every node is there
   order = words.length ? current.boxes.map((_, i) => i).filter(i => words.every(w => current.text[i].includes(w))) : []; found = new Set(order); at = -1;
   $("hits").textContent = words.length ? `${order.length} found` : ""; if (order.length && move) next(1); else draw();
 }
@@ -215,7 +238,7 @@ canvas.addEventListener("pointermove", e => {
   else { view.x += e.clientX - old.clientX; view.y += e.clientY - old.clientY; moved += Math.abs(e.clientX - old.clientX) + Math.abs(e.clientY - old.clientY); draw(); }
   fingers.set(e.pointerId, e);
 });
-const up = e => { fingers.delete(e.pointerId); canvas.classList.remove("drag"); if (moved < 5 && e.type === "pointerup") { const g = document.elementFromPoint(e.clientX, e.clientY)?.closest("[data-box]"); detail(g ? +g.dataset.box : -1); } };
+const up = e => { fingers.delete(e.pointerId); canvas.classList.remove("drag"); if (moved < 5 && e.type === "pointerup") { const g = document.elementFromPoint(e.clientX, e.clientY)?.closest("[data-box]"); const b = g && current.boxes[+g.dataset.box]; if (b && b.g !== undefined) show(b.g); else detail(g ? +g.dataset.box : -1); } };
 canvas.addEventListener("pointerup", up); canvas.addEventListener("pointercancel", up);
 canvas.addEventListener("dblclick", e => { const g = document.elementFromPoint(e.clientX, e.clientY)?.closest("[data-box]"); const into = g && current.boxes[+g.dataset.box].d.inner[0]; if (into !== undefined && into !== null) show(into); });
 function tip(e) {
@@ -229,14 +252,16 @@ $("search").addEventListener("input", () => find()); $("search").addEventListene
 $("theme").onclick = () => { const r = document.documentElement, dark = r.dataset.theme ? r.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches; r.dataset.theme = dark ? "light" : "dark"; draw(); };
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw); addEventListener("resize", draw);
 addEventListener("keydown", e => {
-  if (e.target.matches("input, select")) { if (e.key === "Escape") { $("search").value = ""; find(); e.target.blur(); } return; }
-  const step = 80, keys = {"/": () => $("search").focus(), "+": () => zoom(1.3), "=": () => zoom(1.3), "-": () => zoom(1 / 1.3), "0": fitAll, "Escape": () => detail(-1), "ArrowLeft": () => { view.x += step; draw(); }, "ArrowRight": () => { view.x -= step; draw(); }, "ArrowUp": () => { view.y += step; draw(); }, "ArrowDown": () => { view.y -= step; draw(); }};
+  if (e.target.matches("button") && e.key === "Enter") return;
+  if (e.target.matches("input, select")) { if (e.key === "Escape") { $("search").value = ""; if (origin >= 0) show(origin); else find(); e.target.blur(); } return; }
+  const step = 80, keys = {"/": () => $("search").focus(), "+": () => zoom(1.3), "=": () => zoom(1.3), "-": () => zoom(1 / 1.3), "0": fitAll, "Escape": () => selected >= 0 ? detail(-1) : outwards(), "Backspace": outwards, "n": () => walk(1), "N": () => walk(-1), "Enter": inwards, "ArrowLeft": () => { view.x += step; draw(); }, "ArrowRight": () => { view.x -= step; draw(); }, "ArrowUp": () => { view.y += step; draw(); }, "ArrowDown": () => { view.y -= step; draw(); }};
   if (keys[e.key] && !e.ctrlKey && !e.metaKey) { e.preventDefault(); keys[e.key](); }
 });
 // A page can be opened on one graph, node or search: page.html#graph=1&find=Conv&theme=dark
 const wish = new URLSearchParams(location.hash.slice(1));
 if (wish.get("theme")) document.documentElement.dataset.theme = wish.get("theme");
 if (drawings.length) show(Math.min(+(wish.get("graph") || 0) || 0, drawings.length - 1));
+for (const title of wish.getAll("open")) { const b = current.boxes.find(o => o.g !== undefined && o.t === title); if (b) show(b.g); }
 if (wish.get("sheet") === "weights" && paramTab) sheet(paramTab, table);
 if (wish.get("find")) { $("search").value = wish.get("find"); find(); }
 document.documentElement.dataset.ready = "1";

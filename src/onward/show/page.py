@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onward.graph.shapes import infer_shapes
 from onward.model.training_model import TrainingModel
-from onward.show.drawing import Drawings
+from onward.show.drawing import Drawings, weights_of
 from onward.show.summary import summarize
 
 _MOST_FUNCTIONS = 40  # drawn at most
@@ -24,7 +24,8 @@ def render_page(model: TrainingModel, title: str = "") -> str:
     """
     fill_in_shapes(model)
     facts = summarize(model)
-    data = {"title": title or facts["name"] or "model", "facts": facts, "drawings": draw(model)}
+    data: dict[str, Any] = {"title": title or facts["name"] or "model", "facts": facts, "drawings": draw(model)}
+    data["weights"] = weights_of(model.graph)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     parts = importlib.resources.files("onward.show")
     page = (parts / "page.html").read_text(encoding="utf-8")
@@ -56,7 +57,7 @@ def draw(model: TrainingModel) -> list[dict[str, Any]]:
     for key in list(model.ir.functions)[:_MOST_FUNCTIONS]:
         functions[key] = -1 - len(functions)
     for graph, name, kind, bindings in graphs:
-        drawings.add(graph, name, kind, bindings)
+        drawings.add_folded(graph, name, kind, bindings)
     numbers = {}
     for key, placeholder in functions.items():
         function = model.ir.functions[key]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BufferedWriter
 from pathlib import Path
 
@@ -55,6 +56,31 @@ def write_atomic(path: str | Path, chunks: Iterable[bytes | memoryview]) -> None
             temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def write_directory(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write several files into `folder`, or none of them; a folder that this made is removed again on failure.
+
+    They are first written to a folder inside `folder`, where a full disk is noticed, and then moved in the given order.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = folder / f"{TEMP_PREFIX}{os.urandom(6).hex()}"
+    try:
+        staging.mkdir()
+        for name, content in files.items():
+            write_atomic(staging / name, [content])
+        for name in files:
+            boundary("rename", folder / name)
+            os.replace(staging / name, folder / name)
+        staging.rmdir()
+    except BaseException:
+        shutil.rmtree(folder if made else staging, ignore_errors=True)  # the error that matters is being raised
+        raise
+    sync_directory(folder)
 
 
 def target_of(path: str | Path) -> Path:

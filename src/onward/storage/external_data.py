@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onward.errors import Diagnostic, ModelError
+from onward.errors import Diagnostic, ModelError, named_nodes
 from onward.storage.limits import tensor_nbytes
 
 M107 = "M107"
@@ -279,9 +279,9 @@ def all_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]
             for sparse in graph.sparse_initializer:
                 yield f"{place}, sparse initializer `{sparse.values.name}`", sparse.values
                 yield f"{place}, sparse initializer `{sparse.values.name}`, indices", sparse.indices
-        for node in graph.node:
+        for node, name in zip(graph.node, named_nodes(graph.node), strict=True):
             for attribute in node.attribute:
-                where = f"{place}, node `{node.name or node.op_type}`, attribute `{attribute.name}`"
+                where = f"{place}, {name}, attribute `{attribute.name}`"
                 yield from _attribute_tensors(attribute, where, roots)
 
 

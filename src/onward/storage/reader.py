@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onward.errors import Diagnostic, ModelError
+from onward.errors import Diagnostic, ModelError, named_nodes
 from onward.storage.external_data import Folder
 from onward.storage.limits import DEFAULT, M102, M103, M106, Limits, check_tensor
 
@@ -116,7 +116,7 @@ class Reader:
         initializers = self._initializers(proto, values, infos)
         sparse = [self._sparse_initializer(s, values, infos) for s in proto.sparse_initializer]
         self._declare_outputs(proto.node, values, infos)
-        nodes = [self.node(node, scopes) for node in proto.node]
+        nodes = [self.node(n, scopes, name) for n, name in zip(proto.node, named_nodes(proto.node), strict=True)]
         outputs, output_infos = [], {}
         for info in proto.output:
             known = values.get(info.name)
@@ -167,7 +167,7 @@ class Reader:
                 self.describe(value, infos[name])
             inputs.append(value)
         self._declare_outputs(proto.node, values, infos)
-        nodes = [self.node(node, scopes) for node in proto.node]
+        nodes = [self.node(n, scopes, name) for n, name in zip(proto.node, named_nodes(proto.node), strict=True)]
         outputs = []
         for name in proto.output:
             if name not in values:
@@ -192,9 +192,9 @@ class Reader:
             domain=proto.domain, name=proto.name, overload=proto.overload, graph=graph, attributes=attributes
         )
 
-    def node(self, proto: onnx.NodeProto, scopes: list[Scope]) -> ir.Node:
+    def node(self, proto: onnx.NodeProto, scopes: list[Scope], place: str) -> ir.Node:
         """Return a node. Its outputs must be declared already."""
-        self._place.append(f"node `{proto.name or proto.op_type}`")
+        self._place.append(place)
         own = scopes[-1]
         inputs: list[ir.Value | None] = []
         for name in proto.input:

@@ -13,7 +13,10 @@ from onward.train.callbacks import (
 from onward.train.checkpoint import CheckpointWarning
 from onward.train.data import DataSource, Preparation
 from onward.train.history import History
+from onward.train.loggers import JsonLines, MLflow, WandB
 from onward.train.metrics import METRICS, Metric
+from onward.train.predictions import Predictions
+from onward.train.rate_finder import RateSearch
 from onward.train.trainer import Trainer
 from onward.train.watchers import JsonLog, LossPlot, Report, TensorBoard
 
@@ -26,13 +29,18 @@ __all__ = [
     "EarlyStopping",
     "FunctionCallback",
     "History",
+    "JsonLines",
     "JsonLog",
     "LearningRateSchedule",
     "LossPlot",
+    "MLflow",
     "Metric",
+    "Predictions",
     "Preparation",
+    "RateSearch",
     "ReduceOnPlateau",
     "Report",
     "TensorBoard",
     "Trainer",
+    "WandB",
 ]

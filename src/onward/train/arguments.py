@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from onward.arguments import as_whole, is_number, shown, unknown_name
+from onward.augment.base import Augmentation
+from onward.augment.text import as_augmentations, describe, restore
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
-from onward.graph import shapes
-from onward.train.callbacks import Callback
+from onward.train.asked import class_count, default_output
+from onward.train.callbacks import Callback, as_callback
 from onward.train.checkpoint import Checkpoint
 from onward.train.data import Data
 from onward.train.data.matching import T115, Preparation, fixed_batch
@@ -24,12 +26,14 @@ from onward.train.data.source import ColumnSource, DataSource
 from onward.train.metrics import Metric
 from onward.train.numeric import MODES
 from onward.train.progress import MODES as PROGRESS
+from onward.train.weights import argument_problems as weight_problems
+from onward.train.weights import described as weights_described
 
 Schedule = Callable[[int], float]
 
 _MAY_CHANGE = ("epochs", "on_nan")  # of a resumed run
 _FROM_ONE = ("checkpoint_every", "keep", "epochs", "batch_size", "steps_per_epoch")
-_LEAST = {**dict.fromkeys(_FROM_ONE, 1), "prefetch": 0, "seed": 0}
+_LEAST = {**dict.fromkeys(_FROM_ONE, 1), "prefetch": 0, "seed": 0, "workers": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +48,23 @@ class FitSettings:
     entry: str | None = None
     steps_per_epoch: int | None = None
     on_nan: str = "stop"
+    augment: Sequence[Augmentation] = ()
+    keep_best: bool | str = False
+    class_weight: str | Mapping[str, float] | None = None
+    sample_weight: Any = None
+    sampler: str | None = None
     learning_rate: float | Schedule | None = None
     validation_data: Data | float | None = None
     metrics: Sequence[str | Metric] = ()
     callbacks: Sequence[Callback] = ()
     preparation: Preparation | None = None
+    target: Any = None
+    features: Any = None
     checkpoint: str | Path | None = None
     checkpoint_every: int | None = None
     keep: int = 3
     prefetch: int | None = None
+    workers: int | None = None
     progress: str | bool = "auto"
 
     @classmethod
@@ -64,16 +76,23 @@ class FitSettings:
         """
         given = {n: v for n, v in given.items() if v is not None or n in ("metrics", "callbacks", "progress")}
         if isinstance(given.get("callbacks"), Iterable):
-            given["callbacks"] = list(given["callbacks"])
+            given["callbacks"] = [as_callback(c) for c in given["callbacks"]]
         problems = _problems(given, program)
+        if "augment" in given:
+            given["augment"] = _augmentations(given["augment"], problems)
+        if isinstance(given.get("class_weight"), Mapping):
+            given["class_weight"] = {str(c): w for c, w in given["class_weight"].items()}
         for name, least in _LEAST.items():
             if name in given:
                 given[name] = as_whole(name, given[name], least, problems)
         fixed = fixed_batch((*program.inputs, *program.targets))
         defaults: dict[str, Any] = {"batch_size": fixed, "drop_last": True} if fixed else {}
+        if program.phases and "entry" not in given:
+            defaults["epochs"] = sum(program.phases.values())
         if resumed is not None and resumed.run_state is not None:
-            defaults = resumed.run_state["settings"]
+            defaults = {"augment": [], **resumed.run_state["settings"]}
             problems += _changes(given, defaults)
+            defaults["augment"] = restore(defaults["augment"]) or ()
         if problems:
             raise ArgumentError(problems)
         if resumed is not None:
@@ -90,7 +109,13 @@ class FitSettings:
         """Return the settings that checkpoints keep, as JSON."""
         names = [f.name for f in dataclasses.fields(self)]
         kept = {name: getattr(self, name) for name in names[: names.index("learning_rate")]}
-        return {**kept, "learning_rate": _described(self.learning_rate)}
+        described = {"augment": describe(self.augment), "sample_weight": weights_described(self.sample_weight)}
+        return {**kept, **described, "learning_rate": _described(self.learning_rate)}
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the loss of the training steps takes weights."""
+        return self.class_weight is not None or self.sample_weight is not None
 
 
 def _problems(given: Mapping[str, Any], program: Program) -> list[Diagnostic]:
@@ -99,6 +124,7 @@ def _problems(given: Mapping[str, Any], program: Program) -> list[Diagnostic]:
         *_rate_problems(given.get("learning_rate")),
         *_callback_problems(given.get("callbacks", ())),
         *_preparation_problems(given.get("preparation")),
+        *weight_problems(given),
     ]
 
     def need(name: str, is_right: bool, needed: str) -> None:
@@ -108,6 +134,8 @@ def _problems(given: Mapping[str, Any], program: Program) -> list[Diagnostic]:
     validation = given.get("validation_data")
     need("validation_data", not isinstance(validation, bool), "data, or the share to hold back, as 0.1")
     need("checkpoint", isinstance(given.get("checkpoint", ""), (str, os.PathLike)), "the path of a directory, or None")
+    best = given.get("keep_best", False)
+    need("keep_best", isinstance(best, (bool, str)), "True, False, or the column that says what is best")
     need("shuffle", isinstance(given.get("shuffle", True), (bool, np.bool_)), "True or False")
     need("drop_last", isinstance(given.get("drop_last", True), (bool, np.bool_)), "True or False")
     names = {"progress": ("kind of progress", PROGRESS), "on_nan": ("on_nan mode", MODES)}
@@ -115,6 +143,14 @@ def _problems(given: Mapping[str, Any], program: Program) -> list[Diagnostic]:
         if name in given and given[name] not in valid and not (name == "progress" and isinstance(given[name], bool)):
             problems += unknown_name(kind, given[name], valid).diagnostics
     return problems
+
+
+def _augmentations(given: Any, problems: list[Diagnostic]) -> tuple[Augmentation, ...]:
+    try:
+        return as_augmentations(given)
+    except ArgumentError as error:
+        problems += error.diagnostics
+        return ()
 
 
 def _rate_problems(rate: Any) -> list[Diagnostic]:
@@ -138,11 +174,17 @@ def _described(rate: float | Schedule | None) -> float | str | None:
 
 
 def check_preparation(preparation: Any, default: Preparation) -> Preparation:
-    """Return the preparation that was given, or `default` for None."""
+    """Return the preparation that was given, or `default` for None.
+
+    The names of the classes are those of `default` unless others are given: the outputs of the model stand for them.
+    """
     problems = _preparation_problems(preparation)
     if problems:
         raise ArgumentError(problems)
-    return default if preparation is None else preparation
+    if preparation is None:
+        return default
+    assert isinstance(preparation, Preparation)
+    return dataclasses.replace(preparation, classes=preparation.classes or default.classes)
 
 
 def _preparation_problems(preparation: Any) -> list[Diagnostic]:
@@ -180,14 +222,14 @@ def _callback_problems(callbacks: object) -> list[Diagnostic]:
     for i, callback in enumerate(callbacks):
         if isinstance(callback, Callback):
             continue
-        hint = "a plain function becomes one with FunctionCallback(on_epoch_end=f)" if callable(callback) else ""
+        hint = "a function takes (run, logs) or (logs); it is called after each epoch" if callable(callback) else ""
         if isinstance(callback, type) and issubclass(callback, Callback):
             hint = f"this is the class; make one: {callback.__name__}(…)"
         problems.append(
             Diagnostic(
                 A101,
                 f"callbacks[{i}] is {shown(callback)}",
-                needed="an object of a subclass of onward.train.Callback",
+                needed="a function of (run, logs), or an object of a subclass of onward.train.Callback",
                 hint=hint,
             )
         )
@@ -197,7 +239,11 @@ def _callback_problems(callbacks: object) -> list[Diagnostic]:
 def _changes(given: Mapping[str, Any], stored: Mapping[str, Any]) -> list[Diagnostic]:
     """Return the settings that differ from those of the resumed run but must not."""
     rate = given.get("learning_rate")
-    now = {**given, "learning_rate": _described(rate)} if rate is not None else given
+    now = {**given, "learning_rate": _described(rate)} if rate is not None else dict(given)
+    if "augment" in given:
+        now["augment"] = describe(given["augment"])
+    if "sample_weight" in now:
+        now["sample_weight"] = weights_described(now["sample_weight"])
     problems = [
         Diagnostic(
             A101,
@@ -209,6 +255,18 @@ def _changes(given: Mapping[str, Any], stored: Mapping[str, Any]) -> list[Diagno
         for key, value in now.items()
         if key in stored and key not in _MAY_CHANGE and stored[key] != value
     ]
+    if "augment" not in given and restore(stored["augment"]) is None:
+        problems.append(
+            Diagnostic(
+                A101,
+                "the run was started with a function that augments the data",
+                needed="the same augment=; a checkpoint cannot hold code",
+            )
+        )
+    if str(stored.get("sample_weight")).startswith("sha256:") and "sample_weight" not in given:
+        problems.append(
+            Diagnostic(A101, "the run was started with an array of sample weights", needed="the same as sample_weight=")
+        )
     if isinstance(stored["learning_rate"], str) and not callable(rate):
         problems.append(
             Diagnostic(
@@ -230,14 +288,12 @@ def remember_data(preparation: Preparation, source: DataSource, program: Program
         preparation = dataclasses.replace(preparation, table=source.table)
     if not source.classes:
         return preparation
-    outputs = program.infer_graph.model.graph.outputs
-    dims = (shapes.dims(outputs[0]) if outputs else None) or ()
-    width = dims[1] if len(dims) > 1 and isinstance(dims[1], int) else 0
-    if 1 < width < len(source.classes):
+    width = class_count(program)
+    if 0 < width < len(source.classes):
         raise DataError(
             Diagnostic(
                 T115,
-                f"the data has {len(source.classes)} classes and output `{outputs[0].name}` has {width}",
+                f"the data has {len(source.classes)} classes and output `{default_output(program)}` has {width}",
                 found=", ".join(source.classes),
                 needed=f"at most {width} classes",
             )
@@ -245,8 +301,8 @@ def remember_data(preparation: Preparation, source: DataSource, program: Program
     return dataclasses.replace(preparation, classes=tuple(source.classes))
 
 
-def hold_back(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, DataSource]:
-    """Return the source without a share of its samples, and that share."""
+def hold_back(source: DataSource, fraction: float, seed: int, by: str | None = None) -> tuple[DataSource, DataSource]:
+    """Return the source without a share of its samples, and that share; of each class in column `by` the same share."""
     if not isinstance(source, ColumnSource):
         raise ArgumentError(
             Diagnostic(
@@ -256,4 +312,4 @@ def hold_back(source: DataSource, fraction: float, seed: int) -> tuple[DataSourc
                 needed="arrays, files or folders; for an iterable pass validation_data=(x, y)",
             )
         )
-    return source.split(fraction, seed)
+    return source.split(fraction, seed, by)

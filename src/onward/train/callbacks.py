@@ -6,6 +6,7 @@ exactly as if it had never stopped.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,14 @@ class Callback:
 class _Watcher(Callback):
     """Follows one column of the epoch's record and knows whether larger or smaller is better."""
 
+    # A subclass with an `__init__` of its own need not call this one.
+    monitor: str | None = None
+    mode = "auto"
+    min_delta = 0.0
+    best = math.nan
+    best_state: Mapping[str, np.ndarray] = {}
+    """The whole state after the best epoch, if it is kept; empty before the first epoch has ended."""
+
     def __init__(self, monitor: str | None = None, *, mode: str = "auto", min_delta: float = 0.0) -> None:
         check_name("mode", mode, ("auto", "min", "max"))
         if not (monitor is None or isinstance(monitor, str)):
@@ -70,9 +79,12 @@ class _Watcher(Callback):
         self.monitor = monitor
         self.mode = mode
         self.min_delta = abs(min_delta)
-        self.best = math.nan
-        self.best_state: dict[str, np.ndarray] = {}
-        """The whole state after the best epoch, if it is kept; empty before the first epoch has ended."""
+
+    def on_fit_begin(self, run: Run) -> None:
+        if self.monitor is not None and self.monitor not in run.columns:
+            raise unknown_name("column to monitor", self.monitor, run.columns, place=type(self).__name__)
+        if self.monitor is not None and self.mode == "auto":
+            run.larger_is_better(self.monitor)  # refuses a metric that does not say it, before the first step
 
     def _column(self, run: Run, logs: Logs) -> str:
         """Return the monitored column: by default `val_loss` when there is validation data, else `loss`."""
@@ -99,7 +111,7 @@ class _Watcher(Callback):
             run.trainer.set_state(self.best_state)
 
     def get_arrays(self) -> dict[str, np.ndarray]:
-        return self.best_state
+        return dict(self.best_state)
 
     def set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.best_state = dict(arrays)
@@ -107,6 +119,8 @@ class _Watcher(Callback):
 
 class EarlyStopping(_Watcher):
     """Stops when the monitored column has not improved for `patience` epochs; puts the best state back if asked."""
+
+    patience, waited, restore_best = 3, 0, False
 
     def __init__(
         self,
@@ -120,7 +134,6 @@ class EarlyStopping(_Watcher):
         check_count("patience", patience, "EarlyStopping")
         super().__init__(monitor, mode=mode, min_delta=min_delta)
         self.patience = patience
-        self.waited = 0
         self.restore_best = restore_best
 
     def on_epoch_end(self, run: Run, logs: Logs) -> None:
@@ -150,10 +163,11 @@ class BestSoFar(_Watcher):
     The state of the best epoch is in `best_state` at any time; `epoch` says which one it was.
     """
 
+    restore, epoch = True, 0
+
     def __init__(self, monitor: str | None = None, *, mode: str = "auto", restore: bool = True) -> None:
         super().__init__(monitor, mode=mode)
         self.restore = restore
-        self.epoch = 0
 
     def on_epoch_end(self, run: Run, logs: Logs) -> None:
         if self._improved(run, logs):
@@ -171,8 +185,33 @@ class BestSoFar(_Watcher):
         self.best, self.epoch = float(state["best"]), int(state["epoch"])
 
 
+class KeepBest(_Watcher):
+    """Keeps the checkpoint of the best epoch: `fit(checkpoint="run", keep_best=True)` writes it to `run/best`.
+
+    `due` says that the epoch that has just ended is the best so far, and that its checkpoint is not written yet.
+    """
+
+    def __init__(self, monitor: str | None = None) -> None:
+        super().__init__(monitor)
+        self.epoch = 0
+        self.due = False
+
+    def on_epoch_end(self, run: Run, logs: Logs) -> None:
+        if self._improved(run, logs):
+            self.epoch, self.due = int(logs["epoch"]), True
+
+    def get_state(self) -> dict[str, Any]:
+        return {"best": self.best, "epoch": self.epoch}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.best, self.epoch = float(state["best"]), int(state["epoch"])
+
+
 class ReduceOnPlateau(_Watcher):
     """Multiplies the learning rate by `factor` when the monitored column has not improved for `patience` epochs."""
+
+    factor, patience, cooldown, min_rate = 0.1, 5, 0, 0.0
+    waited, cooling = 0, 0
 
     def __init__(
         self,
@@ -191,10 +230,9 @@ class ReduceOnPlateau(_Watcher):
         check_number("min_rate", min_rate, "ReduceOnPlateau", low=0.0)
         super().__init__(monitor, mode=mode, min_delta=min_delta)
         self.factor, self.patience, self.cooldown, self.min_rate = factor, patience, cooldown, min_rate
-        self.waited = 0
-        self.cooling = 0
 
     def on_fit_begin(self, run: Run) -> None:
+        super().on_fit_begin(run)
         run.require_learning_rate("ReduceOnPlateau")
 
     def on_epoch_end(self, run: Run, logs: Logs) -> None:
@@ -237,6 +275,23 @@ class LearningRateSchedule(Callback):
     def on_fit_begin(self, run: Run) -> None:
         run.require_learning_rate("LearningRateSchedule")
         run.schedule = self.rate
+
+
+def as_callback(given: Any) -> Any:
+    """Return a function of (run, logs), or of (logs), as a callback that calls it after each epoch; others as given."""
+    if isinstance(given, (Callback, type)) or not callable(given):
+        return given
+    try:
+        inspect.signature(given).bind(0, 0)
+    except ValueError:  # some built-in functions have no signature
+        return FunctionCallback(on_epoch_end=given)
+    except TypeError:
+        try:
+            inspect.signature(given).bind(0)
+        except TypeError:
+            return given  # `fit` refuses it
+        return FunctionCallback(on_epoch_end=lambda run, logs: given(logs))
+    return FunctionCallback(on_epoch_end=given)
 
 
 class FunctionCallback(Callback):

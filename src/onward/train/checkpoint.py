@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import hashlib
 import json
 import platform
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,167 +31,42 @@ import numpy as np
 import onward
 from onward.errors import CheckpointError, Diagnostic
 from onward.storage import atomic as fsio
-from onward.storage.tensor_file import Damaged, can_store, read_tensor_file, tensor_file_chunks
+from onward.storage.checkpoints import (
+    EXTRA,
+    FORMAT,
+    HINTS,
+    MANIFEST,
+    STEP_FILE,
+    VERSION,
+    Checkpoint,
+    CheckpointReader,
+    CheckpointWarning,
+    manifest_text,
+)
+from onward.storage.tensor_file import can_store, tensor_file_chunks
 from onward.train.stored_model import StoredModel
 
-K100 = "K100"
+BEST = "best"
+"""The directory, inside that of a run, with the checkpoint of its best epoch."""
+
 K101 = "K101"
-K102 = "K102"
-K103 = "K103"
 K104 = "K104"
 K105 = "K105"
 K106 = "K106"
-K107 = "K107"
-
-FORMAT = "onward-checkpoint"
-VERSION = 1
-MANIFEST = "manifest.json"
-EXTRA = "onward/"
-"""The prefix of tensors of a checkpoint that belong to the run and not to the state of the model."""
-_REQUIRED = ("run", "step", "steps", "backend", "model")
-_STEP_FILE = re.compile(r"step-(\d{8,})\.safetensors")
 
 
-class CheckpointWarning(UserWarning):
-    """A checkpoint was damaged and an older one is used instead."""
-
-
-class Checkpoint:
-    """One checkpoint as read from disk: `tensors` by name and JSON `data`; `path` is its step file."""
-
-    def __init__(self, path: Path, tensors: dict[str, np.ndarray], data: dict[str, Any]) -> None:
-        self.path, self.tensors, self.data = path, tensors, data
-
-    @property
-    def step(self) -> int:
-        """The number of training steps behind it."""
-        return int(self.data["step"])
-
-    @property
-    def run_state(self) -> dict[str, Any] | None:
-        """What the run stored about itself; None for a checkpoint that was saved outside of `fit`."""
-        return self.data.get("run_state")
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """The state of the model."""
-        return {name: array for name, array in self.tensors.items() if not name.startswith(EXTRA)}
-
-    @property
-    def run_arrays(self) -> dict[str, np.ndarray]:
-        """The arrays that belong to the run."""
-        return {name[len(EXTRA) :]: array for name, array in self.tensors.items() if name.startswith(EXTRA)}
-
-
-class CheckpointDirectory:
+class CheckpointDirectory(CheckpointReader):
     """Reads and writes the checkpoints of one run."""
 
     def __init__(self, directory: str | Path, keep: int = 3) -> None:
-        self.path = Path(directory)
+        super().__init__(directory)
         self.keep = max(keep, 1)
         self._lock = fsio.DirectoryLock(self.path)
         self._stored = ""  # the digest of the model known to be in the directory
 
-    # ------------------------------------------------------------------ reading
-
-    def step_files(self) -> list[Path]:
-        """Return the step files, newest first."""
-        if not self.path.is_dir():
-            return []
-        found = [(int(m[1]), p) for p in self.path.iterdir() if (m := _STEP_FILE.fullmatch(p.name))]
-        return [p for _, p in sorted(found, reverse=True)]
-
-    def load(self) -> Checkpoint:
-        """Return the newest complete checkpoint; damaged ones are skipped with a `CheckpointWarning`.
-
-        Raises:
-            CheckpointError: there is none; the message says what is wrong with each file.
-        """
-        problems: list[Diagnostic] = []
-        with _reading(self.path):
-            files = self.step_files()
-            self._read_manifest()
-        for path in files:
-            try:
-                with _reading(path):
-                    tensors, data = read_tensor_file(path)
-            except FileNotFoundError:  # pruned by the writer in the meantime
-                continue
-            except Damaged as damage:
-                problems.append(
-                    Diagnostic(K102, f"checkpoint `{path.name}` is damaged: {damage}", place=str(self.path))
-                )
-                continue
-            if data.get("format") != FORMAT or data.get("version") != VERSION:
-                problems.append(
-                    Diagnostic(
-                        K102,
-                        f"`{path.name}` is not a checkpoint this version reads",
-                        place=str(self.path),
-                        found=f"{data.get('format')} version {data.get('version')}",
-                        needed=f"{FORMAT} version {VERSION}",
-                    )
-                )
-                continue
-            missing = [key for key in _REQUIRED if key not in data]
-            if missing:
-                problems.append(Diagnostic(K102, f"`{path.name}` lacks {', '.join(missing)}", place=str(self.path)))
-                continue
-            for problem in problems:
-                warnings.warn(f"{problem.message}; `{path.name}` is used instead", CheckpointWarning, stacklevel=3)
-            return Checkpoint(path, tensors, data)
-        raise CheckpointError(
-            [
-                Diagnostic(
-                    K100,
-                    f"no usable checkpoint in `{self.path}`",
-                    found=f"{len(files)} step files, {len(problems)} damaged"
-                    if self.path.is_dir()
-                    else "no such directory",
-                    needed="at least one complete step-….safetensors",
-                ),
-                *problems,
-            ]
-        )
-
     def load_model(self, checkpoint: Checkpoint) -> StoredModel:
         """Return the model the run was started with, verified."""
-        described = checkpoint.data["model"]
-        path = self.path / Path(described["file"]).name
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            problem = f"cannot be read: {error.strerror or error}"
-        else:
-            if hashlib.sha256(content).hexdigest() == described["sha256"]:
-                return StoredModel.from_bytes(path.name, content)
-            problem = "is damaged: the checksum does not match"
-        raise CheckpointError(
-            Diagnostic(
-                K103,
-                f"the model of the run, `{path.name}`, {problem}",
-                place=str(self.path),
-                hint="pass the model the run was started with: Trainer.resume(directory, model=…)",
-            )
-        )
-
-    def _read_manifest(self) -> dict[str, Any] | None:
-        """Return the manifest; None when it is missing or, with a warning, damaged. The step files do not need it."""
-        try:
-            text = (self.path / MANIFEST).read_text("utf-8")
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
-            warnings.warn(f"`{MANIFEST}` cannot be read ({error}); the step files are used", CheckpointWarning, 3)
-            return None
-        try:
-            manifest = json.loads(text)
-            if text == _manifest_text(manifest):
-                return dict(manifest)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            pass  # not JSON, or not ours: the same finding as a wrong checksum
-        warnings.warn(f"`{MANIFEST}` is damaged; the step files are used", CheckpointWarning, stacklevel=3)
-        return None
+        return StoredModel.from_bytes(*self.model_content(checkpoint))
 
     # ------------------------------------------------------------------ writing
 
@@ -237,7 +110,7 @@ class CheckpointDirectory:
                 Diagnostic(
                     K105,
                     f"`{self.path}` already holds a run, at step {step}",
-                    hint="resume it with Trainer.resume (--resume), or choose another directory",
+                    hint="resume it with Trainer.resume(...), or choose another directory",
                 )
             )
 
@@ -292,14 +165,14 @@ class CheckpointDirectory:
             "python": platform.python_version(),
             "numpy": np.__version__,
         }
-        fsio.write_atomic(self.path / MANIFEST, [_manifest_text(manifest).encode("utf-8")])
+        fsio.write_atomic(self.path / MANIFEST, [manifest_text(manifest).encode("utf-8")])
 
     def _prune(self, step: int) -> None:
         """Keep the newest `keep` step files up to `step`. Later ones are damaged, or their steps are done again."""
         removed = False
         kept = 0
         for path in self.step_files():
-            match = _STEP_FILE.fullmatch(path.name)
+            match = STEP_FILE.fullmatch(path.name)
             assert match is not None
             if int(match[1]) <= step and kept < self.keep:
                 kept += 1
@@ -326,7 +199,7 @@ class CheckpointDirectory:
                     f"{what}: {error.strerror or error}",
                     place=str(error.filename or self.path),
                     needed="earlier checkpoints are untouched",
-                    hint=_HINTS.get(error.errno or 0, ""),
+                    hint=HINTS.get(error.errno or 0, ""),
                 )
             ) from error
 
@@ -361,24 +234,11 @@ def check_backend(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
                     f"{key} has changed since the checkpoint was written",
                     found=str(found),
                     needed=str(needed),
-                    hint="the results may differ: use the same, or accept it with allow_changes=True (--allow-changes)",
+                    hint="the results may differ: use the same, or accept it with allow_changes=True",
                 )
                 for key, needed, found in problems
             ]
         )
-
-
-_HINTS = {
-    errno.ENOSPC: "free space on the disk, then resume",
-    errno.EDQUOT: "the quota of this user is used up",
-    errno.EFBIG: "the file would be larger than the system allows",
-    errno.EROFS: "the file system is mounted read-only",
-    errno.EACCES: "this user may not write here",
-    errno.EPERM: "this user may not write here",
-    errno.EIO: "the disk reports a fault: copy its files to another disk",
-    errno.EEXIST: "there is a file of that name where the directory should be",
-    errno.ENOTDIR: "a part of the path is a file, not a directory",
-}
 
 
 class _Digest:
@@ -399,25 +259,13 @@ class _Digest:
         return self._sha256.hexdigest()
 
 
-def _manifest_text(manifest: Mapping[str, Any]) -> str:
-    """Return the exact text of the manifest, its own checksum included."""
-    body = {key: value for key, value in manifest.items() if key != "sha256"}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    body["sha256"] = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    return json.dumps(body, indent=2) + "\n"
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise CheckpointError(
-            Diagnostic(
-                K107,
-                f"cannot read `{path}`: {error.strerror or error}",
-                hint=_HINTS.get(error.errno or 0, "").replace("write here", "read here"),
-            )
-        ) from error
+__all__ = [
+    "BEST",
+    "EXTRA",
+    "K105",
+    "Checkpoint",
+    "CheckpointDirectory",
+    "CheckpointWarning",
+    "check_backend",
+    "json_options",
+]

@@ -8,19 +8,36 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from onward.backends.base import Outputs, Session
 from onward.compiler import loss_over_batches as totals
 from onward.compiler.program import Program, TensorSpec, total_names
-from onward.errors import A101, ArgumentError, BackendError, DataError, Diagnostic
+from onward.errors import BackendError, DataError, Diagnostic
 from onward.graph import shapes
-from onward.train.data.matching import T115, Matching, fixed_batch
-from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
-from onward.train.metrics import ConfusionMatrix, Metric, get_metrics, label
+from onward.train.asked import Asked
+from onward.train.data.matching import T115, Matching, Preparation, fixed_batch
+from onward.train.data.prefetch import read_ahead
+from onward.train.data.source import Batch, DataSource, batch_length, no_batches
 
-_PROBABILITIES = {"Softmax", "Sigmoid", "HardSigmoid"}
-_TRANSPARENT = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Transpose"}
+
+def evaluated_targets(program: Program, preparation: Preparation, target: Any = None) -> tuple[TensorSpec, ...]:
+    """Return the targets that an evaluation reads: with several training entries those of the first.
+
+    An inference model has none of its own. For a table, the target is what the preparation names beside the inputs:
+    the column of the training data, or the one that the user named, also as `target`.
+    """
+    if program.first is None:
+        inputs = {s.name for s in program.inputs}
+        counts = {name: len(columns) for name, columns in preparation.table.items()}
+        counts |= {name: len(c.split(",") if isinstance(c, str) else c) for name, c in preparation.columns.items()}
+        widths = {name: (None,) if n == 1 else (None, n) for name, n in counts.items() if name not in inputs}
+        if target is not None and not widths:
+            widths = {"target": (None,) if isinstance(target, str) or len(target) == 1 else (None, len(target))}
+        return tuple(TensorSpec(name, "float64", shape) for name, shape in widths.items())
+    if program.first.evaluate is None:
+        return program.targets
+    read = program.first.evaluate.input_names
+    return tuple(t for t in program.targets if t.name in read)
 
 
 def loose_targets(program: Program, source: DataSource) -> tuple[TensorSpec, ...]:
@@ -37,57 +54,6 @@ def loose_targets(program: Program, source: DataSource) -> tuple[TensorSpec, ...
 def output_names(program: Program) -> list[str]:
     """Return the outputs of the inference graph in order."""
     return list(program.infer_graph.output_names)
-
-
-def gives_logits(program: Program, output: str) -> bool:
-    """Return False when the output comes out of a Softmax or Sigmoid, so that its numbers are probabilities."""
-    value: ir.Value | None = next(v for v in program.infer_graph.model.graph.outputs if v.name == output)
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type in _PROBABILITIES:
-            return False
-        if node.op_type not in _TRANSPARENT:
-            break
-        value = node.inputs[0]
-    return True
-
-
-def make_metrics(program: Program, metrics: Sequence[str | Metric]) -> list[Metric]:
-    """Return metric objects that know whether the output they look at is logits or probabilities."""
-    asked = [metrics] if isinstance(metrics, (str, Metric)) else metrics
-    made = get_metrics(asked)
-    names = output_names(program)
-    problems = [
-        Diagnostic(
-            A101, f"metric `{m.name}` is for output `{m.output}`", needed="one of the outputs: " + ", ".join(names)
-        )
-        for m in made
-        if m.output is not None and m.output not in names
-    ]
-    if problems:
-        raise ArgumentError(problems)
-    for metric, given in zip(made, asked, strict=True):
-        if isinstance(given, str) and names:
-            metric.from_logits = gives_logits(program, metric.output or names[0])
-    return made
-
-
-def has_output(program: Program, metric: Metric) -> bool:
-    """Return whether a training step gives the output that the metric looks at."""
-    name = metric.output or next(iter(output_names(program)), "")
-    return any(name in entry.step.outputs for entry in program.entries.values())
-
-
-def update_metrics(program: Program, metrics: Sequence[Metric], outputs: Outputs, feeds: Mapping[str, Any]) -> None:
-    """Update the metrics with one batch; skip those whose output or target is missing."""
-    if not metrics:
-        return
-    names = output_names(program)
-    targets = [t.name for t in program.targets if t.name in feeds]  # those that this training entry reads
-    for metric in metrics:
-        output = metric.output or (names[0] if names else "")
-        target = metric.target or next(iter(targets), "")
-        if output in outputs and target in feeds:
-            metric.update(np.asarray(outputs[output]), np.asarray(feeds[target]))
 
 
 @contextlib.contextmanager
@@ -179,7 +145,7 @@ def run_evaluation(
     source: DataSource,
     matching: Matching,
     batch_size: int,
-    metrics: Sequence[Metric],
+    metrics: Sequence[Asked],
     poll: Callable[[], None] = lambda: None,
     entry: str | None = None,
 ) -> dict[str, Any]:
@@ -190,12 +156,12 @@ def run_evaluation(
     means.
     """
     program = session.program.for_entry(entry)
-    for metric in metrics:
-        metric.reset()
+    for asked in metrics:
+        asked.metric.reset()
     fixed = fixed_batch([f.spec for f in matching.feeds])
     sums = _Sums(program)
     batches = 0
-    for batch in source.batches(BatchRequest(batch_size)):
+    for batch in read_ahead(source, batch_size):
         poll()
         batches += 1
         feeds = matching.make(batch)
@@ -208,19 +174,21 @@ def run_evaluation(
             outputs = {k: v[:samples] if np.ndim(v) and len(v) == fixed else v for k, v in outputs.items()}
         else:
             sums.add(outputs, samples)
-        update_metrics(program, metrics, outputs, feeds)
+        for asked in metrics:
+            asked.update(outputs, feeds)
     if not batches:
         raise no_batches("the evaluation")
     result = sums.result()
-    for metric in metrics:
-        result[label(metric)] = metric.matrix.tolist() if type(metric) is ConfusionMatrix else metric.compute()
+    for asked in metrics:
+        if not asked.failed:
+            result[asked.label] = asked.compute()
     return result
 
 
 def run_prediction(session: Session, source: DataSource, matching: Matching, batch_size: int) -> dict[str, np.ndarray]:
     """Return every output of the inference graph over the whole source, in the order of the data."""
     parts: dict[str, list[np.ndarray]] = {}
-    for outputs in _predict_batches(session, source, matching, batch_size):
+    for _, outputs in predict_batches(session, source, matching, batch_size):
         for name, value in outputs.items():
             parts.setdefault(name, []).append(np.atleast_1d(value))
     if not parts:
@@ -228,18 +196,19 @@ def run_prediction(session: Session, source: DataSource, matching: Matching, bat
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
-def _predict_batches(
+def predict_batches(
     session: Session, source: DataSource, matching: Matching, batch_size: int
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Yield (number of samples, outputs of the inference graph) batch by batch, in the order of the data."""
     fixed = fixed_batch([f.spec for f in matching.feeds])
-    for batch in source.batches(BatchRequest(batch_size)):
+    for batch in read_ahead(source, batch_size):
         feeds = matching.make(batch)
         samples = batch_length(feeds)
         if fixed is not None and samples < fixed:
             outputs = session.infer(_fill(feeds, fixed))
-            yield {k: v[:samples] if np.ndim(v) and len(v) == fixed else v for k, v in outputs.items()}
+            yield samples, {k: v[:samples] if np.ndim(v) and len(v) == fixed else v for k, v in outputs.items()}
         else:
-            yield session.infer(feeds)
+            yield samples, session.infer(feeds)
 
 
 def _fill(feeds: Batch, size: int) -> Batch:

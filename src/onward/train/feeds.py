@@ -57,7 +57,9 @@ def step_feeds(
     for name, value in feeds.items():
         try:
             if name in names:
-                made[name] = np.array(wanted[name].make(to_array(value, f"`{name}` of the step")))
+                made[name] = np.array(
+                    wanted[name].make(to_array(value, f"`{name}` of the step", text=wanted[name].dtype.kind == "O"))
+                )
             elif name in settings:
                 made[name] = _setting(name, value, np.asarray(settings[name]))
         except DataError as error:

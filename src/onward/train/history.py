@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
 from typing import Any
+
+from onward import notebook
+from onward.arguments import check_names
+from onward.errors import require_extra
+from onward.train.charts import Chart
+from onward.train.plot import column_chart, loss_chart
 
 MAX_POINTS = 4096
 
@@ -56,6 +63,37 @@ class History:
         if len(self.step_losses) > MAX_POINTS:
             self.stride *= 2
             self.step_losses = [p for p in self.step_losses if p[0] % self.stride == 0]
+
+    def to_frame(self) -> Any:
+        """Return a pandas frame with one row per epoch and one column per number."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise require_extra("pandas", "data", "a frame of the history") from error
+        return pandas.DataFrame(self.epochs, columns=self.columns)
+
+    def plot(self, *columns: str) -> Chart:
+        """Return a chart of the loss, or of the columns: `history.plot("accuracy", "val_accuracy").save("a.svg")`.
+
+        Raises:
+            ArgumentError: there is no such column.
+        """
+        check_names("column", columns, self.columns, place="columns=")
+        if columns:
+            return Chart(column_chart(self.epochs, [(c, c) for c in columns], ", ".join(columns), 720))
+        return Chart(loss_chart(self.epochs, self.step_losses))
+
+    def _repr_html_(self) -> str:
+        if not self.epochs:
+            return notebook.panel("History", '<div class="soft">no epoch has ended</div>')
+        hidden = ("step", "seconds", "samples_per_second")
+        columns = [c for c in self.columns if c not in hidden]
+        best = "val_loss" if "val_loss" in columns else "loss"
+        finite = [r for r in self.epochs if isinstance(r.get(best), (int, float)) and r[best] == r[best]]
+        lowest = min(finite, key=lambda r: r[best], default=None)
+        note = f"best {best} {lowest[best]:.4g} in epoch {lowest['epoch']}" if lowest else ""
+        note += f"; stopped: {self.stopped}" if self.stopped else ""
+        return notebook.panel("History", self.plot().svg, notebook.grid(self.epochs[-20:], columns, note))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON data; `from_dict` reads it back."""

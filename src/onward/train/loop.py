@@ -15,19 +15,23 @@ import numpy as np
 from onward.backends.base import Outputs, Session
 from onward.backends.processes import rank, world_size
 from onward.errors import A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
+from onward.graph import shapes
 from onward.train import evaluation
 from onward.train.arguments import FitSettings, Schedule
-from onward.train.callbacks import Callback
-from onward.train.checkpoint import Checkpoint, CheckpointDirectory
+from onward.train.asked import Asked
+from onward.train.callbacks import Callback, KeepBest
+from onward.train.checkpoint import BEST, Checkpoint, CheckpointDirectory
+from onward.train.data.augmenting import Augmenting
 from onward.train.data.matching import Matching, fixed_batch
 from onward.train.data.prefetch import Prefetcher
+from onward.train.data.reader import Reader
 from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, default_prefetch, no_batches
 from onward.train.history import History
-from onward.train.metrics import ConfusionMatrix, Metric, label
+from onward.train.metrics import label
 from onward.train.numeric import NumericGuard
 from onward.train.position import Position
 from onward.train.progress import progress_callback
-from onward.train.signals import StopRequested, StopSignals
+from onward.train.signals import Interrupted, StopRequested, StopSignals
 
 if TYPE_CHECKING:
     from onward.train.trainer import Trainer
@@ -86,17 +90,19 @@ class Run(Steps):
         source: DataSource,
         matching: Matching,
         *,
+        augmenting: Augmenting,
         before: Steps,
         resumed: Checkpoint | None = None,
         validation: Validation | None = None,
-        metrics: Sequence[Metric] = (),
+        metrics: Sequence[Asked] = (),
     ) -> None:
         super().__init__(trainer.session, before.guard, Position(step=before.position.step))
         self.trainer = trainer
         self.settings = settings
         self.source = source
-        self.metrics = list(metrics)
-        self.confusion: ConfusionMatrix | None = next((m for m in metrics if type(m) is ConfusionMatrix), None)
+        self.metrics = [asked.metric for asked in metrics]
+        self.asked = list(metrics)
+        """The metrics with what they read. A callback may add optional ones, which are computed in validations."""
         self.validation = validation
         self.schedule = settings.schedule
         self.started = 0.0
@@ -105,14 +111,18 @@ class Run(Steps):
         """How many steps had been done when `fit` began."""
         self._matching = matching
         writer, directory = self.session.writer, settings.checkpoint
-        self._callbacks = [*settings.callbacks, *progress_callback(settings.progress if writer else "none")]
+        self._best = _keep_best(settings)
+        progress = progress_callback(settings.progress if writer else "none")
+        self._callbacks = [*settings.callbacks, *self._best, *progress]
         self._checkpoints = CheckpointDirectory(directory, settings.keep) if writer and directory is not None else None
         # Another process writes checkpoints, and needs this one's part of the state.
         self._takes_part = directory is not None and self.session.sharded and not writer
         given = settings.prefetch
-        self._prefetch = default_prefetch(source, settings.batch_size) if given is None else given
+        usual = default_prefetch(source, settings.batch_size) if augmenting.is_plain else 2
+        self._prefetch = usual if given is None else given
+        self._reader = Reader(source, matching, augmenting, settings.workers, self._prefetch)
         self._saved_at: tuple[int, int] | None = None
-        self._signals = StopSignals(enabled=self._checkpoints is not None)
+        self._signals = StopSignals(saves=self._checkpoints is not None)
         if settings.learning_rate is not None:
             self.require_learning_rate("learning_rate=")
         if resumed is not None and resumed.run_state is not None:
@@ -129,19 +139,34 @@ class Run(Steps):
         return known if limit is None else limit if known is None else min(limit, known)
 
     @property
+    def entry(self) -> str | None:
+        """The training entry of the next step: the one that was asked for, or that of the phase; None for all."""
+        return self.settings.entry or self.position.phase(self.trainer.program.phases)
+
+    @property
     def finished(self) -> bool:
         """True when the run came to its end, by the number of epochs or by `stop`."""
         return self.position.finished
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step, for the first training entry; NaN when the model has none to set."""
+        """The learning rate of the next step, for the phase or the first training entry; NaN when none can be set."""
+        rate = self._fed_rate()
+        entry = self.trainer.program.for_entry(self.entry).first
+        if entry is None or entry.rate is None or not entry.learning_rates:
+            return rate
+        name = entry.learning_rates[0]  # the schedule in the model makes something of what is fed
+        fed = np.full_like(self.trainer.program.settings[name], rate)
+        return float(np.asarray(next(iter(self.session.run_graph(entry.rate, {name: fed}).values()))))
+
+    def _fed_rate(self) -> float:
+        """Return the learning rate that the next step is fed, or that it takes by default."""
         if self.schedule is not None:
             base = self._scheduled(self.schedule)
         elif isinstance(self.settings.learning_rate, (int, float)):
             base = float(self.settings.learning_rate)
         else:
-            names = self.trainer.program.for_entry(self.settings.entry).learning_rates
+            names = self.trainer.program.for_entry(self.entry).learning_rates
             base = float(np.asarray(self.trainer.program.settings[names[0]])) if names else float("nan")
         return base * self.position.rate_factor
 
@@ -152,7 +177,7 @@ class Run(Steps):
             return {}
         own = {name: np.asarray(self.trainer.program.settings[name]) for name in self.trainer.learning_rate_names}
         if given:
-            rate = self.learning_rate
+            rate = self._fed_rate()
             return {name: np.full_like(value, rate) for name, value in own.items()}
         return {name: np.asarray(v * self.position.rate_factor, dtype=v.dtype) for name, v in own.items()}
 
@@ -193,10 +218,34 @@ class Run(Steps):
                 )
             )
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the record of an epoch will have, as far as that is known before the first step."""
+        program = self.trainer.program
+        numbers = ["loss"]
+        for step in (entry.step for entry in program.for_entry(self.settings.entry).entries.values()):
+            values = {v.name: v for v in step.model.graph.outputs}
+            numbers += [n for n in step.outputs if shapes.dims(values[n]) in (None, ())]
+        found = ["epoch", "step", *numbers, *(a.label for a in self.asked if a.in_step and not a.is_matrix)]
+        if self.validation is not None:
+            found += [f"val_{n}" for n in [*numbers, *(a.label for a in self.asked if not a.is_matrix)]]
+        found += ["learning_rate"] if self.trainer.learning_rate_names else []
+        return list(dict.fromkeys([*found, "seconds", "samples_per_second"]))
+
     def larger_is_better(self, column: str) -> bool:
         """Return whether a larger value of the column is an improvement."""
         name = column.removeprefix("val_")
-        return any(label(m) == name and m.larger_is_better for m in self.metrics)
+        found = next((m.larger_is_better for m in self.metrics if label(m) == name), False)
+        if found is None:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    f"nothing says whether a larger `{name}` is better",
+                    needed="mode='min' or mode='max' of the callback",
+                    hint="or an attribute of the function: f.larger_is_better = False",
+                )
+            )
+        return found
 
     def stop(self, reason: str) -> None:
         """End the run after this step or epoch."""
@@ -214,13 +263,18 @@ class Run(Steps):
                     stack.enter_context(self._checkpoints.writing())
                     self._checkpoints.check_owner(self.trainer.run_id)
                 stack.enter_context(self._signals)
+                stack.enter_context(self._reader)
+                if self.position.epoch < self.settings.epochs:
+                    self._reader.try_one(self._request())
+                    self._reader.start(self.settings.batch_size)
                 for callback in self._callbacks:
                     callback.on_fit_begin(self)
                 self._loop()
         except StopRequested as request:
             if request.number == signal.SIGTERM:
-                raise SystemExit(0) from None
-            raise KeyboardInterrupt from None
+                saved = self._checkpoints is not None or self._takes_part
+                raise SystemExit(0 if saved else 128 + signal.SIGTERM) from None
+            raise Interrupted from None
         finally:
             self.guard.set_mode("stop")  # for single steps after the run
             for callback in self._callbacks:
@@ -240,6 +294,7 @@ class Run(Steps):
                         self._save()
                     raise
                 self._end_epoch()
+                self._save_best()
                 if self.settings.checkpoint_every is None:
                     self._save()
             if not self.position.finished:
@@ -249,19 +304,16 @@ class Run(Steps):
             self._save()
             raise
 
+    def _request(self) -> BatchRequest:
+        """Return what the run needs next of the data."""
+        settings, position = self.settings, self.position
+        course = (settings.batch_size, settings.shuffle, settings.seed, position.epoch, position.batch)
+        return BatchRequest(*course, settings.drop_last, *self._part())
+
     def _train_epoch(self) -> None:
         settings, position = self.settings, self.position
-        request = BatchRequest(
-            settings.batch_size,
-            settings.shuffle,
-            settings.seed,
-            position.epoch,
-            position.batch,
-            settings.drop_last,
-            *self._part(),
-        )
         left = None if settings.steps_per_epoch is None else max(settings.steps_per_epoch - position.batch, 0)
-        feeds = itertools.islice(map(self._matching.make, self.source.batches(request)), left)
+        feeds = itertools.islice(self._reader.feeds(self._request()), left)
         began, before = time.perf_counter(), position.seconds
         with Prefetcher(feeds, self._prefetch, self._signals.poll) as ready:
             for batch in ready:
@@ -287,54 +339,60 @@ class Run(Steps):
         position = self.position
         feeds: dict[str, np.ndarray] = dict(batch)
         feeds |= self._rates()
-        outputs = self.step(feeds, self.settings.entry)
+        entry = self.entry
+        outputs = self.step(feeds, entry)
         samples = batch_length(batch)
         position.batch += 1
         position.samples += samples
         if outputs is None:
             return
         logs: dict[str, Any] = {"epoch": position.epoch + 1, "step": position.step}
+        own = self.trainer.program.entries[entry].loss if entry is not None and "loss" in outputs else "loss"
         for name, value in outputs.items():
+            if name == own and own != "loss":
+                continue  # it is there as `loss`, whatever the phase calls it
             if np.ndim(value) == 0 or (name == self.trainer.program.loss and np.size(value) == 1):
                 logs[name] = float(np.asarray(value).ravel()[0])
                 position.add(name, logs[name], samples)
         if self.metrics:
             whole = self.session.whole_batch(batch)  # several processes read a part each
-            evaluation.update_metrics(self.trainer.program, self.metrics, outputs, whole)
+            for asked in self.asked:
+                asked.update(outputs, whole, training=True)
         if "loss" in logs:
             self.history.add_step(position.step, logs["loss"])
         for callback in self._callbacks:
             callback.on_step_end(self, logs)
 
     def _end_epoch(self) -> None:
-        position, program = self.position, self.trainer.program
+        position = self.position
         logs: dict[str, Any] = {"epoch": position.epoch + 1, "step": position.step}
         logs |= {name: total / weight for name, (total, weight) in position.sums.items()}
         logs.setdefault("loss", float("nan"))
-        seen = [m for m in self.metrics if type(m) is not ConfusionMatrix and evaluation.has_output(program, m)]
-        logs |= {label(m): m.compute() for m in seen}
-        everything = list(self.metrics)
-        if self.confusion is not None and self.confusion not in everything:
-            everything.append(self.confusion)
+        logs |= {a.label: a.compute() for a in self.asked if a.in_step and not a.is_matrix}
         if self.validation is not None:
-            found = self._validate(self.validation, everything)
-            self.history.confusion = found.pop("confusion", self.history.confusion)
-            logs |= {f"val_{name}": value for name, value in found.items()}
-        for metric in everything:
-            metric.reset()
+            found = self._validate(self.validation, self.asked)
+            matrices = {a.label for a in self.asked if a.is_matrix}
+            logs |= {f"val_{name}": value for name, value in found.items() if name not in matrices}
+        for matrix in [a for a in self.asked if a.is_matrix and not a.failed][:1]:
+            self.history.confusion = matrix.compute()  # of the validation, where there is one
+        for asked in self.asked:
+            asked.metric.reset()
         if self.trainer.learning_rate_names:
             logs["learning_rate"] = self.learning_rate
         logs["seconds"] = position.seconds
         logs["samples_per_second"] = position.samples / position.seconds if position.seconds > 0 else 0.0
+        before = self.entry
         position.begin_epoch(position.epoch + 1)
         self.history.add_epoch(logs)
         for callback in self._callbacks:
             callback.on_epoch_end(self, logs)
+        if self.entry != before:
+            position.rate_factor = 1.0  # the next phase has a rate of its own, whatever a callback just made of it
 
-    def _validate(self, validation: Validation, metrics: Sequence[Metric]) -> dict[str, Any]:
+    def _validate(self, validation: Validation, metrics: Sequence[Asked]) -> dict[str, Any]:
         for callback in self._callbacks:
             callback.on_validation_begin(self)
-        held = [metric.get_state() for metric in metrics]
+        held = [asked.metric.get_state() for asked in metrics]
         try:
             return evaluation.run_evaluation(
                 self.session,
@@ -343,12 +401,12 @@ class Run(Steps):
                 validation.batch_size,
                 metrics,
                 self._signals.poll,
-                entry=self.settings.entry,
+                entry=self.entry,
             )
         except BaseException:  # after a signal, the next checkpoint must hold the metrics of the training
-            for metric, state in zip(metrics, held, strict=True):
-                metric.reset()
-                metric.set_state(state)
+            for asked, state in zip(metrics, held, strict=True):
+                asked.metric.reset()
+                asked.metric.set_state(state)
             raise
 
     # ------------------------------------------------------------------ checkpoints
@@ -366,6 +424,17 @@ class Run(Steps):
         self._saved_at = here
         for callback in self._callbacks:
             callback.on_checkpoint(self, str(path))
+
+    def _save_best(self) -> None:
+        """Write the checkpoint of the epoch that has just ended to `best`, if it is the best so far."""
+        for keeper in self._best:
+            if keeper.due and self._takes_part:
+                self.session.get_state()
+            if keeper.due and self._checkpoints is not None:
+                path = self.trainer.write_checkpoint(CheckpointDirectory(self._checkpoints.path / BEST, 1), self)
+                for callback in self._callbacks:
+                    callback.on_checkpoint(self, str(path))
+            keeper.due = False
 
     def get_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (JSON, arrays): everything that `set_state` needs to continue the run exactly."""
@@ -422,6 +491,17 @@ class Run(Steps):
         ]
         if problems:
             raise ArgumentError(problems)
+
+
+def _keep_best(settings: FitSettings) -> list[KeepBest]:
+    """Return the callback that finds the best epoch, if its checkpoint is to be kept."""
+    if settings.keep_best is False:
+        return []
+    if settings.checkpoint is None:
+        raise ArgumentError(
+            Diagnostic(A101, "keep_best needs a checkpoint directory", needed="checkpoint=, the directory of the run")
+        )
+    return [KeepBest(settings.keep_best if isinstance(settings.keep_best, str) else None)]
 
 
 def _remembers(callback: Callback) -> bool:

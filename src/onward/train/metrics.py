@@ -21,6 +21,7 @@ import numpy as np
 
 from onward.arguments import check_name, unknown_name, whole
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
+from onward.losses.ctc import ctc_decode
 from onward.train.data.source import to_array
 
 T120 = "T120"
@@ -30,14 +31,17 @@ class Metric(abc.ABC):
     """A number over all samples seen since `reset`."""
 
     name = ""
-    larger_is_better = True
+    """Its column in the logs; without one, the name of the class in small letters."""
+    larger_is_better: bool | None = True
+    from_logits = False
+    output: str | None = None
+    """The output of the model that it reads; None means the one that the loss reads, or that derives from it."""
+    target: str | None = None
+    """The target that it compares with; None means the one that the loss compares this output with."""
 
     def __init__(self, *, from_logits: bool = False) -> None:
+        """Set `from_logits`. A subclass with an `__init__` of its own need not call this one."""
         self.from_logits = from_logits
-        self.output: str | None = None
-        """The output of the model that it reads; None means the first."""
-        self.target: str | None = None
-        """The target that it compares with; None means the first."""
         self.reset()
 
     @abc.abstractmethod
@@ -89,6 +93,8 @@ def class_scores(metric: str, output: np.ndarray, target: np.ndarray) -> tuple[n
     output, target = _arrays(metric, output, target)
     if output.shape == target.shape and output.ndim >= 2 and output.shape[1] > 1 and target.dtype.kind not in "iub":
         target = target.argmax(axis=1)
+    if target.ndim == output.ndim == 2 and target.shape[1] == 1 < output.shape[1]:
+        target = target[:, 0]  # a column of classes
     if output.ndim == target.ndim + 1 and output.shape[0:1] + output.shape[2:] == target.shape and output.ndim > 1:
         scores = np.moveaxis(output, 1, -1)
     elif output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape:
@@ -122,6 +128,9 @@ def class_scores(metric: str, output: np.ndarray, target: np.ndarray) -> tuple[n
 def _decide(metric: Metric, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Return (predicted classes, true classes, number of classes)."""
     scores, classes = class_scores(metric.name, output, target)
+    if scores.shape[1] == 1 and np.asarray(output).dtype.kind in "iub":  # the output holds classes, not scores
+        predicted = scores[:, 0].astype(np.int64)
+        return predicted, classes, max(2, int(predicted.max(initial=-1)) + 1)
     if scores.shape[1] == 1:
         return (scores[:, 0] > (0.0 if metric.from_logits else 0.5)).astype(np.int64), classes, 2
     return scores.argmax(axis=1), classes, scores.shape[1]
@@ -416,6 +425,60 @@ class R2(Metric):
         return float(np.where(flat, np.where(self._error == 0, 1.0, 0.0), value).mean())
 
 
+class CharacterErrorRate(Metric):
+    """The edits (insertions, deletions, replacements) that turn the decoded output into the label, for each label.
+
+    For a model that `losses.CTC` trains: output (N, T, C) or (T, N, C), decoded greedily over all T steps; target
+    (N, S), where the blank and negative numbers are padding.
+    """
+
+    name = "cer"
+    larger_is_better = False
+
+    def __init__(self, blank: int = 0, time_axis: int | None = None) -> None:
+        self.blank = whole("blank of the character error rate", blank, 0)
+        if time_axis not in (None, 0, 1):
+            raise ArgumentError(
+                Diagnostic(A101, f"time_axis is {time_axis!r}", needed="0, 1, or None to tell by shapes")
+            )
+        self.time_axis = time_axis
+        super().__init__()
+
+    def reset(self) -> None:
+        self._edits, self._labels = np.int64(0), np.int64(0)
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        output, target = _arrays(self.name, output, target)
+        if output.ndim != 3 or target.ndim != 2 or target.dtype.kind not in "iu" or len(target) not in output.shape[:2]:
+            raise _mismatch(self.name, output, target, "output (N, T, C) or (T, N, C), and integer labels (N, S)")
+        if self.time_axis is None:
+            if output.shape[0] == output.shape[1]:
+                needed = "the axis of time: CharacterErrorRate(time_axis=1), as there are as many steps as samples"
+                raise _mismatch(self.name, output, target, needed)
+            self.time_axis = 1 if output.shape[0] == len(target) else 0
+        for found, row in zip(ctc_decode(output, self.blank, self.time_axis), target, strict=True):
+            wanted = row[(row >= 0) & (row != self.blank)].tolist()
+            self._edits += _edit_distance(found, wanted)
+            self._labels += len(wanted)
+
+    def compute(self) -> float:
+        return float(self._edits / self._labels) if self._labels else float("nan")
+
+
+def _edit_distance(a: list[int], b: list[int]) -> int:
+    """Return the number of insertions, deletions and replacements between two sequences (Levenshtein).
+
+    >>> _edit_distance([1, 2, 3], [2, 3, 4])
+    2
+    """
+    row = list(range(len(b) + 1))
+    for i, left in enumerate(a, 1):
+        before, row[0] = row[0], i
+        for j, right in enumerate(b, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (left != right))
+    return row[-1]
+
+
 METRICS: dict[str, Callable[[], Metric]] = {
     "accuracy": Accuracy,
     "top5": TopK,
@@ -428,6 +491,7 @@ METRICS: dict[str, Callable[[], Metric]] = {
     "r2": R2,
     "perplexity": Perplexity,
     "confusion": ConfusionMatrix,
+    "cer": CharacterErrorRate,
 }
 
 
@@ -439,13 +503,19 @@ def get_metric(name: Any) -> Metric:
     """
     if isinstance(name, Metric):
         return name
+    from onward.train.function_metrics import function_metric, is_function_metric
+
+    if is_function_metric(name):
+        return function_metric(name)
     if not isinstance(name, str):
         made = f"{name.__name__}()" if isinstance(name, type) and issubclass(name, Metric) else ""
         raise ArgumentError(
             Diagnostic(
                 A101,
                 f"{name!r} is not a metric",
-                needed="a name, one of: " + ", ".join([*METRICS, "topK"]) + "; or an object of a subclass of Metric",
+                needed="a name, one of: "
+                + ", ".join([*METRICS, "topK"])
+                + "; a function of (output, target); or an object of a subclass of Metric",
                 hint=f"this is the class; make one: {made}" if made else "",
             )
         )
@@ -482,4 +552,5 @@ def get_metrics(names: Any) -> list[Metric]:
 
 def label(metric: Metric) -> str:
     """Return the name of the column in the logs."""
-    return f"{metric.name}:{metric.output}" if metric.output else metric.name
+    name = metric.name or type(metric).__name__.lower()
+    return f"{name}:{metric.output}" if metric.output else name

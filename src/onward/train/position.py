@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass
@@ -19,6 +20,15 @@ class Position:
     skipped: int = 0
     skipped_in_a_row: int = 0
     finished: bool = False
+
+    def phase(self, phases: Mapping[str, int]) -> str | None:
+        """Return the one of `phases` (name → number of epochs) that the position is in; the last one has no end."""
+        begin, found = 0, None
+        for name, epochs in phases.items():
+            if found is None or self.epoch >= begin:
+                found = name
+            begin += epochs
+        return found
 
     def add(self, name: str, value: float, weight: int) -> None:
         """Add the mean of one batch of `weight` samples to the mean of the epoch."""

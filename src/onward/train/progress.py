@@ -12,23 +12,25 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from onward.train.callbacks import Callback, Logs
+from onward.train.data.preparation import Preparation
+from onward.train.notebook_bar import NotebookBar, in_notebook
 
 if TYPE_CHECKING:
     from onward.train.loop import Run
 
-MODES = ("auto", "bar", "plain", "none")
+MODES = ("auto", "bar", "notebook", "plain", "none")
 _HIDDEN = {"epoch", "step", "seconds", "samples_per_second", "learning_rate"}
 
 
 def progress_callback(progress: str | bool) -> list[Callback]:
-    """Return the callback for `fit(progress=…)`: "auto", "bar", "plain", "none", or True and False."""
+    """Return the callback for `fit(progress=…)`: "auto", "bar", "notebook", "plain", "none", or True and False."""
     mode = {True: "auto", False: "none"}.get(progress, progress) if isinstance(progress, bool) else progress
     assert mode in MODES, "FitSettings.of refuses others"
     if mode == "auto":
-        mode = "bar" if sys.stderr.isatty() else "plain"
+        mode = "notebook" if in_notebook() else "bar" if sys.stderr.isatty() else "plain"
     if mode == "none":
         return []
-    return [ProgressBar()] if mode == "bar" else [PlainLines()]
+    return [{"bar": ProgressBar, "notebook": NotebookBar, "plain": PlainLines}[mode]()]
 
 
 def show(value: Any) -> str:
@@ -55,6 +57,12 @@ def show_seconds(seconds: float) -> str:
 def numbers_of(logs: Logs) -> dict[str, float]:
     """Return the losses and metrics of a record."""
     return {k: v for k, v in logs.items() if k not in _HIDDEN and isinstance(v, (int, float))}
+
+
+def show_preparation(preparation: Preparation) -> None:
+    """Print what `fit` found for the columns of a table, one line for each."""
+    for line in preparation.summary():
+        print(f"prepared  {line}", file=sys.stderr, flush=True)
 
 
 def greeting_of(run: Run) -> str:

@@ -6,7 +6,8 @@ import datetime
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +35,15 @@ header{display:flex;justify-content:space-between;align-items:flex-end;gap:24px;
 h1{font-size:26px;line-height:1.2;margin:0 0 4px}
 h2{font-size:16px;margin:0 0 12px}
 p{margin:0}.soft{color:var(--soft)}
-.badge{border-radius:999px;padding:4px 12px;font-size:13px;font-weight:600;color:#fff;background:var(--good)}
+.badge{border-radius:999px;padding:4px 12px;font-size:13px;font-weight:600;color:var(--card);background:var(--good)}
 .badge.early{background:#b86e00}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:14px;margin-bottom:14px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:18px 20px}
 .tile b{display:block;font-size:24px;line-height:1.25;font-weight:650;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:13px}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));gap:14px;margin-bottom:14px}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:14px;margin-bottom:14px}
 .wide{margin-bottom:14px}
-.chart{display:block;width:100%;height:auto}
+.chart{display:block;width:100%;height:auto}.phone{display:none}
 .plain{padding:8px}.row{grid-column:1/-1}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:14px}
 th{color:var(--soft);font-weight:500;text-align:left}
@@ -50,6 +51,7 @@ td,th{padding:5px 10px 5px 0;border-bottom:1px solid var(--line);vertical-align:
 tr:last-child td,tr:last-child th{border-bottom:0}
 .numbers td,.numbers th{text-align:right;padding:5px 10px}
 .numbers td:first-child,.numbers th:first-child{text-align:left;padding-left:0}
+.pairs :is(td,th):nth-child(2){text-align:left}.pairs :is(td,th):nth-child(-n+2){width:35%;overflow-wrap:anywhere}
 .numbers .best td{font-weight:650;color:var(--accent)}
 .scroll{overflow:auto;max-height:420px}.sideways{overflow-x:auto}
 h2 .soft{font-weight:400;font-size:13px}
@@ -59,9 +61,15 @@ h2 .soft{font-weight:400;font-size:13px}
 font-size:13px;vertical-align:middle}
 .matrix th{vertical-align:middle;border:0;text-align:center;padding:2px 6px;font-size:13px;
 max-width:110px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-.matrix th.row{text-align:right}
-.matrix caption{caption-side:bottom;color:var(--soft);font-size:13px;padding-top:8px;white-space:nowrap}
+.matrix th.row{text-align:right;position:sticky;left:0;background:var(--card)}
+.dense{border-spacing:1px}.dense td{min-width:21px;height:21px;padding:1px;font-size:11px;border-radius:3px}
+.dense th{font-size:11px;padding:1px 2px;max-width:74px}.dense .none{font-size:0}
+.matrix caption{caption-side:bottom;color:var(--soft);font-size:13px;padding-top:8px}
 footer{color:var(--soft);font-size:13px;margin-top:20px}
+@media (max-width:640px){.screen{display:none}.phone{display:block}main{padding:20px 12px 40px}.card{padding:14px}
+.plain{padding:4px}.tiles{grid-template-columns:1fr 1fr;gap:10px}.tile b{font-size:21px}.numbers th{white-space:nowrap}
+.matrix{border-spacing:1px}.matrix td{min-width:24px;height:26px;padding:1px 2px;font-size:11px}
+.matrix th{padding:1px 3px;font-size:11px;max-width:74px}}
 @media print{body{background:#fff}.card{break-inside:avoid}.scroll{max-height:none}}
 """
 
@@ -146,13 +154,14 @@ def build_report(
         f'<header><div><h1>{escape(title)}</h1><p class="soft">{escape(note)}</p></div>',
         f'<span class="badge{" early" if history.stopped else ""}">{state}</span></header>',
         _tiles(history),
-        f'<section class="card plain wide">{loss_chart(epochs, history.step_losses, width=1020)}</section>',
+        f'<section class="card plain wide">{_twice(partial(loss_chart, epochs, history.step_losses))}</section>',
         _metric_charts(epochs),
     ]
     if history.stopped:
         parts.append(f'<section class="card wide"><h2>Why it stopped</h2><p>{escape(history.stopped)}</p></section>')
     if history.confusion:
-        parts.append(_confusion(history.confusion, classes))
+        validated = any(column.startswith("val_") for column in history.columns)
+        parts.append(_confusion(history.confusion, classes, validated=validated))
     parts += [
         _epoch_table(epochs),
         '<div class="grid">',
@@ -176,6 +185,9 @@ def _number(value: Any) -> str:
     )
 
 
+_PHONE = 400  # the width of a chart
+_DENSE = 16  # a matrix of more classes has small cells
+_FEW_CLASSES = 12  # that are shown whether they occur or not
 _PERCENT = {"accuracy", "precision", "recall", "f1", "auc"}
 
 
@@ -199,6 +211,11 @@ def _tiles(history: History) -> str:
     return f'<section class="tiles">{cells}</section>'
 
 
+def _twice(chart: Callable[..., str], width: int = 1020) -> str:
+    """Return a chart for a screen and one that is drawn for the width of a phone, where a scaled one is unreadable."""
+    return f'<div class="screen">{chart(width=width)}</div><div class="phone">{chart(width=_PHONE)}</div>'
+
+
 def _metric_charts(epochs: Sequence[dict[str, Any]]) -> str:
     hidden = {"epoch", "step", "seconds", "samples_per_second", "loss", "val_loss", "learning_rate"}
     columns = list(dict.fromkeys(k for r in epochs for k, v in r.items() if isinstance(v, (int, float))))
@@ -214,15 +231,18 @@ def _metric_charts(epochs: Sequence[dict[str, Any]]) -> str:
     cards = []
     for i, (title, pairs) in enumerate(wanted):
         alone = i == len(wanted) - 1 and len(wanted) % 2 == 1  # the last of an odd number takes the whole row
-        chart = column_chart(epochs, pairs, title[:1].upper() + title[1:], 1020 if alone else 500)
+        heading, wide = title[:1].upper() + title[1:], 1020 if alone else 500
+        chart = _twice(partial(column_chart, epochs, pairs, heading), wide)
         cards.append(f'<section class="card plain{" row" if alone else ""}">{chart}</section>')
     return f'<div class="grid">{"".join(cards)}</div>'
 
 
-def _confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
-    names = [classes[i] if i < len(classes) else str(i) for i in range(len(matrix))]
+def _confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str], *, validated: bool) -> str:
+    every = len(matrix)
+    matrix, names = occurring(matrix, classes)
+    data = "validation" if validated else "training"
     if len(matrix) > 40:
-        return _worst(matrix, names)
+        return _worst(matrix, names, data)
     head = "".join(f'<th title="{escape(n, quote=True)}">{escape(n)}</th>' for n in names)
     body = []
     for i, row in enumerate(matrix):
@@ -232,24 +252,44 @@ def _confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
     right = sum(matrix[i][i] for i in range(len(matrix)))
     total = sum(sum(row) for row in matrix)
     caption = f"rows: true class, columns: predicted class; {right:,} of {total:,} right"
+    caption += f"; {len(matrix)} of {every:,} classes occur" if len(matrix) < every else ""
     table = f"<caption>{caption}</caption><tr><th></th>{head}</tr>{''.join(body)}"
     return (
-        '<section class="card wide"><h2>Confusion matrix on the validation data</h2>'
-        f'<div class="sideways"><table class="matrix">{table}</table></div></section>'
+        f'<section class="card wide"><h2>Confusion matrix on the {data} data</h2><div class="sideways">'
+        f'<table class="matrix{" dense" * (len(matrix) > _DENSE)}">{table}</table></div></section>'
     )
 
 
-def _worst(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+def occurring(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> tuple[list[list[int]], list[str]]:
+    """Return the matrix with the names of its classes; of more than twelve, only those that are true or predicted.
+
+    >>> matrix = [[0] * 20 for _ in range(20)]
+    >>> matrix[3][17] = 5
+    >>> occurring(matrix, ["a", "b", "c", "dog"])
+    ([[0, 5], [0, 0]], ['dog', '17'])
+    """
+    kept = list(range(len(matrix)))
+    if len(matrix) > _FEW_CLASSES:
+        kept = [i for i in kept if any(matrix[i]) or any(row[i] for row in matrix)]
+    return [[matrix[i][j] for j in kept] for i in kept], [classes[i] if i < len(classes) else str(i) for i in kept]
+
+
+def _worst(matrix: Sequence[Sequence[int]], names: Sequence[str], data: str) -> str:
     """Return the most frequent mistakes, for more classes than a matrix can show."""
     pairs = [(i, j) for i in range(len(matrix)) for j in range(len(matrix)) if i != j and matrix[i][j]]
     worst = sorted(pairs, key=lambda p: -matrix[p[0]][p[1]])[:20]
     rows = "".join(
-        f"<tr><td>{escape(names[i])}</td><td>{escape(names[j])}</td><td>{matrix[i][j]:,}</td></tr>" for i, j in worst
+        f"<tr><td>{escape(names[i])}</td><td>{escape(names[j])}</td><td>{matrix[i][j]:,}</td>"
+        f"<td>{100 * matrix[i][j] / sum(matrix[i]):.0f} %</td></tr>"
+        for i, j in worst
     )
-    head = "<thead><tr><th>true class</th><th>taken for</th><th>samples</th></tr></thead>"
+    right, total = sum(matrix[i][i] for i in range(len(matrix))), sum(sum(row) for row in matrix)
+    note = f"({right:,} of {total:,} samples of {len(matrix)} classes right; {len(worst)} of {len(pairs):,} confusions)"
+    head = "<thead><tr><th>true class</th><th>taken for</th><th>samples</th><th>of its class</th></tr></thead>"
     return (
-        '<section class="card wide"><h2>Most frequent confusions</h2>'
-        f'<table class="numbers">{head}<tbody>{rows}</tbody></table></section>'
+        f'<section class="card wide"><h2>Most frequent confusions on the {data} data '
+        f'<span class="soft">{note}</span></h2>'
+        f'<table class="numbers pairs">{head}<tbody>{rows}</tbody></table></section>'
     )
 
 
@@ -258,10 +298,10 @@ def _cell(count: int, share: float, right: bool, true: str, predicted: str) -> s
     strength = 0.0 if not count else 0.10 + 0.80 * (share if right else min(1.0, share * 4))
     red, green, blue = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
     ink = "#fff" if strength > 0.55 else "inherit"
-    soft = "" if count else ";opacity:.35"
+    soft, none = ("", "") if count else (";opacity:.35", 'class="none" ')
     tip = f"{count:,} of class {true} taken for {predicted} ({share * 100:.1f} %)"
     return (
-        f'<td style="background:rgba({red},{green},{blue},{strength:.2f});color:{ink}{soft}" '
+        f'<td {none}style="background:rgba({red},{green},{blue},{strength:.2f});color:{ink}{soft}" '
         f'title="{escape(tip, quote=True)}">{count:,}</td>'
     )
 

@@ -16,22 +16,34 @@ class StopRequested(BaseException):
         self.number = number
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C ended a run after a whole step: the state of the trainer is the one after that step."""
+
+
+_DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+
+
 class StopSignals:
     """While active, records SIGTERM and SIGINT instead of exiting; `poll` raises `StopRequested` for them.
 
-    A second Ctrl-C interrupts at once. Outside the main thread, where Python does not allow handlers, and when not
-    `enabled`, nothing is changed.
+    The handler only sets a flag. An exception would be lost if the signal came while C code calls back into Python, as
+    a compiler does: Python prints and drops it. A second Ctrl-C also interrupts at once; if that is lost, the flag
+    still ends the run after the step.
+
+    A run that saves checkpoints always handles both signals. Another one leaves handlers of the caller's own in place.
+    Outside the main thread, where Python does not allow handlers, nothing is changed.
     """
 
-    def __init__(self, enabled: bool) -> None:
-        self._enabled = enabled and threading.current_thread() is threading.main_thread()
+    def __init__(self, saves: bool) -> None:
+        self._saves = saves
         self._previous: dict[int, Any] = {}
         self._requested: int | None = None
 
     def __enter__(self) -> StopSignals:
-        if self._enabled:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():
+            for number, default in _DEFAULTS.items():
+                if self._saves or signal.getsignal(number) is default:
+                    self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *exc: object) -> None:

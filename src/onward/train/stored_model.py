@@ -21,6 +21,9 @@ from onward.arguments import a_or_an
 from onward.compiler.package import pack_program, unpack_program
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, Diagnostic
+from onward.model.class_names import PREPARATION as PREPARATION
+from onward.storage.checkpoints import CheckpointReader, is_run
+from onward.train.data.embed import embed_preparation
 from onward.train.data.matching import Preparation
 
 if TYPE_CHECKING:
@@ -42,7 +45,10 @@ class StoredModel:
 
     @classmethod
     def of(cls, source: Any) -> StoredModel:
-        """Return the stored form of a model, a Program, a ModelProto, or the file of a model or of a saved Program."""
+        """Return the stored form of a model, a Program, a ModelProto, or the file of a model or of a saved Program.
+
+        A directory of checkpoints is the model of the run with the state of its newest complete checkpoint.
+        """
         if isinstance(source, Program):
             return cls(None, source)
         from onward.model.serde import from_proto, load, to_proto
@@ -50,16 +56,9 @@ class StoredModel:
 
         if isinstance(source, (str, Path)):
             path = Path(source)
-            if path.is_dir():
-                if any(path.glob("step-*.safetensors")):
-                    raise ArgumentError(
-                        Diagnostic(
-                            A101,
-                            f"`{path}` is a directory of checkpoints",
-                            needed="an ONNX file, a training model, or a Program or its directory",
-                            hint="to resume the run, use Trainer.resume(directory)",
-                        )
-                    )
+            if path.is_dir() and (program := _trained_program(path)) is not None:
+                return cls(None, program)
+            if path.is_dir() and not is_run(path):
                 return cls(None, Program.load(path))
             if path.name == PROGRAM_FILE:
                 return cls.from_bytes(path.name, path.read_bytes())
@@ -131,6 +130,17 @@ class StoredModel:
         return hashlib.sha256(self.content).hexdigest()
 
 
+def _trained_program(directory: Path) -> Program | None:
+    """Return the program that a run trains, with the state of its newest checkpoint; None where it trains a model."""
+    if not is_run(directory) or not (directory / PROGRAM_FILE).exists():
+        return None
+    reader = CheckpointReader(directory)
+    checkpoint = reader.load()
+    _, content = reader.model_content(checkpoint)
+    program = unpack_program(content)
+    return dataclasses.replace(program, state={**program.state, **checkpoint.state})
+
+
 def _graph_digest(program: Program) -> str:
     digest = hashlib.sha256()
     for name, entry in program.entries.items():
@@ -139,13 +149,10 @@ def _graph_digest(program: Program) -> str:
     return digest.hexdigest()
 
 
-PREPARATION = "onward.preparation"
-"""The metadata entry that says how the training data was scaled and its classes numbered."""
-
-
-def stored_preparation(model: TrainingModel | None) -> Preparation | None:
+def stored_preparation(source: Program | TrainingModel) -> Preparation | None:
     """Return how the training data of the model was prepared; None when the model does not say."""
-    text = None if model is None else model.ir.metadata_props.get(PREPARATION)
+    model = source.infer_graph.model if isinstance(source, Program) else source.ir
+    text = model.metadata_props.get(PREPARATION)
     if text is None:
         return None
     try:
@@ -159,9 +166,14 @@ def store_preparation(proto: onnx.ModelProto, preparation: Preparation) -> None:
     kept = [p for p in proto.metadata_props if p.key != PREPARATION]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
+    if text := preparation_text(preparation):
+        proto.metadata_props.add(key=PREPARATION, value=text)
+
+
+def preparation_text(preparation: Preparation) -> str:
+    """Return what the metadata of a model says about its data; nothing when the data needs no preparation."""
     portable = dataclasses.replace(preparation, columns={})  # columns are names of one file
-    if portable != Preparation():
-        proto.metadata_props.add(key=PREPARATION, value=json.dumps(portable.as_dict()))
+    return "" if portable == Preparation() else json.dumps(portable.as_dict())
 
 
 def with_state(model: TrainingModel, state: Mapping[str, np.ndarray], preparation: Preparation) -> TrainingModel:
@@ -198,9 +210,16 @@ def averages(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.
 
 
 def inference_model(
-    stored: StoredModel, state: Mapping[str, np.ndarray], preparation: Preparation, *, quantize: bool = False
+    stored: StoredModel,
+    state: Mapping[str, np.ndarray],
+    preparation: Preparation,
+    *,
+    quantize: bool = False,
+    embed: bool = False,
 ) -> onnx.ModelProto:
     """Return the inference model with the weights of `state`; with `quantize`, stored as integers as they were.
+
+    With `embed`, the preparation is a part of the model.
 
     Raises:
         ArgumentError: `quantize`, and the model has no weights that were integers, or was made from a Program.
@@ -215,11 +234,14 @@ def inference_model(
                     hint="make the Trainer from the model or its file",
                 )
             )
-        return bake(stored.program.infer, state)
+        baked = bake(stored.program.infer, state)
+        return embed_preparation(baked, preparation)[0] if embed else baked
     from onward.model.inference import to_inference
 
     known = stored.model.initializers()
     proto = to_inference(stored.model, {n: a for n, a in state.items() if n in known}, quantize=quantize)
+    if embed:
+        proto, preparation = embed_preparation(proto, preparation)
     store_preparation(proto, preparation)
     return proto
 

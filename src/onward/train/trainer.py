@@ -13,9 +13,11 @@ import numpy as np
 import onnx
 
 from onward.arguments import check_path, shown, whole
+from onward.augment.text import Augment
 from onward.backends.base import Outputs, Session, open_session, wants_split
 from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
+from onward.model.class_names import PREPARATION
 from onward.model.training_model import TrainingModel
 from onward.train import evaluation
 from onward.train.arguments import (
@@ -23,9 +25,8 @@ from onward.train.arguments import (
     Schedule,
     check_entry,
     check_preparation,
-    hold_back,
-    remember_data,
 )
+from onward.train.asked import ask
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import (
     EXTRA,
@@ -36,21 +37,37 @@ from onward.train.checkpoint import (
     json_options,
 )
 from onward.train.data import Data, as_source
+from onward.train.data.augmenting import bind
 from onward.train.data.matching import Feed, Preparation, SizeRule, fixed_batch, match, numpy_dtype
-from onward.train.data.source import ColumnSource, DataSource
+from onward.train.data.source import DataSource
 from onward.train.feeds import step_feeds
 from onward.train.history import History
 from onward.train.loop import Run, Steps, Validation
 from onward.train.metrics import Metric
 from onward.train.numeric import bad_names
 from onward.train.position import Position
-from onward.train.stored_model import StoredModel, averages, inference_model, stored_preparation, with_state
+from onward.train.predictions import Predictions, Wishes, make_predictions
+from onward.train.progress import show_preparation
+from onward.train.rate_finder import RateSearch, find_learning_rate
+from onward.train.stored_model import (
+    StoredModel,
+    averages,
+    inference_model,
+    preparation_text,
+    stored_preparation,
+    with_state,
+)
+from onward.train.training_data import open_training_data, with_columns
+from onward.train.weights import weighted_program
+
+Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]] | None
 
 
 class Trainer:
     """Trains a model.
 
-    `model` is a training model, a `Program`, a ModelProto, or the path of an ONNX file with training information.
+    `model` is a training model, a `Program`, a ModelProto, or the path of an ONNX file with training information. The
+    directory of a run's checkpoints is a model too: a new run then starts from that state (`resume` continues the run).
     `backend` names what runs it; further arguments go to the backend (`threads=2`, `providers=[…]`).
     """
 
@@ -63,7 +80,7 @@ class Trainer:
         self.session: Session = open_session(self.program, backend, **backend_options)
         """The running program. Replace its state only through the trainer."""
         self.run_id = uuid.uuid4().hex
-        self.preparation = stored_preparation(self._stored.model) or Preparation()
+        self.preparation = stored_preparation(self.program) or Preparation()
         """How the last `fit` prepared its data. `evaluate` and `predict` do the same, and saved models carry it."""
         self._run: Steps = Steps(self.session)
         self._resumed: Checkpoint | None = None
@@ -92,6 +109,12 @@ class Trainer:
     def steps(self) -> int:
         """The number of training steps done."""
         return self._run.position.step
+
+    @property
+    def phase(self) -> str | None:
+        """The training entry of the phase in which the run stands; None for a model without phases."""
+        position = self.resumed_position or self._run.position
+        return position.phase(self.program.phases)
 
     @property
     def history(self) -> History:
@@ -154,6 +177,7 @@ class Trainer:
             NumericError: NaN or Inf appeared; the state is the one before this step.
         """
         check_entry(entry, self.program)
+        entry = entry or self.phase
         chosen = self.program.for_entry(entry)
         made = step_feeds(feeds, self._feeds, chosen, self.program.settings, self._sizes)
         outputs = self._run.step(made, entry)
@@ -179,26 +203,45 @@ class Trainer:
         drop_last: bool | None = None,
         steps_per_epoch: int | None = None,
         preparation: Preparation | None = None,
+        target: Columns = None,
+        features: Columns = None,
+        class_weight: str | Mapping[Any, float] | None = None,
+        sample_weight: str | np.ndarray | Sequence[float] | None = None,
+        sampler: str | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int | None = None,
         keep: int = 3,
+        keep_best: bool | str | None = None,
         on_nan: str | None = None,
         prefetch: int | None = None,
+        augment: Augment = None,
+        workers: int | None = None,
         progress: str | bool = "auto",
     ) -> History:
         """Train on the data and return the history of the epochs.
 
         Data: `x` and `y` are arrays (or tuples of arrays) in the order of `input_names`; or `x` is a dict of arrays, a
-        path, a `DataSource`, or an iterable of batches. `validation_data` is the same, as (x, y), or a number: that
-        share of the samples is held back.
+        table of pandas, polars or pyarrow, a dataset of torch or Hugging Face, a list of samples, a path, a
+        `DataSource`, or an iterable of batches. `validation_data` is the same, as (x, y), or a number: that share of
+        the samples is held back.
+
+        `target` and `features` name the columns of a table: one, a list, or a dict by target or input of the model.
+        `class_weight` ("balanced", or a dict) and `sample_weight` (a column, or an array) multiply the loss of a
+        sample; the mean still divides by the number of samples. `sampler="balanced"` draws each class equally often.
 
         After `Trainer.resume` the run goes on where it stopped, with its own settings. Pass the same data, metrics and
         callbacks. `epochs` is then the total number and may be raised; `on_nan` may change.
 
+        `augment` changes the samples at random, each time anew: names ("flip", "crop=0.8"), objects of
+        `onward.augment`, functions of (sample, rng). Validation data stays as it is.
+
         A thread prepares `prefetch` batches ahead. The default is none for small batches from memory, else two.
+        `workers` processes read and augment; the default is some for many image files on a machine with many cores.
+        Their number does not change the results.
 
         Checkpoints are written to the directory `checkpoint` after each epoch, or every `checkpoint_every` steps. The
-        last `keep` of them stay. SIGTERM saves one and exits with code 0.
+        last `keep` of them stay. With `keep_best`, the checkpoint of the best epoch stays too, in `best` inside the
+        directory: by `val_loss`, else `loss`, or by the column that it names. SIGTERM saves one and exits with code 0.
 
         Raises:
             DataError: the data does not fit the model; every problem is listed, before the first step.
@@ -220,11 +263,19 @@ class Trainer:
             drop_last=drop_last,
             steps_per_epoch=steps_per_epoch,
             preparation=preparation,
+            target=target,
+            features=features,
+            class_weight=class_weight,
+            sample_weight=sample_weight,
+            sampler=sampler,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             keep=keep,
+            keep_best=keep_best,
             on_nan=on_nan,
             prefetch=prefetch,
+            augment=augment,
+            workers=workers,
             progress=progress,
         )
         run = self._prepare(x, y, settings)
@@ -233,34 +284,79 @@ class Trainer:
             return run.fit()
         finally:
             self._run = Steps(run.session, run.guard, run.position, run.history)  # the run would keep the data alive
+            self._run_program(self.program)
 
     def _prepare(self, x: Data, y: Any, settings: FitSettings) -> Run:
         """Return the run for these settings, with its data matched to the model."""
         program = self.program.for_entry(settings.entry)
-        preparation = settings.preparation or self.preparation
-        source = as_source(x, y, program.inputs, program.targets, preparation, settings.steps_per_epoch)
-        self.preparation = remember_data(preparation, source, self.program)
-        given, held = settings.validation_data, None
-        if isinstance(given, (int, float)):
-            source, held = hold_back(source, float(given), settings.seed)
-        elif given is not None:
-            vx, vy = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, None)
-            held = as_source(vx, vy, program.inputs, program.targets, self.preparation, part="evaluate")
-        size = settings.batch_size if isinstance(source, ColumnSource) else None
+        weighted = None
+        if settings.weighted:
+            weighted = weighted_program(self.program, self._stored.model, settings.entry, self._stored.split)
+        base = check_preparation(settings.preparation, self.preparation)
+        data = open_training_data(x, y, settings, program, self.program, base, self._sizes, weighted)
+        if settings.progress not in ("none", False) and self.is_writer and data.preparation.features != base.features:
+            show_preparation(data.preparation)
+        if settings.checkpoint is not None and data.source.caveat:
+            warnings.warn(f"a resumed run will differ: {data.source.caveat}", CheckpointWarning, stacklevel=3)
+        metrics = ask(program, settings.metrics, for_steps=data.held is None)
+        validation = None if data.held is None else self._validation(data.held, data.preparation, settings, program)
+        self.preparation = data.preparation
+        self._run_program(weighted or self.program)
         return Run(
             self,
             settings,
-            source,
-            match(source, program.inputs, program.targets, self.preparation, batch_size=size, sizes=self._sizes),
+            data.source,
+            data.matching,
+            augmenting=bind(settings.augment, data.source, data.matching),
             before=self._run,
             resumed=self._resumed,
-            validation=None if held is None else self._validation(held, settings, program),
-            metrics=evaluation.make_metrics(program, settings.metrics),
+            validation=validation,
+            metrics=metrics,
         )
 
-    def _validation(self, source: DataSource, settings: FitSettings, program: Program) -> Validation:
-        matching = match(source, program.inputs, _evaluated_targets(program), self.preparation, sizes=self._sizes)
+    def _run_program(self, program: Program) -> None:
+        """Let the session run `program`, which has the same state: its steps may take weights, for one `fit`."""
+        if self.session.program is not program:
+            state = self.session.get_state()
+            self.session = open_session(program, self._backend, **self._options)
+            self.session.set_state(state)
+            self._run = Steps(self.session, None, self._run.position, self._run.history)
+
+    def _validation(
+        self, source: DataSource, preparation: Preparation, settings: FitSettings, program: Program
+    ) -> Validation:
+        targets = evaluation.evaluated_targets(program, preparation)
+        matching = match(source, program.inputs, targets, preparation, sizes=self._sizes)
         return Validation(source, matching, fixed_batch(self._specs) or max(settings.batch_size, 64))
+
+    def find_learning_rate(
+        self,
+        x: Data,
+        y: Any = None,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 10.0,
+        steps: int = 100,
+        batch_size: int = 32,
+        seed: int = 0,
+        entry: str | None = None,
+        preparation: Preparation | None = None,
+    ) -> RateSearch:
+        """Return how the loss reacts to growing learning rates, with a suggestion; the state stays as it is.
+
+        The search ends early where the loss explodes. Give the suggestion to `fit(learning_rate=…)`.
+        """
+        check_entry(entry, self.program)
+        entry = entry or self.phase
+        program = self.program.for_entry(entry)
+        preparation = check_preparation(preparation, self.preparation)
+        source = as_source(x, y, program.inputs, program.targets, preparation)
+        size = fixed_batch(self._specs) or whole("batch_size", batch_size, 1)
+        matching = match(source, program.inputs, program.targets, preparation, sizes=self._sizes)
+        return find_learning_rate(
+            self, program, source, matching,
+            lowest=lowest, highest=highest, steps=steps, batch_size=size, seed=whole("seed", seed, 0), entry=entry,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ evaluate, predict
 
@@ -273,6 +369,8 @@ class Trainer:
         metrics: Sequence[str | Metric] = (),
         preparation: Preparation | None = None,
         entry: str | None = None,
+        target: Columns = None,
+        features: Columns = None,
     ) -> dict[str, Any]:
         """Return the loss and the metrics over the data, in inference mode; the state stays as it is.
 
@@ -283,37 +381,66 @@ class Trainer:
         batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
         check_entry(entry, self.program)
         program = self.program.for_entry(entry)
-        wanted = _evaluated_targets(program)
+        wanted = evaluation.evaluated_targets(program, preparation, target)
+        preparation = with_columns(preparation, target, features, program.inputs, wanted)
         source = as_source(x, y, program.inputs, wanted, preparation, part="evaluate")
         targets = evaluation.loose_targets(program, source) if program.first is None else wanted
         matching = match(source, program.inputs, targets, preparation, sizes=self._sizes)
         size = fixed_batch(self._specs) or batch_size or 256
-        made = evaluation.make_metrics(program, metrics)
-        if program.first is None:
-            if not made or not targets:
-                raise ArgumentError(
-                    Diagnostic(
-                        A101,
-                        "an inference model has no loss to evaluate",
-                        needed="metrics, and data with a target beside the inputs",
-                    )
+        if program.first is None and (not metrics or not targets):
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "an inference model has no loss to evaluate",
+                    needed="metrics, and data with a target beside the inputs",
                 )
-            for metric in made:
-                metric.target = metric.target or targets[0].name
+            )
+        made = ask(program, metrics, targets=targets)
         return evaluation.run_evaluation(self.session, source, matching, size, made, entry=entry)
 
     def predict(
-        self, x: Data, *, batch_size: int | None = None, preparation: Preparation | None = None
+        self,
+        x: Data,
+        *,
+        batch_size: int | None = None,
+        preparation: Preparation | None = None,
+        features: Columns = None,
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the output of the inference graph for every sample; a dict by name when there are several."""
         preparation = check_preparation(preparation, self.preparation)
         batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
+        preparation = with_columns(preparation, None, features, self.program.inputs, ())
         source = as_source(x, None, self.program.inputs, (), preparation, part="evaluate")
         kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in self.program.inputs}}
         matching = match(source, self.program.inputs, (), dataclasses.replace(preparation, columns=kept))
         size = fixed_batch(self.program.inputs) or batch_size or 256
         outputs = evaluation.run_prediction(self.session, source, matching, size)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def predictions(
+        self,
+        x: Data,
+        *,
+        top: int = 0,
+        probabilities: bool = False,
+        kind: str | None = None,
+        outputs: Sequence[str] | None = None,
+        classes: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        batch_size: int | None = None,
+        preparation: Preparation | None = None,
+    ) -> Predictions:
+        """Return what the model says about each sample, with the names of classes: see docs/predict.md.
+
+        `x` is data as for `predict`; a path may also be an image, or a folder of images at any depth. `top` adds the
+        best few classes and `probabilities` all of them. `kind` says what an output means where the model does not:
+        one of "classes", "labels", "tokens", "ctc", "values". `outputs` chooses outputs, `classes` names classes, and
+        `keep` repeats columns of a table.
+        """
+        preparation = check_preparation(preparation, self.preparation)
+        return make_predictions(
+            self, x, preparation, Wishes(kind, top, tuple(classes), probabilities), outputs, keep, batch_size
+        )
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -335,6 +462,7 @@ class Trainer:
             "run": self.run_id,
             "backend": {"name": self._backend, "options": json_options(self._options), "describe": self._describe()},
             "preparation": self.preparation.as_dict(),
+            "metadata": {PREPARATION: preparation_text(self.preparation)},
             "steps": self.steps,
             "not_finite": bad,
         }
@@ -419,10 +547,13 @@ class Trainer:
         """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
         return StoredModel.of(model).graph_sha256 == self._stored.graph_sha256
 
-    def to_inference(self, *, average: bool = False, quantize: bool = False) -> onnx.ModelProto:
+    def to_inference(
+        self, *, average: bool = False, quantize: bool = False, embed_preparation: bool = False
+    ) -> onnx.ModelProto:
         """Return the inference model with the current weights, or with their moving average (`ema=` of the optimizer).
 
-        With `quantize`, weights that `make_trainable(dequantize=True)` made floats are stored as integers again.
+        With `quantize`, weights that `make_trainable(dequantize=True)` made floats are stored as integers again. With
+        `embed_preparation`, the preparation of the data becomes a part of the model, which then takes raw rows.
 
         Raises:
             ArgumentError: the model does not keep an average of its weights, or has no weights that were integers.
@@ -430,7 +561,7 @@ class Trainer:
         state = self.session.get_state()
         if average:
             state |= averages(self.program, state)
-        return inference_model(self._stored, state, self.preparation, quantize=quantize)
+        return inference_model(self._stored, state, self.preparation, quantize=quantize, embed=embed_preparation)
 
     def to_model(self) -> TrainingModel:
         """Return the training model with the current state. It can be saved, and trained elsewhere."""
@@ -443,11 +574,3 @@ class Trainer:
                 )
             )
         return with_state(self._stored.model, self.session.get_state(), self.preparation)
-
-
-def _evaluated_targets(program: Program) -> tuple[TensorSpec, ...]:
-    """Return the targets that the loss of an evaluation reads: with several training entries those of the first."""
-    if program.first is None or program.first.evaluate is None:
-        return program.targets
-    read = program.first.evaluate.input_names
-    return tuple(t for t in program.targets if t.name in read)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
 import json
 import math
 import os
 import time
 import warnings
+from html import escape
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from onward import notebook
 from onward.arguments import check_path, whole
 from onward.errors import A101, ArgumentError, Diagnostic, require_extra
 from onward.storage import atomic as fsio
+from onward.train.asked import ask
 from onward.train.callbacks import Callback, Logs
-from onward.train.evaluation import make_metrics
-from onward.train.metrics import ConfusionMatrix
+from onward.train.charts import Chart, check_picture
 from onward.train.plot import loss_chart
 from onward.train.report import build_report, environment, settings_of
 
@@ -44,21 +48,34 @@ class JsonLog(Callback):
     A resumed run continues the file. Lines of steps that are done again are removed first.
     """
 
+    every = 1
+    _file: IO[str] | None = None
+    _flushed = 0.0
+
     def __init__(self, path: str | Path, every: int = 1) -> None:
         check_path("path", path)
         self.path = Path(path)
         self.every = whole("every", every, 1)
-        self._file: IO[str] | None = None
-        self._flushed = 0.0
 
     def _write(self, event: str, record: dict[str, Any], flush: bool = True) -> None:
         if self._file is None:
             return
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self._file.write(json.dumps({"event": event, "time": round(time.time(), 3), **plain}) + "\n")
-        if flush or time.monotonic() - self._flushed > 1.0:
-            self._file.flush()
-            self._flushed = time.monotonic()
+        try:
+            self._file.write(json.dumps({"event": event, "time": round(time.time(), 3), **plain}) + "\n")
+            if flush or time.monotonic() - self._flushed > 1.0:
+                self._file.flush()
+                self._flushed = time.monotonic()
+        except OSError as error:  # a full disk: the log ends, and the run goes on
+            warnings.warn(f"the log `{self.path}` ends here, it could not be written: {error}", stacklevel=2)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Close the file, without what could not be written."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        self._file = None
 
     def on_fit_begin(self, run: Run) -> None:
         _prepare(self.path, "log")
@@ -68,6 +85,9 @@ class JsonLog(Callback):
         else:
             mode = "w"
         self._file = open(self.path, mode, encoding="utf-8")  # noqa: SIM115 -- closed by on_fit_end
+        self._write_start(run)
+
+    def _write_start(self, run: Run) -> None:
         self._write(
             "start",
             {
@@ -100,11 +120,12 @@ class JsonLog(Callback):
     def on_checkpoint(self, run: Run, path: str) -> None:
         self._write("checkpoint", {"step": run.position.step, "path": path})
 
-    def on_fit_end(self, run: Run) -> None:
+    def _write_end(self, run: Run) -> None:
         self._write("end", {"step": run.position.step, "finished": run.finished, "stopped": run.history.stopped})
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+
+    def on_fit_end(self, run: Run) -> None:
+        self._write_end(run)
+        self._forget()
 
 
 class TensorBoard(Callback):
@@ -164,14 +185,15 @@ class _Document(Callback):
     def on_fit_begin(self, run: Run) -> None:
         _prepare(self.path, self.what)
 
-    def make(self, run: Run) -> str:
-        """Return the text of the file."""
+    def make(self, run: Run) -> str | bytes:
+        """Return the content of the file."""
         raise NotImplementedError
 
     def _write(self, run: Run) -> None:
         try:
-            fsio.write_atomic(self.path, [self.make(run).encode("utf-8")])
-        except OSError as error:
+            made = self.make(run)
+            fsio.write_atomic(self.path, [made.encode("utf-8") if isinstance(made, str) else made])
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it must not end the run
             warnings.warn(f"the {self.what} `{self.path}` could not be written: {error}", stacklevel=2)
 
     def on_epoch_end(self, run: Run, logs: Logs) -> None:
@@ -183,16 +205,23 @@ class _Document(Callback):
 
 
 class LossPlot(_Document):
-    """Draws the loss as SVG, again after each epoch."""
+    """Draws the loss as SVG or PNG, by the name of the file, again after each epoch."""
 
     what = "plot"
 
-    def make(self, run: Run) -> str:
-        return loss_chart(run.history.epochs, run.history.step_losses)
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        check_picture(self.path)
+
+    def make(self, run: Run) -> bytes:
+        return Chart(loss_chart(run.history.epochs, run.history.step_losses)).encoded(self.path)
 
 
 class Report(_Document):
-    """Writes the HTML report, again after each epoch, with a confusion matrix where the target is a class."""
+    """Writes the HTML report, again after each epoch, with a confusion matrix where the target is a class.
+
+    In a notebook it shows the report that it has written.
+    """
 
     what = "report"
 
@@ -202,12 +231,22 @@ class Report(_Document):
 
     def on_fit_begin(self, run: Run) -> None:
         super().on_fit_begin(run)
-        targets = run.trainer.program.targets
-        is_class = bool(targets) and targets[0].dtype.startswith(("int", "uint"))
-        if run.confusion is None and run.validation is not None and is_class:
-            confusion = make_metrics(run.trainer.program, ["confusion"])[0]
-            assert isinstance(confusion, ConfusionMatrix)
-            run.confusion = confusion
+        if run.validation is None or any(a.is_matrix for a in run.asked):
+            return
+        program = run.trainer.program
+        try:
+            (confusion,) = ask(program, ["confusion"])
+        except ArgumentError:  # the outputs and targets are not classes
+            return
+        is_class = {t.name: t.dtype.startswith(("int", "uint")) for t in program.targets}
+        if is_class[confusion.target]:
+            run.asked.append(dataclasses.replace(confusion, optional=True))
+
+    def _repr_html_(self) -> str:
+        if not self.path.exists():
+            return notebook.panel(f"Report {self.path}", '<div class="soft">not written yet</div>')
+        page = escape(self.path.read_text("utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:600px;border:0"></iframe>'
 
     def make(self, run: Run) -> str:
         return build_report(

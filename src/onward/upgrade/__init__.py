@@ -1,4 +1,4 @@
-"""Upgrade models of older opsets and of ONNX 1.7, and decompose `com.microsoft` operators.
+"""Upgrade models of older opsets and of ONNX 1.7, and decompose the operators of `com.microsoft` and `ai.onnx.ml`.
 
 >>> from onnx import helper
 >>> graph = helper.make_graph([helper.make_node("Squeeze", ["x"], ["y"], axes=[0])], "g", [], [])
@@ -95,7 +95,7 @@ class UpgradeOperators(Pass):
 
 
 class ReplaceMicrosoftOperators(Pass):
-    """Decompose `com.microsoft` operators into plain ones; the unit gets a new model if there are any."""
+    """Decompose operators of `com.microsoft` and `ai.onnx.ml`; the unit gets a new model if there are any."""
 
     def run(self, unit: Unit) -> bool:
         if not has_microsoft(unit.model):

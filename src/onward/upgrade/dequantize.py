@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff.function_bodies import body_of, inline_call
-from onward.errors import ArgumentError, Diagnostic
+from onward.errors import ArgumentError, Diagnostic, named_node
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.integer_products import to_float_products
@@ -267,8 +267,8 @@ def _obstacle(node: ir.Node) -> Diagnostic | None:
     return Diagnostic(
         A120,
         f"cannot dequantize `{node.op_type}` ({node.domain or 'ai.onnx'}): {reason}",
-        place=f"node `{node.name or node.outputs[0].name}`",
-        hint="without dequantize=True (`--dequantize`) the float weights of the model can still be trained"
+        place=named_node(node),
+        hint="without dequantize=True the float weights of the model can still be trained"
         if node.domain in (*_STANDARD, DOMAIN)
         else "export the model with QuantizeLinear and DequantizeLinear, which every runtime knows",
     )

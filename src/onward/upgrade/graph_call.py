@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from onward.errors import Diagnostic, ModelError, counted
+from onward.errors import Diagnostic, ModelError, counted, named_nodes
 from onward.graph.builder import Names
 from onward.graph.schema import TRAINING_DOMAIN
 from onward.upgrade.opset import all_names
@@ -22,7 +22,7 @@ M120 = "M120"
 
 def has_graph_call(proto: onnx.ModelProto) -> bool:
     """Return whether an algorithm calls the inference graph, as in ONNX 1.7."""
-    return any(_is_call(n) for info in proto.training_info for n, _ in _nodes(info.algorithm))
+    return any(_is_call(n) for info in proto.training_info for n, *_ in _nodes(info.algorithm))
 
 
 def remove_graph_calls(proto: onnx.ModelProto) -> None:
@@ -36,9 +36,9 @@ def remove_graph_calls(proto: onnx.ModelProto) -> None:
     for index, info in enumerate(proto.training_info):
         place = f"training_info[{index}].algorithm"
         calls = [n for n in info.algorithm.node if _is_call(n)]
-        for node, depth in _nodes(info.algorithm):
+        for node, depth, name in _nodes(info.algorithm):
             if _is_call(node):
-                problems += _check(node, depth, proto.graph, place)
+                problems += _check(node, depth, proto.graph, f"{place}, {name}")
         if calls and not problems:
             _convert(info, proto.graph, calls, names)
     if problems:
@@ -49,20 +49,20 @@ def _is_call(node: onnx.NodeProto) -> bool:
     return node.op_type == "GraphCall" and node.domain in (TRAINING_DOMAIN, "ai.onnx.training")
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, int]]:
+def _nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, int, str]]:
+    """Yield each node with the number of graphs around it and how a message names it."""
     stack = [(graph, 0)]
     while stack:
         current, depth = stack.pop()
-        for node in current.node:
-            yield node, depth
+        for node, name in zip(current.node, named_nodes(current.node), strict=True):
+            yield node, depth, name
             for attribute in node.attribute:
                 if attribute.HasField("g"):
                     stack.append((attribute.g, depth + 1))
                 stack.extend((g, depth + 1) for g in attribute.graphs)
 
 
-def _check(call: onnx.NodeProto, depth: int, graph: onnx.GraphProto, place: str) -> Iterator[Diagnostic]:
-    where = f"{place}, node `{call.name or 'GraphCall'}`"
+def _check(call: onnx.NodeProto, depth: int, graph: onnx.GraphProto, where: str) -> Iterator[Diagnostic]:
     named = [a.s.decode("utf-8", "replace") for a in call.attribute if a.name == "graph_name"]
     if named != [graph.name]:
         found = f"`{named[0]}`" if named else "no `graph_name`"

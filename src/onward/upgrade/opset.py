@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 from onnx import version_converter
 
-from onward.errors import Diagnostic, ModelError
+from onward.errors import Diagnostic, ModelError, named_node
 from onward.graph.builder import Names
 from onward.graph.schema import TRAINING_DOMAIN, schema
 
@@ -122,13 +122,13 @@ class _Conversion:
                     self.graph(inner, typed_inner, types, known)
         if self.source < 7 <= self.target:
             self._repair_prelu(graph, types)
-        active = [i for i, node in enumerate(graph.node) if self._changed(node)]
+        active = [i for i, node in enumerate(graph.node) if self._changed(graph, node)]
         if not active:
             return
         reasons = {i: self._unfit(graph.node[i]) for i in active}
         for i, reason in reasons.items():
             if reason:
-                self._problem(graph.node[i], reason)
+                self._problem(graph, graph.node[i], reason)
         if any(reasons.values()):
             return
         try:
@@ -138,7 +138,7 @@ class _Conversion:
             return
         missing = {o for n in graph.node for o in n.output if o} - {o for n in nodes for o in n.output}
         if missing:
-            self._problem(None, f"onnx's converter renamed {', '.join(f'`{m}`' for m in sorted(missing)[:5])}")
+            self._problem(graph, None, f"onnx's converter renamed {', '.join(f'`{m}`' for m in sorted(missing)[:5])}")
             return
         if self.source < 11 <= self.target:
             _repair_resize(nodes)
@@ -160,7 +160,7 @@ class _Conversion:
             if slope is not None and [d.dim_value for d in slope.tensor_type.shape.dim] in ([], [1]):
                 continue  # one slope for all channels
             if x is None or not x.tensor_type.HasField("shape"):
-                self._problem(node, "the rank of its input is not known")
+                self._problem(graph, node, "the rank of its input is not known")
                 continue
             shape = [-1, *[1] * (len(x.tensor_type.shape.dim) - 2)]
             shaped, name = self.names.unique("upgrade/slope"), self.names.unique("upgrade/Reshape")
@@ -173,7 +173,7 @@ class _Conversion:
             node.input[1] = shaped
             graph.node.insert(index, reshape)
 
-    def _changed(self, node: onnx.NodeProto) -> bool:
+    def _changed(self, graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
         """Return whether the converter must see this node."""
         if node.domain not in ("", "ai.onnx"):
             return False
@@ -184,7 +184,7 @@ class _Conversion:
             return False  # later versions only gained types; onnx would look for the file of a tensor that is set aside
         if any(a.HasField("g") or a.graphs for a in node.attribute):
             if node.op_type == "Scan" and self.source < 9:
-                self._problem(node, "Scan has another meaning in operator set 8 than in later ones")
+                self._problem(graph, node, "Scan has another meaning in operator set 8 than in later ones")
             return False  # If, Loop and Scan only gained types
         return new is None or new.deprecated or old.since_version != new.since_version
 
@@ -278,18 +278,18 @@ class _Conversion:
             try:
                 self._convert(graph, [index], types, constants)
             except _ERRORS as reason:
-                self._problem(graph.node[index], _reason(reason))
+                self._problem(graph, graph.node[index], _reason(reason))
                 found = True
         if not found:
-            self._problem(None, _reason(error))
+            self._problem(graph, None, _reason(error))
 
-    def _problem(self, node: onnx.NodeProto | None, reason: str) -> None:
+    def _problem(self, graph: onnx.GraphProto, node: onnx.NodeProto | None, reason: str) -> None:
         what = "the graph" if node is None else f"`{node.op_type}`"
         self.problems.append(
             Diagnostic(
                 M121,
                 f"{what} cannot be converted from operator set {self.source} to {self.target}",
-                place=self.place + ("" if node is None else f", node `{node.name or node.op_type}`"),
+                place=self.place + ("" if node is None else f", {named_node(node, graph.node)}"),
                 found=reason,
             )
         )

@@ -129,7 +129,8 @@ def _residuals(
     accessors: dict[Value, Value] = {}
     for residual in residuals:
         if residual is body.inputs[0]:
-            accessors[residual] = iteration
+            listed = residual.shape is not None and len(residual.shape) == 1
+            accessors[residual] = op.Reshape(iteration, np.array([1], np.int64)) if listed else iteration
             continue
         if is_invariant(residual, body):
             stacked = stack_residual(rule, body, residual, len(rule.node.inputs) - 2)

@@ -4,7 +4,8 @@ Stock ONNX Runtime runs the dozen element-wise operators of an optimizer as a do
 element-wise end of the step graph, from the gradients to the new state, becomes one compiled scalar expression per
 element. Parameters, moments and gradients are views into flat buffers, one per slot of the expression. So one loop
 updates all parameters in place, after the graph has finished. The loop contains only operators that IEEE 754 rounds
-exactly, without re-association, so the results are bit-identical to those of the plain graph.
+exactly, without re-association, so the results are bit-identical to those of the plain graph. The first updates are
+made by numpy, with the same bits: numba takes a second to compile, longer than many a short run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,6 +34,8 @@ _TYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 # Elements per thread that are worth a thread: a quarter of a millisecond of work. Waking a thread is quick, but on few
 # cores it may wait a time slice for a spinning thread of ONNX Runtime.
 SMALLEST_PART = 524_288
+_CHUNK = 8192  # elements that numpy computes at a time
+COMPILE_AFTER = 1.0  # seconds in numpy's loop, about what numba takes to be imported and to compile
 ALIGNMENT = 16  # elements; every view starts on a cache line of its flat buffer
 
 
@@ -104,7 +109,17 @@ class _Finder:
                 continue
             if all(self._fits(v, shape) for v in node.inputs):
                 pulled.add(node)
+        while stay := {n for n in pulled if self._reads_booleans(n, pulled) or _is_read_outside(n, pulled)}:
+            pulled -= stay
         return pulled
+
+    def _reads_booleans(self, node: ir.Node, pulled: set[ir.Node]) -> bool:
+        """Return whether the node reads an array of another node that is no array of floating-point numbers.
+
+        Such are the only ones that come into a loop: a comparison is pulled with what reads it, or both stay.
+        """
+        outside = [v for v in node.inputs if v is not None and v.producer() not in pulled]
+        return any(v.dtype not in _TYPES and not _is_scalar(v) and walk.constant_of(v) is None for v in outside)
 
     def _fits(self, value: ir.Value | None, shape: tuple[int, ...]) -> bool:
         if value is None:
@@ -269,6 +284,10 @@ class _Component:
         return f"v{self.arrays.index(value.name or '')}"
 
 
+def _is_read_outside(node: ir.Node, pulled: set[ir.Node]) -> bool:
+    return any(use.node not in pulled for use in node.outputs[0].uses())
+
+
 def _is_scalar(value: ir.Value) -> bool:
     shape = shapes.static_shape(value)
     return shape == ()
@@ -340,6 +359,40 @@ def compiled(source: str) -> Callable[..., None]:
     return function
 
 
+_CHOICE = re.compile(r"\((\w+) if (\w+) else (\w+)\)")
+_SIGN = re.compile(r"\(one if (\w+) > zero else \(-one if \1 < zero else \1\)\)")
+
+
+@functools.lru_cache(maxsize=64)
+def in_numpy(source: str) -> Callable[..., None]:
+    """Return the loop as numpy runs it, some thousand elements at a time so that they stay in the cache: the same bits.
+
+    It needs no compiler, so a short run is over before numba would have compiled.
+
+    >>> a = np.array([1.0, -4.0], np.float32)
+    >>> loop = ["def update(one, zero, a0):", "    for i in range(a0.shape[0]):", "        v0 = a0[i]"]
+    >>> in_numpy(chr(10).join([*loop, "        a0[i] = abs(v0)"]))(1, 0, a)
+    >>> a.tolist()
+    [1.0, 4.0]
+    """
+    head, _, *body = source.splitlines()
+    lines = [head, f"    for i in range(0, a0.shape[0], {_CHUNK}):", f"        j = i + {_CHUNK}"]
+    for line in body:
+        line = _SIGN.sub(r"np.where(\1 > zero, one, np.where(\1 < zero, -one, \1))", line)
+        line = _CHOICE.sub(r"np.where(\2, \1, \3)", line)
+        line = re.sub(r"= (a\d+)\[i\]$", r"= \1[i:j].copy()", line)  # a result may be written before another reads it
+        lines.append(re.sub(r"^( +a\d+)\[i\] =", r"\1[i:j] =", line))
+    namespace: dict[str, Any] = {"np": np}
+    exec("\n".join(lines), namespace)  # generated above, as in `compiled`
+    update: Callable[..., None] = namespace["update"]
+
+    def run(*operands: Any) -> None:
+        with np.errstate(all="ignore"):  # as the graph and the compiled loop, which say nothing of inf and NaN
+            update(*operands)
+
+    return run
+
+
 def available() -> bool:
     """Return whether numba is installed."""
     import importlib.util
@@ -360,7 +413,8 @@ class FlatBuffers:
             total += -(-size // ALIGNMENT) * ALIGNMENT
         self.size = total
         self.arrays = [np.zeros(total, dtype=group.dtype) for _ in group.slots]
-        self._function = compiled(group.source)
+        self._function: Callable[..., None] | None = None  # not compiled yet
+        self._seconds = 0.0
         number = np.dtype(group.dtype).type
         self._fixed = [number(1), number(0)]
         self._constants = [number(c) for c in group.constants]
@@ -378,11 +432,20 @@ class FlatBuffers:
                 yield name, flat[offset : offset + int(np.prod(shape))].reshape(shape)
 
     def run(self, scalars: Mapping[str, np.ndarray]) -> None:
-        """Apply the update to every tensor of the group."""
+        """Apply the update to every tensor of the group.
+
+        numpy does it until it took as long as numba takes to compile. So a short run does not pay for the compiler, a
+        long one soon runs the compiled loop, and the bits are the same in both.
+        """
+        if self._function is None and self._seconds >= COMPILE_AFTER:
+            self._function = compiled(self.group.source)
+        function = self._function or in_numpy(self.group.source)
+        start = time.perf_counter()
         values = [self._number(np.asarray(scalars[name]).reshape(())) for name in self.group.scalars]
         scalar_values = (*values, *self._constants)
         own, *others = ((*self._fixed, *part, *scalar_values) for part in self._parts)
-        waiting = [self._pool.submit(self._function, *part) for part in others] if self._pool else []
-        self._function(*own)
+        waiting = [self._pool.submit(function, *part) for part in others] if self._pool else []
+        function(*own)
         for part in waiting:
             part.result()
+        self._seconds += time.perf_counter() - start

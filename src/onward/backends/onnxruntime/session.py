@@ -15,12 +15,14 @@ from onward import versions
 from onward.arguments import check_name, whole
 from onward.backends import state as states
 from onward.backends.base import Session
+from onward.backends.interrupts import interrupts_kept
 from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.rewrites import REWRITES
 from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.compiler.program import PlainGraph, Program
 from onward.errors import BackendError, Diagnostic, require_extra
 from onward.graph import shapes
+from onward.graph.walk import all_nodes
 from onward.model.serde import to_proto
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Unit, run_passes
@@ -141,7 +143,8 @@ class OnnxRuntimeSession(Session):
         for chosen in states.chosen_entries(self.program, entry):
             if chosen.name not in self._steps:
                 self._steps[chosen.name] = self._prepare_step(chosen.name, chosen.step)
-            outputs.update(self._run_step(self._steps[chosen.name], feeds))
+            with interrupts_kept():  # the update changes the state in place: half of it would be neither old nor new
+                outputs.update(self._run_step(self._steps[chosen.name], feeds))
         return outputs
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -219,6 +222,8 @@ class OnnxRuntimeSession(Session):
         fixed = sizes if sizes == step.usual else ()
         session = self._session(graph, step.model, fixed, spin=step.threads == 1)
         held = [n for n in step.inputs if n in self._current]
+        if _has_text(step.inputs, feeds):
+            return self._run_step_on_text(step, session, held, feeds)
         key = (fixed, *(self._current[n] for n in [*held, *step.replaces.values()]))
         binding = step.bindings.get(key)
         if binding is None:
@@ -244,6 +249,39 @@ class OnnxRuntimeSession(Session):
         for state in step.replaces.values():
             self._current[state] ^= 1
         return outputs
+
+    def _run_step_on_text(
+        self, step: _Step, session: onnxruntime.InferenceSession, held: Sequence[str], feeds: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Run a step without bindings, which hold no text (ONNX Runtime 1.31), and copy the new state."""
+        bound = [*step.replaces, *step.gradients, *step.fetched]
+        arrays = dict(zip(bound, self._run_on_text(session, bound, held, step.inputs, feeds, step.graph), strict=True))
+        for output, state in step.replaces.items():
+            np.copyto(self._arrays[self._current[state] ^ 1][state], arrays[output])
+        for gradient, value in step.gradients.items():
+            value.update_inplace(arrays[gradient])
+        self._update(step, {n: _Result(a) for n, a in arrays.items()}, feeds)
+        for state in step.replaces.values():
+            self._current[state] ^= 1
+        return {o: arrays[o] for o in step.graph.outputs}
+
+    def _run_on_text(
+        self,
+        session: onnxruntime.InferenceSession,
+        outputs: Sequence[str],
+        held: Sequence[str],
+        inputs: Sequence[str],
+        feeds: Mapping[str, np.ndarray],
+        graph: PlainGraph,
+    ) -> list[np.ndarray]:
+        given = {**self.program.settings, **feeds}
+        wanted = [n for n in inputs if n not in held]
+        states.require_feeds(wanted, given, self.program)
+        arrays = {n: np.asarray(given[n]) for n in wanted} | {n: self._arrays[self._current[n]][n] for n in held}
+        try:
+            return list(session.run(list(outputs), arrays))
+        except _RUNTIME_ERRORS as error:
+            raise _failure(error, graph.name) from error
 
     def _update(self, step: _Step, results: Mapping[str, Any], feeds: Mapping[str, np.ndarray]) -> None:
         """Run the fused update, if there is one."""
@@ -279,10 +317,13 @@ class OnnxRuntimeSession(Session):
         binding = session.io_binding()
         inputs = [i.name for i in session.get_inputs()]
         held = [n for n in inputs if n in self._current and n not in feeds]
+        outputs = [o.name for o in session.get_outputs()]
+        if _has_text(inputs, feeds):
+            arrays = self._run_on_text(session, outputs, held, inputs, feeds, graph)
+            return dict(zip(outputs, arrays, strict=True))
         for state in held:
             binding.bind_ortvalue_input(state, self._values[self._current[state]][state])
         self._bind_feeds(binding, [n for n in inputs if n not in held], feeds)
-        outputs = [o.name for o in session.get_outputs()]
         for output in outputs:
             binding.bind_output(output)
         try:
@@ -307,7 +348,7 @@ class OnnxRuntimeSession(Session):
             if not spin:  # the threads of the compiled loop need the cores on which ONNX Runtime's would go on spinning
                 options.add_session_config_entry("session.force_spinning_stop", "1")
             try:
-                self._sessions[graph, fixed] = _load(_bytes(model), options, self.providers)
+                self._sessions[graph, fixed] = _load(model, options, self.providers)
             except _RUNTIME_ERRORS as error:
                 raise BackendError(
                     Diagnostic(
@@ -323,6 +364,20 @@ class OnnxRuntimeSession(Session):
         return self._sessions[graph, fixed]
 
 
+class _Result:
+    """An array where `_update` expects an OrtValue."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def numpy(self) -> np.ndarray:
+        return self._array
+
+
+def _has_text(inputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> bool:
+    return any(np.asarray(feeds[n]).dtype.kind in "OUS" for n in inputs if n in feeds)
+
+
 def run_once(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return all outputs of a graph that is run once, for all of its inputs.
 
@@ -332,7 +387,7 @@ def run_once(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised, and said once
     try:
-        session = _load(_bytes(graph.model), options, ["CPUExecutionProvider"])
+        session = _load(graph.model, options, ["CPUExecutionProvider"])
         values = {n: _ort_value(np.ascontiguousarray(v).reshape(np.shape(v))) for n, v in feeds.items()}
         results = session.run_with_ort_values(list(graph.output_names), values)
     except _RUNTIME_ERRORS as error:
@@ -344,19 +399,26 @@ def _bytes(model: ir.Model) -> bytes:
     return bytes(to_proto(TrainingModel(model)).SerializeToString())
 
 
-def _load(data: bytes, options: Any, providers: Sequence[str]) -> onnxruntime.InferenceSession:
+def _load(model: ir.Model, options: Any, providers: Sequence[str]) -> onnxruntime.InferenceSession:
     """Return a session; without the fusions that ONNX Runtime makes and has no kernel for, if it made some.
 
-    Up to 1.24 at least it fuses a Transpose into a float64 MatMul and then finds no kernel for the result.
+    Up to 1.24 at least it fuses a Transpose into a float64 MatMul and then finds no kernel for the result. It also
+    fuses a constant factor into a MatMul, as an attribute of 32 bits: too few for float64.
     """
+    data = _bytes(model)
+    disabled = ["MatMulScaleFusion"] if _computes_in_double(model.graph) else []
     try:
-        return onnxruntime.InferenceSession(data, options, providers=providers)
+        return onnxruntime.InferenceSession(data, options, providers=providers, disabled_optimizers=disabled)
     except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
         if "com.microsoft.FusedMatMul" not in str(error):
             raise
-        return onnxruntime.InferenceSession(
-            data, options, providers=providers, disabled_optimizers=["MatmulTransposeFusion"]
-        )
+        disabled.append("MatmulTransposeFusion")
+        return onnxruntime.InferenceSession(data, options, providers=providers, disabled_optimizers=disabled)
+
+
+def _computes_in_double(graph: ir.Graph) -> bool:
+    """Return whether a matrix product of the graph, or of a body in it, is one of float64."""
+    return any(v.dtype == ir.DataType.DOUBLE for n in all_nodes(graph) if n.op_type == "MatMul" for v in n.outputs)
 
 
 def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:

@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from onward.errors import named_nodes
+
 
 def trace(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> list[tuple[str, str, np.ndarray]] | None:
     """Return (name, place, array) of every value in the order of the nodes; None if the graph cannot be run here.
@@ -16,8 +18,8 @@ def trace(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> list[tupl
     a second error.
     """
     places = {
-        out: f"node `{node.name or '(no name)'}` ({node.op_type})"
-        for node in model.graph.node
+        out: place + f" ({node.op_type})" * bool(node.name)
+        for node, place in zip(model.graph.node, named_nodes(model.graph.node), strict=True)
         for out in node.output
         if out
     }

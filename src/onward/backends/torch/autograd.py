@@ -1,9 +1,4 @@
-"""Differentiate the forward half of a gradients graph with PyTorch's autograd.
-
-The gradients graph of a program contains an explicit backward pass. Autograd is faster, because one kernel replaces
-several plain operators, and DistributedDataParallel needs it. Both give the same numbers up to rounding. The explicit
-backward pass runs if a graph needs more than gradients of one value with respect to parameters.
-"""
+"""Differentiate the forward part of a gradients graph with PyTorch's autograd; DistributedDataParallel needs it."""
 
 from __future__ import annotations
 
@@ -14,11 +9,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from onward.compiler.program import Entry, PlainGraph
-from onward.graph import walk
+from onward.backends.graph.forward import ForwardPart
+from onward.compiler.program import PlainGraph
 
-# `onward.straight_through` chooses their gradient; autograd does not know it.
-_ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear"}
 _BRANCHING = {"If", "Loop", "Scan"}
 
 Run = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -43,16 +36,11 @@ class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
         processes.
         """
         super().__init__()
-        graph = step.copy_model().graph
-        (self.y,) = {y for y, _ in step.gradient_of.values()}
-        self.state_of = {gradient: x for gradient, (_, x) in step.gradient_of.items()}
-        self.branches = any(n.op_type in _BRANCHING for n in graph)
-        wanted = [v for v in graph.outputs if v.name not in step.gradient_of]
-        if self.y not in {v.name for v in wanted}:
-            wanted.append(next(v for n in graph for v in n.outputs if v.name == self.y))
-        self.input_names = [v.name or "" for v in graph.inputs]
-        self.run = make(graph, step.opset, wanted)
-        self.names = list(dict.fromkeys(self.state_of.values()))
+        part = ForwardPart(step)
+        self.y, self.state_of, self.names = part.y, part.state_of, part.parameters
+        self.branches = any(n.op_type in _BRANCHING for n in part.graph)
+        self.input_names = part.input_names
+        self.run = make(part.graph, part.opset, part.outputs)
         self.tensors = nn.ParameterList([nn.Parameter(state[name]) for name in self.names])
         self.results: dict[str, Any] = {}
         self._whole = whole
@@ -85,33 +73,6 @@ class Forward(nn.Module):  # type: ignore[misc]  # torch is not typed here
             self.results = {}
             for tensor in self.tensors:
                 tensor.grad = None
-
-
-def why_not(entry: Entry) -> str:
-    """Return why autograd cannot compute the gradients of an entry, or "" if it can."""
-    step = entry.gradients
-    if step is None or entry.update is None:
-        return "the program has no gradients graph (compile it with split=True)"
-    gradients = step.gradient_of
-    read = entry.update.input_names
-    if not gradients or any(n in read and n not in gradients for n in step.outputs):
-        return "it differentiates with respect to values other than state, or uses your own gradient rules"
-    if len({y for y, _ in gradients.values()}) > 1:
-        return "it differentiates several values"
-    graph = step.model.graph
-    outputs = {v.name: v for v in graph.outputs}
-    defined = {v.name for n in graph for v in n.outputs}
-    (y,) = {y for y, _ in gradients.values()}
-    if y not in defined:
-        return f"`{y}` is not computed in the graph"
-    given = {v.producer() for name, v in outputs.items() if name in gradients} - {None}
-    forward = [v for name, v in outputs.items() if name not in gradients]
-    behind = walk.ancestors([*forward, *(v for n in graph for v in n.outputs if v.name == y)])
-    if given & behind:
-        return "an output is computed from a gradient"
-    if any(n.op_type in _ROUNDING for n in behind):
-        return "it rounds to integers, and the compiled program chose the gradient"
-    return ""
 
 
 def _detached(value: Any) -> Any:

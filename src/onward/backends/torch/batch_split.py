@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from onward.backends.graph.interpreter import Body, Instruction
 from onward.backends.processes import share
-from onward.backends.torch.host import number
-from onward.backends.torch.interpreter import Body, Instruction, Interpreter, on_device
+from onward.backends.torch.framework import TORCH, number
+from onward.backends.torch.interpreter import Interpreter
 from onward.errors import BackendError, Diagnostic
 
 B303 = "B303"
@@ -160,7 +161,7 @@ class Team:
             Diagnostic(
                 B303,
                 f"process {self.rank} lost another process: {str(error).splitlines()[0]}",
-                hint="start again with --resume; torchrun does so by itself with --max-restarts",
+                hint="start again with Trainer.resume(...); torchrun does so by itself if it may restart processes",
             )
         )
 
@@ -192,7 +193,7 @@ class Team:
         """
         if not self.rank:
             return value
-        tensor = value if isinstance(value, Tensor) else value.tensor()
+        tensor = TORCH.tensor(value)
         if not needs_gradient(tensor):
             return torch.zeros_like(tensor)
         return torch.where(torch.zeros((), dtype=torch.bool, device=tensor.device), tensor, torch.zeros_like(tensor))
@@ -301,10 +302,6 @@ class Shared(Interpreter):
 
     def body(self, graph: ir.Graph) -> Body:
         return SharedBody(graph, Shared(graph, self.opset, self.team, made_whole=self.made_whole), self.team)
-
-    def plain(self, instruction: Instruction, arguments: Sequence[Any]) -> Any:
-        """Return the result of the operator on the local tensors."""
-        return instruction.handler(instruction.attributes, *on_device(instruction, list(arguments)))
 
     def call(self, instruction: Instruction, arguments: list[Any]) -> Any:
         result = self._call(instruction, arguments)

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from onward.backends.graph.host import Host
+from onward.backends.graph.interpreter import Instruction
 from onward.backends.torch.batch_split import Cut, Partial, Share, Shared, rule
 from onward.backends.torch.batch_split_rules import NOT_BESIDE, beside
-from onward.backends.torch.host import Host, ints
-from onward.backends.torch.interpreter import Instruction
+from onward.backends.torch.framework import TORCH, ints
 
 # -- images and sequences --------------------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ def recurrent(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
             local.append(other.tensor)
             continue
         whole = run.team.whole(other)
-        whole = whole.tensor() if isinstance(whole, Host) else whole
+        whole = TORCH.tensor(whole)
         local.append(whole if axis is None or whole is None else run.team.cut(whole, axis, value.cut))
     outputs = run.plain(node, local)
     return tuple(value.like(o, axis) for o, axis in zip(outputs, (2, 1, 1), strict=False))

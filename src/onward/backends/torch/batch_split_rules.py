@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from onward.backends.graph.host import Host
+from onward.backends.graph.interpreter import Instruction
 from onward.backends.torch.batch_split import Cut, Partial, Share, Shared, elements, needs_gradient, rule, spread
-from onward.backends.torch.host import Host, ints, number
-from onward.backends.torch.interpreter import Instruction
+from onward.backends.torch.framework import TORCH, ints, number
 from onward.backends.torch.ops.elementwise import _BINARY, _UNARY
 
 # -- element by element ----------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def beside(run: Shared, value: Any, leader: Share, axis: int, rank: int) -> Any:
         return value
     if value.shape[own] != leader.cut.total:
         return NOT_BESIDE
-    whole = value.tensor() if isinstance(value, Host) else value
+    whole = TORCH.tensor(value)
     return run.team.cut(whole, own, leader.cut)
 
 
@@ -234,7 +235,7 @@ def _joined(run: Shared, values: list[Any], axis: int, *, new_axis: bool) -> Any
     local = [beside(run, v, leader, leader.axis, leader.ndim) for v in values]
     if any(v is NOT_BESIDE for v in local):
         return None
-    tensors = [v.tensor() if isinstance(v, Host) else v for v in local]
+    tensors = [TORCH.tensor(v) for v in local]
     return leader.like(join(tensors, axis), leader.axis + (new_axis and place <= leader.axis))
 
 

@@ -1,131 +1,24 @@
-"""Run an ONNX graph with PyTorch operators.
-
-The graph is converted to a list of instructions once. A run is a loop over them, which autograd records and
-`torch.compile` and `torch.export` trace. Shapes, axes and sizes stay Python numbers (`host.Host`), so that a traced
-graph has constants and no data-dependent control flow.
-"""
+"""Run an ONNX graph with PyTorch operators; autograd records a run, and `torch.compile` and `torch.export` trace it."""
 
 from __future__ import annotations
 
-import dataclasses
-import traceback
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import onnx_ir as ir
 import torch
 
-from onward.autodiff.function_bodies import body_of, inline_call
-from onward.backends.torch.host import Host, host_constant, is_host_constant, run_on_host
-from onward.backends.torch.registry import Attributes, find, missing
-from onward.backends.torch.tensors import B302, to_tensor
-from onward.errors import BackendError, Diagnostic
-from onward.graph import shapes, walk
-from onward.graph.builder import Names
+from onward.backends.graph import interpreter as core
+from onward.backends.graph.interpreter import Instruction
+from onward.backends.torch.framework import TORCH
+from onward.errors import BackendError
+
+FAILURES = TORCH.failures
 
 
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """One node: what to call, where its inputs are and where its outputs go (-1: absent)."""
+class Interpreter(core.Interpreter):
+    """A graph ready to run on PyTorch: `run({name: tensor})` returns its outputs by name."""
 
-    op_type: str
-    handler: Callable[..., Any]
-    attributes: Attributes
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    dead: tuple[int, ...]  # slots that no later node reads
-    name: str
-    bodies: tuple[Body, ...] = ()
-
-
-class Interpreter:
-    """A graph ready to run: `run({name: tensor})` returns its outputs by name.
-
-    Args:
-        graph: an onnx-ir graph; values of outer scopes that it reads are inputs too, by name.
-        opset: the version of ai.onnx.
-        stop: names of values that are given from outside although a node computes them (the cut of a slice).
-    """
-
-    def __init__(self, graph: ir.Graph, opset: int, *, outputs: Sequence[ir.Value] | None = None) -> None:
-        self.opset = opset
-        self._narrow: torch.dtype | None = None
-        wanted = list(graph.outputs if outputs is None else outputs)
-        wanted = _expand_functions(graph, opset, wanted)
-        needed = walk.ancestors(wanted)
-        nodes = [n for n in graph if n in needed]
-        absent = sorted({_label(n) for n in _nested(nodes) if find(n.op_type, n.domain, opset) is None})
-        if absent:
-            raise missing(absent)
-        self._slots: dict[ir.Value, int] = {}
-        self.input_slots: dict[str, int] = {}
-        self.constants: dict[int, Any] = {}
-        for value in graph.inputs:
-            self.input_slots[value.name or ""] = self._slot(value)
-        for name, value in graph.initializers.items():
-            if name not in self.input_slots:
-                slot = self._slot(value)
-                assert value.const_value is not None
-                self.constants[slot] = constant(value.const_value.numpy())
-        for value in walk.captured(graph):
-            self.input_slots.setdefault(value.name or "", self._slot(value))
-        instructions = []
-        for node in nodes:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-                self.constants[self._slot(node.outputs[0])] = _constant_node(node)
-            else:
-                instructions.append(self._instruction(node))
-        self.output_names = [v.name or "" for v in wanted]
-        self._outputs = [self._slot(v) for v in wanted]
-        self.instructions = self._with_lifetimes(instructions)
-        self._size = len(self._slots)
-        self._slots = {}  # without the graph, the interpreter can be copied, and traced by torch.compile
-
-    def _slot(self, value: ir.Value) -> int:
-        return self._slots.setdefault(value, len(self._slots))
-
-    def _instruction(self, node: ir.Node) -> Instruction:
-        handler = find(node.op_type, node.domain, self.opset)
-        assert handler is not None
-        given: dict[str, Any] = {}
-        for name, attribute in node.attributes.items():
-            if attribute.type == ir.AttributeType.GRAPH:
-                given[name] = self.body(attribute.as_graph())
-            elif attribute.type == ir.AttributeType.TENSOR:
-                given[name] = to_tensor(attribute.as_tensor().numpy())
-            else:
-                value = attribute.value
-                given[name] = list(value) if isinstance(value, tuple) else value
-        inputs = list(node.inputs)
-        bodies = [b for b in given.values() if isinstance(b, Body)]
-        captured = {v for b in bodies for v in b.captured}
-        for body in bodies:
-            body.outer = {v.name or "": self._slot(v) for v in body.captured}
-            body.captured = []
-        return Instruction(
-            node.op_type if node.domain in ("", "ai.onnx") else "",
-            handler,
-            Attributes(node.op_type, node.domain, self.opset, given, len(node.outputs)),
-            tuple(-1 if v is None else self._slot(v) for v in inputs),
-            tuple(self._slot(v) if v.name else -1 for v in node.outputs),
-            tuple(self._slot(v) for v in captured),
-            node.name or node.op_type,
-            tuple(bodies),
-        )
-
-    def _with_lifetimes(self, instructions: list[Instruction]) -> list[Instruction]:
-        """Return the instructions, each with the slots that may be freed after it."""
-        keep = {*self._outputs, *self.constants, *self.input_slots.values()}
-        last: dict[int, int] = {}
-        for index, instruction in enumerate(instructions):
-            for slot in (*instruction.inputs, *instruction.outputs, *instruction.dead):
-                last[slot] = index
-        freed: dict[int, list[int]] = {}
-        for slot, index in last.items():
-            if slot not in keep and slot >= 0:
-                freed.setdefault(index, []).append(slot)
-        return [dataclasses.replace(i, dead=tuple(freed.get(k, ()))) for k, i in enumerate(instructions)]
+    framework = TORCH
+    _narrow: torch.dtype | None = None
 
     def to(self, device: torch.device) -> None:
         """Move the constants to `device`."""
@@ -138,169 +31,17 @@ class Interpreter:
         self._narrow = dtype
         for instruction in self.instructions:
             for body in instruction.bodies:
+                assert isinstance(body.interpreter, Interpreter)
                 body.interpreter.narrow(dtype)
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs for `feeds`: tensors (or lists for sequences) by name."""
-        values: list[Any] = [None] * self._size
-        for slot, constant in self.constants.items():
-            values[slot] = constant
-        for name, slot in self.input_slots.items():
-            if name in feeds:
-                values[slot] = feeds[name]
-        for instruction in self.instructions:
-            arguments = [None if s < 0 else values[s] for s in instruction.inputs]
-            for body in instruction.bodies:
-                body.values = {name: values[slot] for name, slot in body.outer.items()}
-            result = self.call(instruction, arguments)
-            results = result if isinstance(result, tuple) else (result,)
-            for index, slot in enumerate(instruction.outputs[: len(results)]):
-                if slot >= 0:
-                    values[slot] = results[index]
-            for slot in instruction.dead:
-                values[slot] = None
-        return {name: _as_tensor(values[slot]) for name, slot in zip(self.output_names, self._outputs, strict=True)}
-
-    def body(self, graph: ir.Graph) -> Body:
-        """Return the graph of an attribute, ready to run."""
-        return Body(graph, Interpreter(graph, self.opset))
-
     def call(self, instruction: Instruction, arguments: list[Any]) -> Any:
-        """Return the outputs of a node for its inputs."""
-        result = run_on_host(instruction.op_type, instruction.attributes, arguments)
-        if result is not None:
-            return result
         if self._narrow is not None and any(isinstance(a, torch.Tensor) and a.dtype == self._narrow for a in arguments):
             arguments = [
                 a.to(self._narrow) if isinstance(a, torch.Tensor) and a.dtype == torch.float32 else a for a in arguments
             ]
-        return instruction.handler(instruction.attributes, *on_device(instruction, arguments))
-
-
-# What PyTorch's kernels and our handlers raise for inputs that do not fit.
-FAILURES = (RuntimeError, IndexError, ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError)
-B301 = "B301"
+        return super().call(instruction, arguments)
 
 
 def failure(what: str, error: Exception) -> BackendError:
     """Return the error for an exception that ended a run of `what`, with the node at which it did."""
-    frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code is Interpreter.run.__code__]
-    found = next((f.f_locals["instruction"] for f in reversed(frames) if "instruction" in f.f_locals), None)
-    place = "" if found is None else f"node `{found.name}`" + (f" ({found.op_type})" if found.op_type else "")
-    lines = str(error).strip().splitlines()
-    problem = f"{type(error).__name__}: {lines[0] if lines else ''}"
-    return BackendError(Diagnostic(B301, f"PyTorch failed in {what}: {problem}", place=place))
-
-
-class Body:
-    """The graph of an If, Loop or Scan; `body(*inputs)` runs it with the current outer values."""
-
-    def __init__(self, graph: ir.Graph, interpreter: Interpreter) -> None:
-        self.captured = walk.captured(graph)
-        self.interpreter = interpreter
-        self.input_names = [v.name or "" for v in graph.inputs]
-        self.outer: dict[str, int] = {}
-        self.values: dict[str, Any] = {}
-
-    def __call__(self, *inputs: Any) -> list[Any]:
-        feeds = {**self.values, **dict(zip(self.input_names, inputs, strict=False))}
-        return list(self.interpreter.run(feeds).values())
-
-    def length(self, value: Any, axis: int) -> int:
-        """Return the size of a scan input along its scan axis."""
-        size: int = value.shape[axis]
-        return size
-
-    def select(self, value: Any, axis: int, index: int) -> Any:
-        """Return one step of a scan input."""
-        return value.select(axis, index)
-
-    def stack(self, values: list[Any], axis: int = 0) -> Any:
-        """Return the outputs of all steps as one value."""
-        return torch.stack(values, axis)
-
-
-def _expand_functions(graph: ir.Graph, opset: int, wanted: list[ir.Value]) -> list[ir.Value]:
-    """Replace nodes without a handler by their function bodies of the standard; return the new `wanted`."""
-    names: Names | None = None
-    by_name = [v.name for v in wanted]
-    queue = list(graph)
-    expanded = False
-    while queue:
-        node = queue.pop(0)
-        if find(node.op_type, node.domain, opset) is not None:
-            continue
-        function = body_of(node, {}, opset)
-        if function is None:
-            continue
-        names = Names(walk.all_names(graph)) if names is None else names
-        made = inline_call(node, function, names)
-        _infer(graph, opset)
-        queue = made + queue
-        expanded = True
-    if not expanded:
-        return wanted
-    known = {v.name: v for v in [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]}
-    return [known.get(name, value) for name, value in zip(by_name, wanted, strict=True)]
-
-
-def _infer(graph: ir.Graph, opset: int) -> None:
-    """Infer the types of new values, because a function body may depend on them."""
-    if graph.opset_imports:
-        shapes.infer_shapes(ir.Model(graph, ir_version=10))
-
-
-def _nested(nodes: Sequence[ir.Node]) -> list[ir.Node]:
-    found: list[ir.Node] = []
-    for node in nodes:
-        found.append(node)
-        for graph in walk.subgraphs(node):
-            found += _nested(list(graph))
-    return found
-
-
-def _label(node: ir.Node) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-
-
-# Inputs that a handler needs as Python numbers: (operator, position). All other host values become tensors.
-_WANTED_ON_HOST = {
-    "Reshape": {1}, "Expand": {1}, "Tile": {1}, "Pad": {1, 3}, "Slice": {1, 2, 3, 4}, "Squeeze": {1}, "Unsqueeze": {1},
-    "ConstantOfShape": {0}, "Split": {1}, "TopK": {1}, "Resize": {2, 3, 4}, "OneHot": {1}, "Trilu": {1}, "CumSum": {1},
-    "CumProd": {1}, "Range": {0, 1, 2}, "CenterCropPad": {1}, "DFT": {1, 2}, "STFT": {1, 3}, "Col2Im": {1, 2},
-    "AffineGrid": {1}, "SequenceAt": {1}, "SequenceErase": {1}, "SequenceInsert": {2}, "SplitToSequence": {1},
-    "Loop": {0, 1}, "If": {0}, "MaxUnpool": {2}, "HannWindow": {0}, "HammingWindow": {0}, "BlackmanWindow": {0},
-    "MelWeightMatrix": {0, 1, 2},
-    "ReduceSum": {1}, "ReduceMean": {1}, "ReduceMax": {1}, "ReduceMin": {1}, "ReduceProd": {1}, "ReduceL1": {1},
-    "ReduceL2": {1}, "ReduceLogSum": {1}, "ReduceLogSumExp": {1}, "ReduceSumSquare": {1}, "Identity": {0}, "Shape": {0},
-    "Size": {0}, "Dropout": {2}, "Cast": set(),
-}  # fmt: skip
-
-
-def on_device(instruction: Instruction, arguments: list[Any]) -> list[Any]:
-    """Return the arguments with host values as tensors on the device, except where a handler needs numbers."""
-    if not any(isinstance(a, Host) for a in arguments):
-        return arguments
-    kept = _WANTED_ON_HOST.get(instruction.op_type, set())
-    devices = [a.device for a in arguments if isinstance(a, torch.Tensor)]
-    device = devices[0] if devices else None
-    return [a.tensor(device) if isinstance(a, Host) and i not in kept else a for i, a in enumerate(arguments)]
-
-
-def constant(array: np.ndarray) -> Any:
-    """Return a constant as a host value where it is small and integer, else as a tensor."""
-    return host_constant(array) if is_host_constant(array) else to_tensor(array)
-
-
-def _constant_node(node: ir.Node) -> Any:
-    (attribute,) = node.attributes.values()
-    if attribute.type == ir.AttributeType.TENSOR:
-        return constant(np.asarray(attribute.as_tensor().numpy()))
-    kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
-    if attribute.name not in kinds:
-        raise BackendError(Diagnostic(B302, f"the torch backend does not support a Constant with `{attribute.name}`"))
-    return constant(np.array(attribute.value, kinds[attribute.name]))
-
-
-def _as_tensor(value: Any) -> Any:
-    return value.tensor() if isinstance(value, Host) else value
+    return core.failure(TORCH, what, error)

@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onward.autodiff.registry import is_own
+from onward.backends.graph.loss import forward_graph, has_own_rules, written_loss
 from onward.backends.torch.interpreter import FAILURES, Interpreter, failure
-from onward.backends.torch.rewrites import ConstantsAsInputs, WeightsAsInputs
 from onward.backends.torch.tensors import to_tensor
-from onward.compiler.compile import Compiler
-from onward.compiler.recipes import GRADIENTS, INFER, LOSS, TRAINING_FORWARD, UPDATE, Recipe
+from onward.compiler.recipes import INFER, LOSS, TRAINING_FORWARD, Recipe
 from onward.compiler.sources import state_names
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
-from onward.graph import walk
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, entry_roles
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
 
@@ -81,7 +78,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
                     assert value.const_value is not None
                     self._hold(name, to_tensor(value.const_value.numpy()))
             self._train = _forward(model, TRAINING_FORWARD, entry)
-            if roles.loss and (written or _has_own_rules(model, entry)):
+            if roles.loss and (written or has_own_rules(model, entry)):
                 self._loss = _written_loss(model, entry, roles)
             elif roles.loss:
                 self._loss = _forward(model, LOSS, entry)
@@ -285,9 +282,7 @@ def _dots_are_a_path(name: str) -> bool:
 
 def _forward(model: TrainingModel, recipe: Recipe, entry: TrainingEntry | None) -> _Forward:
     """Return a recipe's graph with the weights as inputs, ready to run."""
-    constants = ConstantsAsInputs(model)
-    graph = Compiler(model).build(recipe.then(constants, WeightsAsInputs(model.graph.initializers)), entry)
-    held = {n: constants.found[n] for n in graph.input_names if n in constants.found}
+    graph, held = forward_graph(model, recipe, entry)
     return _Forward(Interpreter(graph.model.graph, graph.opset), list(graph.outputs), dict(graph.replaces), held)
 
 
@@ -307,20 +302,11 @@ class _Differentiated(torch.autograd.Function):  # type: ignore[misc]  # torch i
 
 def _written_loss(model: TrainingModel, entry: TrainingEntry, roles: EntryRoles) -> _Forward:
     """Return the loss with its gradients, from the lowered Gradient node of the file."""
-    compiler = Compiler(model)
-    step, update = compiler.build(GRADIENTS, entry), compiler.build(UPDATE, entry)
-    left = {n for n in roles.forward_state if n not in step.replaces.values()}
+    found = written_loss(model, entry, roles)
     counters = None
-    if left:
-        counted = {output: name for output, name in update.replaces.items() if name in left}
-        wanted = [v for v in update.model.graph.outputs if v.name in counted]
-        counters = _Forward(Interpreter(update.model.graph, update.opset, outputs=wanted), [], counted, {})
-    written = Interpreter(step.model.graph, step.opset)
-    return _Forward(written, [roles.loss], dict(step.replaces), {}, roles.gradients, counters)
-
-
-def _has_own_rules(model: TrainingModel, entry: TrainingEntry) -> bool:
-    """Return whether the entry needs a gradient rule that the user registered; autograd does not know it."""
-    assert entry.algorithm is not None
-    places: list[walk.GraphLike] = [model.graph, entry.algorithm, *model.ir.functions.values()]
-    return any(is_own(n.op_type, n.domain, model.opset) for place in places for n in walk.all_nodes(place))
+    if found.counters:
+        update = found.update.model.graph
+        wanted = [v for v in update.outputs if v.name in found.counters]
+        counters = _Forward(Interpreter(update, found.update.opset, outputs=wanted), [], dict(found.counters), {})
+    written = Interpreter(found.step.model.graph, found.step.opset)
+    return _Forward(written, [roles.loss], dict(found.step.replaces), {}, dict(found.gradients), counters)

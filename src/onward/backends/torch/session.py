@@ -13,8 +13,9 @@ import torch
 from onward.arguments import check_name, whole
 from onward.backends import state as states
 from onward.backends.base import Session
+from onward.backends.graph.forward import why_not
 from onward.backends.processes import world_size
-from onward.backends.torch.autograd import Forward, why_not
+from onward.backends.torch.autograd import Forward
 from onward.backends.torch.batch_split import Shared, spread
 from onward.backends.torch.interpreter import FAILURES, Interpreter, failure
 from onward.backends.torch.tensors import to_numpy, to_tensor

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onward.backends.graph.framework import B302
 from onward.errors import BackendError, Diagnostic
 
 _TORCH_TYPES = {
@@ -30,8 +31,6 @@ _TORCH_TYPES = {
     ir.DataType.COMPLEX128: torch.complex128,
 }
 _ONNX_TYPES = {theirs: ours for ours, theirs in _TORCH_TYPES.items()}
-
-B302 = "B302"
 
 
 def torch_type(dtype: int | ir.DataType) -> torch.dtype:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from onward.backends.torch.interpreter import B301
+from onward.backends.graph.interpreter import B301
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic, OnwardError
 from onward.frontends.torch import capture
 from onward.frontends.torch.embeddings import refuse_unsupported_bags

@@ -106,8 +106,8 @@ def _on_arrays(
 
 
 def _on_reference(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    from onward.backends.graph.registry import B300
     from onward.backends.reference.evaluator import Evaluator
-    from onward.backends.torch.registry import B300
 
     try:
         return Evaluator(graph.proto()).run(feeds)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onward.arguments import did_you_mean, near_files
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic
 from onward.train.data import idx
@@ -18,7 +19,7 @@ T130 = "T130"
 T131 = "T131"
 
 _PARTS = {"train": ("train",), "evaluate": ("test", "val", "valid", "validation", "eval")}
-_TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
+TABLES = (".csv", ".tsv", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
 
 
 def open_data(
@@ -41,17 +42,18 @@ def open_data(
     path = Path(path)
     preparation = preparation or Preparation()
     if not path.exists():
-        raise DataError(Diagnostic(T130, f"there is no `{path}`", needed="a file or a folder with data"))
+        near = did_you_mean(str(path.parent / name) for name in near_files(path))
+        raise DataError(Diagnostic(T130, f"there is no `{path}`", needed="a file or a folder with data", hint=near))
     try:
         if path.is_dir():
             return _open_folder(path, inputs, targets, part, preparation)
-        return _open_file(path, inputs, targets, preparation)
+        return _open_file(path, inputs, targets, preparation, part)
     except OSError as error:
         raise DataError(Diagnostic(T130, f"`{path}` cannot be read: {error.strerror or error}")) from error
 
 
 def _open_file(
-    path: Path, inputs: Sequence[TensorSpec], targets: Sequence[TensorSpec], preparation: Preparation
+    path: Path, inputs: Sequence[TensorSpec], targets: Sequence[TensorSpec], preparation: Preparation, part: str
 ) -> DataSource:
     name = path.name.lower()
     if name.endswith(".npy"):
@@ -60,10 +62,10 @@ def _open_file(
         return _columns(_read_npz(path), path)
     if name.endswith(".safetensors"):
         return _columns(_read_safetensors(path), path)
-    if name.endswith(_TABLES):
+    if name.endswith(TABLES):
         from onward.train.data.table import open_table
 
-        return open_table(path, inputs, targets, preparation)
+        return open_table(path, inputs, targets, preparation, part)
     if idx.is_idx(path):
         return _columns({path.name: idx.read_idx(path)}, path, positional=True)
     raise DataError(
@@ -82,16 +84,18 @@ def _open_folder(
     if pair is not None:
         images, labels = pair
         columns = {"images": idx.read_idx(images), "labels": idx.read_idx(labels)}
-        return _columns(columns, path, positional=True)
+        source = _columns(columns, path, positional=True)
+        source.nameless = True
+        return source
     arrays = sorted(path.glob("*.npy"))
     if arrays:
         return _columns({p.stem: _read_npy(p) for p in arrays}, path)
     for name in _PARTS[part]:
         if (path / name).is_dir():
             return _open_folder(path / name, inputs, targets, part, preparation)
-        for suffix in (".npz", ".safetensors", *_TABLES):
+        for suffix in (".npz", ".safetensors", *TABLES):
             if (path / f"{name}{suffix}").is_file():
-                return _open_file(path / f"{name}{suffix}", inputs, targets, preparation)
+                return _open_file(path / f"{name}{suffix}", inputs, targets, preparation, part)
     from onward.train.data.images import find_images, open_images
 
     images_by_class = find_images(path)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.arguments import a_or_an
+from onward.arguments import a_or_an, did_you_mean, nearest
 from onward.backends.processes import Rows
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, OnwardError
@@ -35,12 +35,14 @@ T113 = "T113"
 T115 = "T115"
 T114 = "T114"
 
+_IN_CACHE = 1 << 17  # so many numbers stay in the processor's cache between one operation and the next
+
 
 def number_classes(names: Sequence[str], known: Sequence[str], place: str) -> dict[str, int]:
-    """Return class name -> number: as in `known` (the training data), or sorted when that is empty.
+    """Return class name -> number: as in `known` (the model), or sorted when that is empty.
 
     Raises:
-        DataError: a class that the training data did not have.
+        DataError: a class that the model does not know.
     """
     if not known:
         return {name: i for i, name in enumerate(sorted(names))}
@@ -49,12 +51,33 @@ def number_classes(names: Sequence[str], known: Sequence[str], place: str) -> di
         raise DataError(
             Diagnostic(
                 T115,
-                "classes that the training data did not have: " + ", ".join(f"`{n}`" for n in new),
+                "classes that the model does not know: " + ", ".join(f"`{n}`" for n in new),
                 place=place,
                 needed="some of: " + ", ".join(f"`{n}`" for n in known),
             )
         )
     return {name: i for i, name in enumerate(known)}
+
+
+def renumber_classes(labels: np.ndarray, names: Sequence[str], known: Sequence[str], place: str) -> np.ndarray:
+    """Return class numbers of data that names its classes `names`, as the numbers that `known` gives these names.
+
+    Negative numbers, for samples without a class, stay as they are.
+
+    >>> renumber_classes(np.array([0, 1, -1]), ["dog", "cat"], ["cat", "dog"], "").tolist()
+    [1, 0, -1]
+
+    Raises:
+        DataError: a class that the training data did not have.
+    """
+    if not known or list(names) == list(known[: len(names)]):
+        return labels
+    present = [int(n) for n in np.unique(labels) if 0 <= n < len(names)]
+    numbers = number_classes([names[n] for n in present], known, place)
+    made = labels.copy()
+    for number in present:
+        made[labels == number] = numbers[names[number]]
+    return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +106,18 @@ class Feed:
     def _normalise(self, array: np.ndarray) -> np.ndarray:
         p = self.preparation
         work = np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
-        out: np.ndarray = array.astype(work)
-        if p.scale != 1.0:
-            out = out * np.asarray(p.scale, dtype=work)
+        out = np.empty(array.shape, work)
+        scale = np.asarray(p.scale, dtype=work)
         mean, std = (self._per_channel(np.asarray(v, dtype=work), out) for v in (p.mean, p.std))
-        return np.asarray((out - mean) / std, dtype=self.dtype)
+        count = len(array) if array.ndim else 0
+        block = max(1, _IN_CACHE * count // max(array.size, 1))  # of samples
+        parts = [slice(first, first + block) for first in range(0, count, block)] if array.ndim else [...]
+        for part in parts:
+            made = out[part]
+            np.multiply(array[part], scale, out=made, dtype=work, casting="unsafe")
+            np.subtract(made, mean, out=made)
+            np.divide(made, std, out=made)
+        return np.asarray(out, dtype=self.dtype)
 
     def _per_channel(self, values: np.ndarray, like: np.ndarray) -> np.ndarray:
         if values.ndim == 0:
@@ -106,6 +136,9 @@ class Feed:
 
 class Matching:
     """Turns batches of a source into feeds of a model."""
+
+    weight: str | None = None
+    """The feed that holds the weight of each sample, where the loss takes weights."""
 
     def __init__(self, feeds: Sequence[Feed], sizes: SizeRule | None = None) -> None:
         self.feeds = tuple(feeds)
@@ -130,7 +163,10 @@ class Matching:
                     for f in missing
                 ]
             )
-        made = {f.spec.name: f.make(to_array(batch[f.column], f"`{f.column}` of a batch")) for f in self.feeds}
+        made = {
+            f.spec.name: f.make(to_array(batch[f.column], f"`{f.column}` of a batch", text=f.dtype.kind == "O"))
+            for f in self.feeds
+        }
         inputs, targets = ([f.spec for f in self.feeds if f.is_target is kind] for kind in (False, True))
         problem = self._sizes.problem(inputs, targets, made)
         if problem is not None:
@@ -222,10 +258,12 @@ def match(
         )
     columns = {spec.name: spec for spec in found}
     wanted = [(spec, False) for spec in inputs] + [(spec, True) for spec in targets]
-    mapping = preparation.columns
+    mapping = {n: c if isinstance(c, str) else ",".join(c) for n, c in preparation.columns.items()}
     if source.renamed or (source.positional and not set(mapping.values()) & set(columns)):
         mapping = {}  # already applied to a table, or meant for other data: the position decides
-    chosen, problems = _choose_columns(columns, [spec for spec, _ in wanted], source.positional, mapping, bool(targets))
+    chosen, problems = _choose_columns(
+        columns, [spec for spec, _ in wanted], source.positional, mapping, bool(targets), source.nameless
+    )
     feeds = []
     for spec, is_target in wanted:
         if spec.name not in chosen:
@@ -246,6 +284,7 @@ def _choose_columns(
     positional: bool,
     mapping: Mapping[str, str],
     exact: bool,
+    nameless: bool = False,
 ) -> tuple[dict[str, str], list[Diagnostic]]:
     """Return model name -> column name and the problems; by name first, by position where the data has no names."""
     problems: list[Diagnostic] = []
@@ -257,10 +296,11 @@ def _choose_columns(
                 T110,
                 f"columns names `{name}`, which the model does not have",
                 needed="one of: " + ", ".join(s.name for s in wanted),
+                hint=did_you_mean(nearest(name, [s.name for s in wanted])),
             )
         )
     chosen: dict[str, str] = {}
-    by_position = positional and not any(s.name in columns for s in wanted)
+    by_position = positional and (nameless or not any(s.name in columns for s in wanted))
     if by_position and (len(columns) < len(wanted) or (exact and len(columns) > len(wanted))):
         problems.append(
             Diagnostic(
@@ -283,7 +323,7 @@ def _choose_columns(
                     f"no column `{name}` in the data",
                     found=found,
                     needed=f"model: {_show(spec)}",
-                    hint=f"say which column to use: columns={{'{spec.name}': '…'}}, or --column {spec.name}=…",
+                    hint=_column_hint(spec.name, name, names),
                 )
             )
     return chosen, problems
@@ -309,7 +349,7 @@ def _plan_feed(
         shape = (*(shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape), width)
         feed = dataclasses.replace(feed, classes=width)
         have = dtype
-    hint = "integer classes become rows of 0 and 1 with one_hot=True (--one-hot)" if codable else ""
+    hint = "integer classes become rows of 0 and 1 with one_hot=True" if codable else ""
     if is_target and dtype.kind in "iu" and len(shape) == len(spec.shape) + 1:
         hint = f"the model takes class numbers; from rows of one number per class: {column.name}.argmax(axis=-1)"
     if _plan_shape(shape, spec.shape) is None:
@@ -323,6 +363,13 @@ def _plan_feed(
             hint=hint or _type_hint(have, dtype, column.name),
         )
     return feed, None
+
+
+def _column_hint(wanted: str, missing: str, names: Sequence[str]) -> str:
+    near = nearest(missing, names, n=1)
+    if near:
+        return f"did you mean `{near[0]}`? columns={{'{wanted}': '{near[0]}'}} reads it"
+    return f"say which column to use: columns={{'{wanted}': '…'}}"
 
 
 def _type_hint(have: np.dtype[Any], want: np.dtype[Any], column: str) -> str:
@@ -369,6 +416,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 def _may_cast(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
     if have == want:
         return True
+    if want.kind == "O":  # text
+        return have.kind in "UT"
     if _is_float(want):
         return _is_float(have) or have.kind in "iub"
     if want.kind in "iu":
@@ -446,6 +495,11 @@ def _plan_shape(shape: Sequence[Any], model: Sequence[int | str | None]) -> tupl
     if len(model) == 2 and len(shape) > 2 and None not in shape[1:] and model[1] == math.prod(shape[1:]):
         return (as_target[0], math.prod(shape[1:]))
     return None
+
+
+def fits_shape(shape: Sequence[Any], model: Sequence[int | str | None]) -> bool:
+    """Return whether a column of this shape can be fed to an input or target of the model."""
+    return _plan_shape(shape, model) is not None
 
 
 def _shape_problem(spec: TensorSpec, column: str, shape: Sequence[Any], dtype: str = "", hint: str = "") -> Diagnostic:

@@ -128,6 +128,9 @@ class DataSource(abc.ABC):
     positional = False
     """True when the columns are to be matched by position: the inputs of the model first, then its targets."""
 
+    nameless = False
+    """True when the data has no names: those of its columns were invented, so that only the position counts."""
+
     renamed = False
     """True when the columns already carry the model's names, so that a `columns=` mapping has been used up."""
     table: Mapping[str, Sequence[str]] = {}
@@ -150,6 +153,11 @@ class DataSource(abc.ABC):
     @abc.abstractmethod
     def batches(self, request: BatchRequest) -> Iterator[Batch]:
         """Yield the batches of one epoch by column name, beginning with number `request.start`."""
+
+    @property
+    def caveat(self) -> str:
+        """Why a resumed run would not see the same batches; empty where it does, as far as one can know."""
+        return ""
 
     def count_batches(self, batch_size: int, drop_last: bool = False) -> int | None:
         """Return the number of batches per epoch; None when the size is not known."""
@@ -229,39 +237,46 @@ class ColumnSource(DataSource):
     def specs(self) -> list[TensorSpec]:
         return [TensorSpec(name, str(c.dtype), (None, *c.shape[1:])) for name, c in self.columns.items()]
 
-    def batches(self, request: BatchRequest) -> Iterator[Batch]:
-        size = self.size
-        order = epoch_order(size, request.seed, request.epoch) if request.shuffle else None
+    def order(self, request: BatchRequest) -> np.ndarray | None:
+        """Return the numbers of the samples in the order of the epoch; None for that of the data."""
+        return epoch_order(self.size, request.seed, request.epoch) if request.shuffle else None
+
+    def places(self, request: BatchRequest, size: int) -> Iterator[tuple[slice, int]]:
+        """Yield for each batch the places in an epoch of `size` samples that this process reads, and those of all.
+
+        The second number is 0 where the batch is too small to be shared out.
+        """
         end = size - size % request.batch_size if request.drop_last else size
         for first in range(request.start * request.batch_size, end, request.batch_size):
             last = min(first + request.batch_size, size)
             if last - first < request.parts:  # nothing to share out
-                own, total = slice(first, last), 0
+                yield slice(first, last), 0
             else:
                 rows = share(last - first, request.part, request.parts)
-                own, total = slice(first + rows.start, first + rows.stop), last - first
+                yield slice(first + rows.start, first + rows.stop), last - first
+
+    def batches(self, request: BatchRequest) -> Iterator[Batch]:
+        order = self.order(request)
+        for own, total in self.places(request, self.size if order is None else len(order)):
             where = own if order is None else order[own]
             taken = {name: column.take(where) for name, column in self.columns.items()}
             yield {n: Rows.of(a, total) for n, a in taken.items()} if request.parts > 1 and total else taken
 
-    def split(self, fraction: float, seed: int = 0) -> tuple[ColumnSource, ColumnSource]:
-        """Return (the rest, a random `fraction` of the samples); the choice depends on `seed` only."""
-        if not isinstance(fraction, (int, float, np.number)) or not 0.0 < fraction < 1.0:
-            raise ArgumentError(
-                Diagnostic(A101, f"the validation fraction is {fraction}", needed="a number between 0 and 1")
-            )
-        order = epoch_order(self.size, seed, _SPLIT_KEY)
-        held = round(self.size * fraction)
-        if held in (0, self.size):
-            raise DataError(
-                Diagnostic(
-                    T106,
-                    f"a fraction of {fraction} of {self.size} samples leaves one side empty",
-                    place=self._place,
-                    needed="at least one sample on each side",
-                )
-            )
-        parts = np.sort(order[held:]), np.sort(order[:held])
+    def split_rows(self, fraction: float, seed: int = 0, by: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of the samples in the two parts of `split`."""
+        return split_rows(self.size, fraction, seed, self._place, self._groups(by))
+
+    def _groups(self, by: str | None) -> np.ndarray | None:
+        """Return the group of each sample for `split`: its class in column `by`, where the data names its classes."""
+        column = self.columns.get(by or "")
+        return column.array if self._classes and isinstance(column, ArrayColumn) else None
+
+    def split(self, fraction: float, seed: int = 0, by: str | None = None) -> tuple[ColumnSource, ColumnSource]:
+        """Return (the rest, a random `fraction` of the samples); the same `seed` gives the same choice.
+
+        Where column `by` holds classes with names, both parts have the same share of each.
+        """
+        parts = self.split_rows(fraction, seed, by)
         rest, validation = (
             ColumnSource(
                 {name: SubsetColumn(column, part) for name, column in self.columns.items()},
@@ -272,8 +287,39 @@ class ColumnSource(DataSource):
             for part in parts
         )
         for part in (rest, validation):
-            part.renamed, part.table = self.renamed, self.table
+            part.renamed, part.table, part.nameless = self.renamed, self.table, self.nameless
         return rest, validation
+
+
+def split_rows(
+    size: int, fraction: float, seed: int, place: str, groups: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of (the rest, a random `fraction`) of the samples; the same `seed` gives the same choice.
+
+    Of each of the `groups`, a number for each sample, the same fraction is chosen. A few samples would otherwise often
+    be all of one class.
+    """
+    if not isinstance(fraction, (int, float, np.number)) or not 0.0 < fraction < 1.0:
+        raise ArgumentError(
+            Diagnostic(A101, f"the validation fraction is {fraction}", needed="a number between 0 and 1")
+        )
+    order = epoch_order(size, seed, _SPLIT_KEY)
+    held = round(size * fraction)
+    if held in (0, size):
+        raise DataError(
+            Diagnostic(
+                T106,
+                f"a fraction of {fraction} of {size} samples leaves one side empty",
+                place=place,
+                needed="at least one sample on each side",
+            )
+        )
+    if groups is None:
+        return np.sort(order[held:]), np.sort(order[:held])
+    order = order[np.argsort(groups[order], kind="stable")]  # group by group, in each at random
+    steps = (np.arange(size + 1) * held + size // 2) // size  # rises by one at every `size / held` samples
+    chosen = np.diff(steps) > 0
+    return np.sort(order[~chosen]), np.sort(order[chosen])
 
 
 def default_prefetch(source: DataSource, batch_size: int) -> int:
@@ -294,12 +340,19 @@ class IterableSource(DataSource):
     shuffling and the seed have no effect: the iterable decides.
     """
 
-    def __init__(self, items: Iterable[Any] | Callable[..., Iterable[Any]], *, steps_per_epoch: int | None = None):
+    def __init__(
+        self,
+        items: Iterable[Any] | Callable[..., Iterable[Any]],
+        *,
+        steps_per_epoch: int | None = None,
+        text: bool = False,
+    ) -> None:
         if not (isinstance(items, Iterable) or callable(items)):
             raise ArgumentError(
                 Diagnostic(A101, f"{a_or_an(items)} gives no batches", needed="an iterable, or a function")
             )
         self._items = items
+        self._text = text  # whether the model takes any
         self._steps = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, 1)
         self._one_shot: Iterator[Any] | None = items if isinstance(items, Iterator) else None
         self._first: Batch | None = None
@@ -317,6 +370,16 @@ class IterableSource(DataSource):
             return int(length())
         except TypeError:  # a torch DataLoader over an IterableDataset, a tf.data set of unknown size
             return None
+
+    @property
+    def caveat(self) -> str:
+        sampler = type(getattr(self._items, "sampler", None))
+        if sampler.__module__.startswith("torch.utils.data") and "Random" in sampler.__name__:
+            return (
+                "the DataLoader draws its order with torch's own random numbers, which a checkpoint does not hold; "
+                "pass its dataset instead, with batch_size= and seed=, and Onward shuffles"
+            )
+        return ""
 
     def _open(self, epoch: int) -> Iterator[Any]:
         if self._one_shot is not None:
@@ -362,7 +425,7 @@ class IterableSource(DataSource):
         )
 
     def _copy(self, value: Any, number: int, what: str) -> np.ndarray:
-        return np.array(to_array(value, f"{what} of batch {number} of the iterable"))
+        return np.array(to_array(value, f"{what} of batch {number} of the iterable", text=self._text))
 
     def specs(self) -> list[TensorSpec]:
         if self._first is None:
@@ -419,10 +482,11 @@ def _flat(item: Sequence[Any]) -> Iterator[Any]:
             yield part
 
 
-def to_array(value: Any, place: str) -> np.ndarray:
+def to_array(value: Any, place: str, *, text: bool = False) -> np.ndarray:
     """Return the value as an array of numbers: itself where it is one (a memory map stays one).
 
     Tensors of torch and TensorFlow are accepted without importing either. `place` says in an error what the value is.
+    With `text`, an array of text is accepted, too.
 
     Raises:
         DataError: text, None, other objects, or lists of unequal length.
@@ -437,6 +501,8 @@ def to_array(value: Any, place: str) -> np.ndarray:
                 T108, f"{place} is not an array: {error}", found=type(value).__name__, needed="an array of numbers"
             )
         ) from error
+    if text and _is_text(array):
+        return array
     if array.dtype.kind in "OUSmM":
         sample = next(iter(array.ravel().tolist()), None) if array.ndim else value
         raise DataError(
@@ -452,3 +518,9 @@ def to_array(value: Any, place: str) -> np.ndarray:
             )
         )
     return array
+
+
+def _is_text(array: np.ndarray) -> bool:
+    if array.dtype.kind == "O":
+        return all(isinstance(v, str) for v in array.ravel().tolist())
+    return array.dtype.kind in "UT"

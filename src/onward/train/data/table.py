@@ -1,19 +1,20 @@
-"""CSV and Parquet: columns of a table to the inputs and targets of a model, by name.
+"""Tables: columns of CSV and Parquet files and of frames to the inputs and targets of a model, by name.
 
 For each input or target `x` of the model, in this order:
 
-1. the columns named in `columns={"x": "a,b,c"}` (on the command line `--column x=a,b,c`);
+1. the columns named in `columns={"x": "a,b,c"}` (on the command line `--column x=a,b,c`), `target=` or `features=`;
 2. the column `x`, or the columns `x_0, x_1, …` (also `x.0` and `x[0]`);
-3. for the last one left: all columns that nothing else has taken, in the order of the file.
+3. for the last one left: all columns that nothing else has taken, in the order of the table.
 
-Text in a target column becomes class numbers, the names sorted; text elsewhere and empty cells are errors.
+Text in a target column becomes class numbers, the names sorted. Inputs that hold text, lack values or are to be
+rescaled are prepared by features (`features.py`), which are fitted on training rows alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,69 +22,242 @@ import numpy as np
 
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, require_extra
-from onward.train.data.matching import Preparation, number_classes, numpy_dtype
-from onward.train.data.source import T106, ArrayColumn, ColumnSource
+from onward.train.data.choice import T141, choose_columns
+from onward.train.data.features import Feature, fit_feature
+from onward.train.data.frame import T142, Frame, RawColumn, list_columns
+from onward.train.data.matching import Preparation, number_classes, numpy_dtype, renumber_classes
+from onward.train.data.source import ArrayColumn, ColumnSource
 
 T140 = "T140"
-T141 = "T141"
-T142 = "T142"
+T144 = "T144"
 
 
 def open_table(
-    path: Path, inputs: Sequence[TensorSpec], targets: Sequence[TensorSpec], preparation: Preparation
-) -> ColumnSource:
+    path: Path,
+    inputs: Sequence[TensorSpec],
+    targets: Sequence[TensorSpec],
+    preparation: Preparation,
+    part: str = "train",
+) -> TableSource:
     """Return the table at `path` as columns named after the model's inputs and targets.
 
     Raises:
-        DataError: columns are missing, hold text or are empty; all at once.
+        DataError: columns are missing or cannot be used; all at once.
         MissingExtra: pandas or pyarrow is not installed.
     """
-    frame = _read(path)
-    if not len(frame):
-        raise DataError(
-            Diagnostic(
-                T106,
-                "the data holds no samples",
-                place=str(path),
-                found=f"{_list([str(c) for c in frame.columns])} and no rows",
-                needed="at least one sample",
-            )
-        )
-    chosen = _choose([str(c) for c in frame.columns], inputs, targets, preparation, path)
-    columns: dict[str, ArrayColumn] = {}
-    classes: list[str] = []
-    problems: list[Diagnostic] = []
-    target_names = {s.name for s in targets}
-    for spec in (*inputs, *targets):
-        if spec.name not in chosen:
-            continue
-        parts = []
-        for name in chosen[spec.name]:
-            try:
-                values, names = _numbers(frame[name], name, spec, spec.name in target_names, path, preparation.classes)
-            except DataError as error:
-                problems += error.diagnostics
-                continue
-            classes = names or classes
-            parts.append(values)
-        if parts and not problems:
-            single = len(chosen[spec.name]) == 1
-            columns[spec.name] = ArrayColumn(parts[0] if single else np.stack(parts, axis=1))
-    if problems:
-        raise DataError(problems)
-    # The columns already have the model's names, so `columns=` must not be applied again.
-    source = _Table(columns, classes=classes, place=str(path))
-    source.table = chosen
-    return source
+    frame = Frame.of(read_table(path), str(path))
+    assert frame is not None
+    return TableSource.of(frame, inputs, targets, preparation, may_fit=part == "train")
 
 
-class _Table(ColumnSource):
-    """Columns that already have the names of the model."""
+class TableSource(ColumnSource):
+    """The rows of a table, prepared for a model. Its columns already have the names of the model."""
 
     renamed = True
 
+    def __init__(
+        self, frame: Frame, chosen: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec], targets: set[str]
+    ) -> None:
+        self.frame, self.table = frame, chosen
+        self._specs = [s for s in specs if s.name in chosen]
+        self._targets = targets
+        self.columns = {}
+        self.positional = False
+        self.preparation: Preparation | None = None
+        """How the rows are prepared: given, or fitted on them; None as long as neither has happened."""
+        self._classes: tuple[str, ...] = ()
+        self._place = frame.place
 
-def _read(path: Path) -> Any:
+    @classmethod
+    def of(
+        cls,
+        frame: Frame,
+        inputs: Sequence[TensorSpec],
+        targets: Sequence[TensorSpec],
+        preparation: Preparation,
+        *,
+        may_fit: bool,
+    ) -> TableSource:
+        """Return the table for a model. Without `may_fit`, rows that need features wait for those of the training."""
+        chosen = choose_columns(frame.names, inputs, targets, preparation, frame.place)
+        source = cls(frame, chosen, [*inputs, *targets], {s.name for s in targets})
+        if may_fit:
+            source.fit(preparation)
+        else:
+            source.apply(preparation)
+        return source
+
+    @property
+    def size(self) -> int:
+        return self.frame.size
+
+    def specs(self) -> list[TensorSpec]:
+        if not self.columns:
+            needing = [n for n in self.table if n not in self._targets]
+            raise DataError(
+                Diagnostic(
+                    T144,
+                    "these rows need a preparation that was fitted on training rows, and the model carries none",
+                    place=self._place,
+                    found=f"text, empty cells or a wish to rescale, for {', '.join(f'`{n}`' for n in needing)}",
+                    needed="a model or a checkpoint that was trained on such a table, or preparation=… of one",
+                )
+            )
+        return super().specs()
+
+    def _groups(self, by: str | None) -> np.ndarray | None:
+        """Return the class of each row, where the column of target `by` holds names of classes."""
+        names = self.table.get(by or "", ())
+        raw = self.frame[names[0]] if len(names) == 1 else None
+        if raw is None or not _is_named(raw, ()) or raw.missing.any():
+            return None
+        return np.unique(raw.values.astype(str), return_inverse=True)[1]
+
+    def split(self, fraction: float, seed: int = 0, by: str | None = None) -> tuple[TableSource, TableSource]:
+        """Return (the rest, a random `fraction` of the rows), both as they came: fit the first, then apply to both."""
+        assert self.preparation is not None
+        parts = []
+        for rows in self.split_rows(fraction, seed, by):
+            part = TableSource(self.frame.take(rows), self.table, self._specs, self._targets)
+            part._classes = self._classes
+            parts.append(part)
+        return parts[0], parts[1]
+
+    def fit(self, preparation: Preparation) -> Preparation:
+        """Prepare the rows, and return the preparation with the features that were found on them.
+
+        Features that the preparation already has are applied: the weights of the model rely on them.
+        """
+        found = dict(preparation.features)
+        problems: list[Diagnostic] = []
+        failed: set[str] = set()
+        for spec in self._specs:
+            if spec.name not in self._targets and spec.name not in found:
+                try:
+                    features = _plan(spec, [self.frame[n] for n in self.table[spec.name]], preparation, self._place)
+                except DataError as error:
+                    problems += error.diagnostics
+                    failed.add(spec.name)
+                    continue
+                if features:
+                    found[spec.name] = features
+        fitted = dataclasses.replace(preparation, features=found)
+        self._prepare(fitted, problems, failed)
+        return fitted
+
+    def apply(self, preparation: Preparation) -> None:
+        """Prepare the rows by the features of another table; leave them as they are if it has none and they need it."""
+        needing = [s for s in self._specs if s.name not in self._targets and s.name not in preparation.features]
+        raws = {s.name: [self.frame[n] for n in self.table[s.name]] for s in needing}
+        waits = preparation.rescale != "none" or any(_needs(s, raws[s.name], preparation) for s in needing)
+        if not waits or preparation.features:
+            self._prepare(preparation, [], set())
+
+    def _prepare(self, preparation: Preparation, problems: list[Diagnostic], skip: set[str]) -> None:
+        columns: dict[str, ArrayColumn] = {}
+        for spec in self._specs:
+            if spec.name in skip:
+                continue
+            names = self.table[spec.name]
+            features = () if spec.name in self._targets else preparation.features.get(spec.name, ())
+            try:
+                _check_width(spec, names, features, preparation, spec.name in self._targets, self._place)
+                if features:
+                    array = self._features(spec, features)
+                else:
+                    array = self._plain(spec, names, preparation)
+            except DataError as error:
+                problems += error.diagnostics
+                continue
+            columns[spec.name] = ArrayColumn(array)
+        if problems:
+            raise DataError(problems)
+        self.columns = dict(columns)
+        self.preparation = preparation
+
+    def _features(self, spec: TensorSpec, features: Sequence[Feature]) -> np.ndarray:
+        problems: list[Diagnostic] = []
+        parts = []
+        for feature in features:
+            try:
+                parts.append(feature.apply(self.frame[feature.column], self._place))
+            except DataError as error:
+                problems += error.diagnostics
+        if problems:
+            raise DataError(problems)
+        array = np.concatenate(parts, axis=1)
+        return _whole(array, spec, features[0].column, self._place) if numpy_dtype(spec.dtype).kind in "iu" else array
+
+    def _plain(self, spec: TensorSpec, names: Sequence[str], preparation: Preparation) -> np.ndarray:
+        problems: list[Diagnostic] = []
+        parts = []
+        for name in names:
+            try:
+                parts.append(self._numbers(self.frame[name], spec, preparation.classes))
+            except DataError as error:
+                problems += error.diagnostics
+        if problems:
+            raise DataError(problems)
+        return parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
+
+    def _numbers(self, raw: RawColumn, spec: TensorSpec, known: Sequence[str]) -> np.ndarray:
+        """Return the values of a column that needs no features; text in a target becomes class numbers.
+
+        Raises:
+            DataError: empty cells, fractions where the model takes whole numbers, or text in an input.
+        """
+        is_target = spec.name in self._targets
+        if raw.missing.any() and (is_target or not spec.takes_nan):
+            raise DataError(
+                Diagnostic(
+                    T142,
+                    f"column `{raw.name}` has {int(raw.missing.sum())} empty cells",
+                    place=f"{self._place}, first in row {int(np.argmax(raw.missing)) + 1}",
+                    needed=f"a value in every row, for `{spec.name}`",
+                    hint="drop the rows without a target"
+                    if is_target
+                    else "it had none in the training data: fill or drop them, or train with "
+                    f"Preparation(missing={{'{raw.name}': 'median'}})",
+                )
+            )
+        dtype = numpy_dtype(spec.dtype)
+        if is_target and raw.name in self.frame.class_names:
+            names = tuple(self.frame.class_names[raw.name])
+            self._classes = tuple(known) or names
+            raw = dataclasses.replace(raw, values=renumber_classes(raw.values, names, known, self._place))
+            return _whole(raw.values, spec, raw.name, self._place) if dtype.kind in "iu" else raw.values
+        text = [str(v) for v in raw.values] if is_target and _is_named(raw, known) else []
+        if not raw.is_text and not text:
+            return _whole(raw.values, spec, raw.name, self._place) if dtype.kind in "iu" else raw.values
+        if is_target:
+            known = known or self._classes
+            numbers = number_classes(sorted(set(text)), known, f"{self._place}, column `{raw.name}`")
+            self._classes = tuple(numbers)
+            return np.array([numbers[t] for t in text], dtype=np.int64)
+        if dtype.kind == "O":
+            return raw.values
+        raise DataError(
+            Diagnostic(
+                T142,
+                f"column `{raw.name}` holds text",
+                place=self._place,
+                found=f"such as {raw.values[0]!r}",
+                needed=f"numbers for `{spec.name}`, as in the training data",
+                hint="encode it as numbers, or choose other columns with columns=",
+            )
+        )
+
+
+def _is_named(raw: RawColumn, known: Sequence[str]) -> bool:
+    """Return whether the cells of a target are names of classes: text, truth values, or the numbers in `known`."""
+    if raw.is_text or raw.values.dtype.kind == "b":
+        return raw.is_text or not known or set(known) == {"False", "True"}
+    whole = raw.values.dtype.kind in "iu" and raw.values.ndim == 1
+    return whole and bool(known) and all(name.removeprefix("-").isdecimal() for name in known)
+
+
+def read_table(path: Path) -> Any:
+    """Return the file as a pandas frame."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError as error:
@@ -92,7 +266,7 @@ def _read(path: Path) -> Any:
     try:
         if name.endswith((".parquet", ".pq")):
             return pandas.read_parquet(path)
-        return pandas.read_csv(path, sep="\t" if ".tsv" in name else ",", skipinitialspace=True)
+        frame = pandas.read_csv(path, sep="\t" if ".tsv" in name else ",", skipinitialspace=True)
     except ImportError as error:
         raise require_extra("pyarrow", "data", "reading Parquet") from error
     except (ValueError, OSError, EOFError) as error:  # pandas' and pyarrow's parse errors are ValueErrors
@@ -100,160 +274,124 @@ def _read(path: Path) -> Any:
             raise
         hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         raise DataError(Diagnostic(T140, f"`{path}` cannot be read as a table: {error}", hint=hint)) from error
-
-
-def _choose(
-    columns: list[str],
-    inputs: Sequence[TensorSpec],
-    targets: Sequence[TensorSpec],
-    preparation: Preparation,
-    path: Path,
-) -> dict[str, list[str]]:
-    """Return model name -> columns of the table."""
-    wanted = [*inputs, *targets]
-    chosen: dict[str, list[str]] = {}
-    problems: list[Diagnostic] = []
-    for spec in wanted:
-        asked = preparation.columns.get(spec.name)
-        if asked is not None:
-            names = [n.strip() for n in asked.split(",")]
-            problems += _missing(spec, names, columns, path)
-            chosen[spec.name] = names
-        elif spec.name in columns:
-            chosen[spec.name] = [spec.name]
-        elif numbered := _numbered(columns, spec.name):
-            chosen[spec.name] = numbered
-    left = [spec for spec in wanted if spec.name not in chosen]
-    for spec in [s for s in left if s.name in preparation.table]:
-        chosen[spec.name] = list(preparation.table[spec.name])
-        problems += _missing(
-            spec,
-            chosen[spec.name],
-            columns,
-            path,
-            needed=f"the columns that the model was trained with: {_list(chosen[spec.name])}",
-            hint=f"if others mean the same, name them: --column {spec.name}=a,b,c",
-        )
-        left.remove(spec)
-    if len(left) == 1:
-        taken = {name for names in chosen.values() for name in names}
-        rest = [c for c in columns if c not in taken]
-        if rest:
-            chosen[left[0].name] = rest
-            left = []
-    problems += [
-        Diagnostic(
-            T141,
-            f"the table has no column for `{spec.name}`",
-            place=str(path),
-            found=_list(columns),
-            needed=f"`{spec.name}` {spec.dtype} {_sizes(spec)}",
-            hint=f"name it: columns={{'{spec.name}': '{_example(spec, columns)}'}}, or --column "
-            f"{spec.name}={_example(spec, columns)}"
-            + ("; the last one left takes all columns that remain" if len(left) > 1 else ""),
-        )
-        for spec in left
-    ]
-    for spec in wanted:
-        width = spec.shape[1] if len(spec.shape) == 2 else 1 if len(spec.shape) == 1 else None
-        have = chosen.get(spec.name)
-        coded = preparation.one_hot and spec in targets
-        if have and isinstance(width, int) and len(have) != width and not coded and not problems:
-            problems.append(
-                Diagnostic(
-                    T141,
-                    f"{len(have)} columns for `{spec.name}`, which takes {width}",
-                    place=str(path),
-                    found=_list(have),
-                    needed=f"{width} columns",
-                    hint=f"name them: --column {spec.name}=a,b,c"
-                    + ("; class numbers become rows with --one-hot" if spec in targets else ""),
-                )
+    wrong = [mark for mark in (";", "\t", "|") if len(frame.columns) == 1 and mark in str(frame.columns[0])]
+    if wrong:
+        raise DataError(
+            Diagnostic(
+                T140,
+                f"the columns of `{path}` are separated by {wrong[0]!r}",
+                found=f"one column `{frame.columns[0]}`",
+                needed="commas, or tabs in a .tsv",
+                hint="save it with commas, and numbers with a point; spreadsheets call this CSV in English",
             )
-    if problems:
-        raise DataError(problems)
-    return chosen
+        )
+    return frame
 
 
-def _missing(
-    spec: TensorSpec, names: Sequence[str], columns: Sequence[str], path: Path, needed: str = "", hint: str = ""
-) -> list[Diagnostic]:
-    missing = [f"`{n}`" for n in names if n not in columns]
-    message = f"no column {', '.join(missing)} for `{spec.name}`"
-    return (
-        [Diagnostic(T141, message, place=str(path), found=_list(columns), needed=needed, hint=hint)] if missing else []
+def _needs(spec: TensorSpec, raws: Sequence[RawColumn], preparation: Preparation) -> bool:
+    """Return whether the columns of an input cannot be used as they are."""
+    takes_text = numpy_dtype(spec.dtype).kind == "O"
+    return any(
+        (raw.is_text and not takes_text)
+        or (raw.missing.any() and not spec.takes_nan)
+        or raw.name in preparation.categorical
+        for raw in raws
     )
 
 
-def _example(spec: TensorSpec, columns: Sequence[str]) -> str:
-    """Return an example of column names: for a single number the last column, which is often the label."""
-    single = len(spec.shape) == 1 or (len(spec.shape) == 2 and spec.shape[1] == 1)
-    return columns[-1] if single and columns else "a,b,c"
+def _plan(
+    spec: TensorSpec, raws: Sequence[RawColumn], preparation: Preparation, place: str
+) -> tuple[Feature, ...] | None:
+    """Return the features of an input, fitted on its columns; None if they can be used as they are."""
+    dtype = numpy_dtype(spec.dtype)
+    whole, text = dtype.kind in "iu", dtype.kind == "O"
+    wishes = preparation.wishes
+    asked = (wishes.rescale != "none" or wishes.missing != "auto") and not text
+    if (len(raws) == 1 and raws[0].values.ndim > 1) or not (asked or _needs(spec, raws, preparation)):
+        return None
+    problems: list[Diagnostic] = []
+    found: list[Feature] = []
+    for raw in raws:
+        try:
+            keeps_nan = spec.takes_nan and not whole
+            found.append(fit_feature(raw, wishes, place, whole=whole, text=text, keeps_nan=keeps_nan))
+        except DataError as error:
+            problems += error.diagnostics
+    if problems:
+        raise DataError(problems)
+    if all(f.is_plain for f in found):
+        return None
+    if wishes.categories == "auto" and not text:
+        found = _encodings(found, _width(spec), whole)
+    return tuple(found)
 
 
-def _numbered(columns: Sequence[str], name: str) -> list[str]:
-    found = []
-    for column in columns:
-        match = re.fullmatch(re.escape(name) + r"[_.\[](\d+)\]?", column)
-        if match:
-            found.append((int(match[1]), column))
-    return [column for _, column in sorted(found)]
+def _encodings(features: Sequence[Feature], width: int | None, whole: bool) -> list[Feature]:
+    """Return the features with the encoding of categories that gives an input of this width."""
+    codes = [dataclasses.replace(f, encoding="codes") if f.kind == "category" else f for f in features]
+    rows = sum(f.width for f in features)
+    if whole or (width is not None and rows != width and sum(f.width for f in codes) == width):
+        return codes
+    return list(features)
 
 
-def _numbers(
-    series: Any, name: str, spec: TensorSpec, is_target: bool, path: Path, known: Sequence[str]
-) -> tuple[np.ndarray, list[str]]:
-    """Return (values, class names if text was encoded).
+def _width(spec: TensorSpec) -> int | None:
+    """Return how many numbers a row of an input or target holds; None if the model leaves it open."""
+    width = spec.shape[1] if len(spec.shape) == 2 else 1 if len(spec.shape) == 1 else None
+    return width if isinstance(width, int) else None
 
-    Raises:
-        DataError: empty cells, fractions where the model takes whole numbers, or text in an input.
-    """
-    empty = series.isna().to_numpy()
-    if empty.any():
+
+def _check_width(
+    spec: TensorSpec,
+    names: Sequence[str],
+    features: Sequence[Feature],
+    preparation: Preparation,
+    is_target: bool,
+    place: str,
+) -> None:
+    width = _width(spec)
+    have = sum(f.width for f in features) if features else len(names)
+    if width is None or have == width or (len(names) == 1 and not features) or (preparation.one_hot and is_target):
+        return
+    if features:
+        codes = sum(dataclasses.replace(f, encoding="codes").width for f in features)
+        raise DataError(
+            Diagnostic(
+                T141,
+                f"the columns for `{spec.name}` give {have} numbers, and it takes {width}",
+                place=place,
+                found="; ".join(f"{f.column}: {f.width}" for f in features),
+                needed=f"{width} numbers",
+                hint=f"with a code for each category they give {codes}: categories='codes'; or choose columns with "
+                "features=[…]",
+            )
+        )
+    raise DataError(
+        Diagnostic(
+            T141,
+            f"{len(names)} columns for `{spec.name}`, which takes {width}",
+            place=place,
+            found=list_columns(names),
+            needed=f"{width} columns",
+            hint=f"name them: columns={{'{spec.name}': 'a,b,c'}}"
+            + ("; class numbers become rows with one_hot=True" if is_target else ", or features=[…]"),
+        )
+    )
+
+
+def _whole(values: np.ndarray, spec: TensorSpec, name: str, place: str) -> np.ndarray:
+    """Return floats that are whole numbers as integers; other types as they are."""
+    if values.dtype.kind != "f":
+        return values
+    whole = np.rint(values)
+    if not np.array_equal(whole, values):
         raise DataError(
             Diagnostic(
                 T142,
-                f"column `{name}` has {int(empty.sum())} empty cells",
-                place=f"{path}, first in row {int(np.argmax(empty)) + 1}",
-                needed=f"a value in every row, for `{spec.name}`",
+                f"column `{name}` has fractions",
+                place=place,
+                found=f"such as {values[whole != values].ravel()[0]}",
+                needed=f"whole numbers for `{spec.name}` ({spec.dtype})",
             )
         )
-    values = series.to_numpy()
-    if values.dtype.kind in "fiub":
-        if values.dtype.kind == "f" and numpy_dtype(spec.dtype).kind in "iu":
-            whole = np.rint(values)
-            if not np.array_equal(whole, values):
-                raise DataError(
-                    Diagnostic(
-                        T142,
-                        f"column `{name}` has fractions",
-                        place=str(path),
-                        found=f"such as {values[whole != values][0]}",
-                        needed=f"whole numbers for `{spec.name}` ({spec.dtype})",
-                    )
-                )
-            values = whole.astype(np.int64)
-        return values, []
-    text = [str(v) for v in values]
-    if is_target:
-        numbers = number_classes(sorted(set(text)), known, f"{path}, column `{name}`")
-        return np.array([numbers[t] for t in text], dtype=np.int64), list(numbers)
-    raise DataError(
-        Diagnostic(
-            T142,
-            f"column `{name}` holds text",
-            place=str(path),
-            found=f"such as {text[0]!r}",
-            needed=f"numbers for `{spec.name}`",
-            hint="encode it as numbers, or choose other columns with --column",
-        )
-    )
-
-
-def _list(columns: Sequence[str]) -> str:
-    shown = ", ".join(f"`{c}`" for c in columns[:12])
-    return f"{len(columns)} columns: {shown}{', …' if len(columns) > 12 else ''}"
-
-
-def _sizes(spec: TensorSpec) -> str:
-    return "(" + ", ".join("N" if i == 0 else str(d) for i, d in enumerate(spec.shape)) + ")"
+    return np.asarray(whole.astype(np.int64))

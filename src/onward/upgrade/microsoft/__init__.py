@@ -1,8 +1,9 @@
-"""Decompose the `com.microsoft` operators of exported transformers into operators of `ai.onnx`.
+"""Decompose the `com.microsoft` operators of exported transformers, and `ai.onnx.ml`, into operators of `ai.onnx`.
 
-ONNX Runtime's optimizer and its exporters write them; no other runtime supports them, and they have no gradient.
-`decompose_microsoft` replaces them first. Nodes that it cannot express (packed or shared caches, rare mask layouts)
-stay in the graph; later stages report them.
+ONNX Runtime's optimizer and its exporters write the former; no other runtime supports them, and they have no gradient.
+scikit-learn's and ML.NET's exporters write the latter, whose weights are attributes, which nothing can train.
+`decompose_microsoft` replaces them first. Nodes that it cannot express (packed or shared caches, rare mask layouts,
+support vectors, trees) stay in the graph; later stages report them.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import onnx_ir as ir
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Names, Value
 from onward.upgrade.microsoft import attention as attention  # importing it registers its decompositions
+from onward.upgrade.microsoft import classical as classical
 from onward.upgrade.microsoft import plain as plain
 from onward.upgrade.microsoft import quantized as quantized
-from onward.upgrade.microsoft.call import SIMPLIFIED, TABLE, Call, CannotDecompose
+from onward.upgrade.microsoft.call import CLASSICAL, DOMAIN, SIMPLIFIED, TABLE, Call, CannotDecompose, Decomposition
 
-DOMAIN = "com.microsoft"
+__all__ = ["DOMAIN", "decompose_microsoft", "has_microsoft"]
 
 
 def decompose_microsoft(model: ir.Model) -> bool:
-    """Replace the known `com.microsoft` operators of `model`, in place; return whether there were any.
+    """Replace the known operators of `com.microsoft` and `ai.onnx.ml`, in place; return whether there were any.
 
     Subgraphs and functions are included. Outputs keep their names. Works at any opset from 13.
     """
@@ -34,14 +36,16 @@ def decompose_microsoft(model: ir.Model) -> bool:
         if not _replace_once(model):
             break
         changed = True
-    if changed and not _find(everything, lambda node: node.domain == DOMAIN):
-        model.opset_imports.pop(DOMAIN, None)
+    if changed:
+        used = {node.domain for graph in everything for node in walk.all_nodes(graph)}
+        for domain in {DOMAIN, CLASSICAL} - used:
+            model.opset_imports.pop(domain, None)
     return changed
 
 
 def has_microsoft(model: ir.Model) -> bool:
     """Return whether the model has an operator that `decompose_microsoft` knows."""
-    return _find([model.graph, *model.functions.values()], _is_known)
+    return _find([model.graph, *model.functions.values()], lambda node: _known(node) is not None)
 
 
 def _replace_once(model: ir.Model) -> bool:
@@ -54,9 +58,9 @@ def _replace_once(model: ir.Model) -> bool:
     return changed
 
 
-def _is_known(node: ir.Node) -> bool:
-    special = node.domain == DOMAIN or (node.domain in ("", "ai.onnx") and node.op_type == SIMPLIFIED)
-    return special and node.op_type in TABLE
+def _known(node: ir.Node) -> Decomposition | None:
+    misplaced = node.domain in ("", "ai.onnx") and node.op_type == SIMPLIFIED
+    return TABLE.get((DOMAIN if misplaced else node.domain, node.op_type))
 
 
 def _replace_in(graph: walk.GraphLike, opset: int, names: Names) -> bool:
@@ -64,15 +68,16 @@ def _replace_in(graph: walk.GraphLike, opset: int, names: Names) -> bool:
     for node in list(graph):
         for sub in walk.subgraphs(node):
             changed |= _replace_in(sub, opset, names)
-        if _is_known(node):
-            changed |= _replace(graph, node, opset, names)
+        decomposition = _known(node)
+        if decomposition is not None:
+            changed |= _replace(graph, node, decomposition, opset, names)
     return changed
 
 
-def _replace(graph: walk.GraphLike, node: ir.Node, opset: int, names: Names) -> bool:
+def _replace(graph: walk.GraphLike, node: ir.Node, decomposition: Decomposition, opset: int, names: Names) -> bool:
     op = Builder(opset, names, prefix=f"{node.name or node.op_type}/")
     try:
-        results = TABLE[node.op_type](Call(node, op))
+        results = decomposition(Call(node, op))
     except CannotDecompose:
         return False
     for index, output in enumerate(node.outputs):

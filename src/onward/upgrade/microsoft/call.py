@@ -11,6 +11,8 @@ import onnx_ir as ir
 from onward.graph import shapes
 from onward.graph.builder import Builder, Value
 
+DOMAIN = "com.microsoft"
+CLASSICAL = "ai.onnx.ml"
 SIMPLIFIED = "SimplifiedLayerNormalization"  # ONNX Runtime also puts it into the default domain
 _END = np.array([np.iinfo(np.int64).max])
 
@@ -69,14 +71,14 @@ class Call:
 
 
 Decomposition = Callable[[Call], list[Value | None]]
-TABLE: dict[str, Decomposition] = {}
+TABLE: dict[tuple[str, str], Decomposition] = {}  # by domain and type
 
 
-def decomposes(op_type: str) -> Callable[[Decomposition], Decomposition]:
+def decomposes(op_type: str, domain: str = DOMAIN) -> Callable[[Decomposition], Decomposition]:
     """Register the decorated function as the decomposition of `op_type`."""
 
     def register(function: Decomposition) -> Decomposition:
-        TABLE[op_type] = function
+        TABLE[domain, op_type] = function
         return function
 
     return register

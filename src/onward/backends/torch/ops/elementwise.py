@@ -61,11 +61,6 @@ def _register() -> None:
 _register()
 
 
-@op("Identity")
-def identity(attributes: Attributes, x: Any) -> Any:
-    return x
-
-
 @op("Div")
 @widened
 def div(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
@@ -266,7 +261,7 @@ def log_softmax(attributes: Attributes, x: Tensor) -> Tensor:
 def softmax_flat(attributes: Attributes, x: Tensor) -> Tensor:
     axis = attributes["axis"] % max(x.ndim, 1)
     flat = x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
-    function = torch.softmax if attributes._key[0] == "Softmax" else torch.log_softmax
+    function = torch.softmax if attributes.op_type == "Softmax" else torch.log_softmax
     return function(flat, 1).reshape(x.shape)
 
 

@@ -2,77 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.backends.resampling import Interpolation, scales_by_sizes, sizes_by_scales
-from onward.backends.torch.host import Host, ints, number
+from onward.backends.graph import on_numpy
+from onward.backends.graph.resize import NewAxis, resized, upsampled
+from onward.backends.graph.shapes import along
+from onward.backends.torch.framework import TORCH, number
 from onward.backends.torch.registry import Attributes, op
-
-
-def _floats(value: Any) -> list[float]:
-    if isinstance(value, Host):
-        return [float(v) for v in value.values]
-    return [float(v) for v in torch.as_tensor(value).reshape(-1).tolist()]
-
-
-_RESIZE = [field.name for field in dataclasses.fields(Interpolation)]
+from onward.backends.torch.tensors import to_numpy, to_tensor
 
 
 @op("Resize", since=11)
 def resize(attributes: Attributes, x: Tensor, roi: Any = None, scales: Any = None, sizes: Any = None) -> Tensor:
-    axes = attributes.get("axes")
-    axes = list(range(x.ndim)) if axes is None else [a % x.ndim for a in axes]
-    old = [x.shape[a] for a in axes]
-    factors = _floats(scales) if scales is not None else []
-    if factors:
-        new = sizes_by_scales(old, factors)
-    else:
-        new, factors = scales_by_sizes(old, ints(sizes), attributes.get("keep_aspect_ratio_policy", "stretch"))
-    how = Interpolation(**{name: attributes[name] for name in _RESIZE if attributes[name] is not None})
-    corners = _floats(roi) if how.crops and roi is not None else [0.0] * len(axes) + [1.0] * len(axes)
-    boxes = list(zip(corners[: len(axes)], corners[len(axes) :], strict=True))
-    return _resample(x, how, axes, new, factors, boxes, attributes.get("extrapolation_value", 0.0))
-
-
-def _resample(
-    x: Tensor,
-    how: Interpolation,
-    axes: list[int],
-    new: list[int],
-    factors: list[float],
-    boxes: list[tuple[float, float]],
-    fill: float = 0.0,
-) -> Tensor:
-    """Return `x` with a new size along each of `axes`."""
-    outside: Tensor | None = None
-    wide = x if x.is_floating_point() else x.double()
-    for axis, size, factor, box in zip(axes, new, factors, boxes, strict=True):
-        if factor == 1.0 and not how.crops:
-            continue
-        matrix = torch.from_numpy(how.matrix(int(x.shape[axis]), size, factor, box))
-        missing = matrix.isnan().any(1)
-        weights = matrix.nan_to_num().to(wide.dtype).to(x.device)
-        wide = torch.tensordot(wide, weights, ([axis], [1])).movedim(-1, axis)
-        if bool(missing.any()):
-            here = missing.reshape([size if k == axis else 1 for k in range(x.ndim)]).to(x.device)
-            outside = here if outside is None else outside | here
-    if outside is not None:
-        wide = torch.where(outside, wide.new_tensor(fill), wide)
-    return wide if x.is_floating_point() else wide.round().to(x.dtype)
+    changes = resized(TORCH, attributes, x.shape, roi, scales, sizes)
+    return _resample(x, changes, attributes.get("extrapolation_value", 0.0))
 
 
 @op("Upsample", since=7)
 def upsample(attributes: Attributes, x: Tensor, scales: Any = None) -> Tensor:
-    factors = _floats(attributes["scales"] if scales is None else scales)
-    how = Interpolation(attributes["mode"], "asymmetric", "floor")
-    axes = list(range(x.ndim))
-    return _resample(x, how, axes, sizes_by_scales(list(x.shape), factors), factors, [(0.0, 1.0)] * x.ndim)
+    return _resample(x, upsampled(TORCH, attributes, x.shape, scales))
+
+
+def _resample(x: Tensor, changes: Iterable[NewAxis], fill: float = 0.0) -> Tensor:
+    """Return `x` with some axes replaced."""
+    outside: Tensor | None = None
+    wide = x if x.is_floating_point() else x.double()
+    for axis, matrix, missing in changes:
+        weights = torch.from_numpy(matrix).to(wide.dtype).to(x.device)
+        wide = torch.tensordot(wide, weights, ([axis], [1])).movedim(-1, axis)
+        if missing.any():
+            here = torch.from_numpy(missing).reshape(along(axis, x.ndim)).to(x.device)
+            outside = here if outside is None else outside | here
+    if outside is not None:
+        wide = torch.where(outside, wide.new_tensor(fill), wide)
+    return wide if x.is_floating_point() else wide.round().to(x.dtype)
 
 
 @op("GridSample", since=16)
@@ -132,23 +101,7 @@ def non_max_suppression(
 ) -> Tensor:
     limit = 0 if most is None else int(number(most))
     threshold = 0.0 if overlap is None else float(number(overlap))
-    a, b = boxes[..., :2], boxes[..., 2:]
-    if attributes.get("center_point_box", 0):
-        a, b = a.flip(-1) - b.flip(-1) / 2, a.flip(-1) + b.flip(-1) / 2
-    low, high = torch.minimum(a, b), torch.maximum(a, b)
-    area = (high - low).prod(-1)
-    chosen = []
-    for n in range(scores.shape[0]):
-        for c in range(scores.shape[1]):
-            order = torch.argsort(scores[n, c], descending=True, stable=True).tolist()
-            if least is not None:
-                order = [i for i in order if float(scores[n, c, i]) > float(number(least))]
-            kept: list[int] = []
-            while order and len(kept) < limit:
-                i = order.pop(0)
-                kept.append(i)
-                size = (torch.minimum(high[n, i], high[n]) - torch.maximum(low[n, i], low[n])).clamp(min=0).prod(-1)
-                union = area[n, i] + area[n] - size
-                order = [j for j in order if float(size[j]) <= threshold * float(union[j])]
-            chosen += [[n, c, i] for i in kept]
-    return torch.tensor(chosen, dtype=torch.int64).reshape(-1, 3)
+    score = None if least is None else float(number(least))
+    return to_tensor(
+        on_numpy.non_max_suppression(attributes, to_numpy(boxes), to_numpy(scores), limit, threshold, score)
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.backends.graph import on_numpy
 from onward.backends.torch.registry import Attributes, op
 from onward.backends.torch.tensors import to_numpy, to_tensor
 
@@ -123,21 +124,7 @@ def reverse_sequence(attributes: Attributes, x: Tensor, lengths: Tensor) -> Tens
 
 @op("Unique")
 def unique(attributes: Attributes, x: Tensor) -> Any:
-    import numpy as np
-
-    axis = attributes.get("axis") if "axis" in attributes else None
-    array = to_numpy(x)
-    kind = array.dtype
-    if kind.name == "bfloat16":  # numpy cannot sort it
-        array = array.astype(np.float32)
-    found = np.unique(array, return_index=True, return_inverse=True, return_counts=True, axis=axis)
-    values, first, inverse, counts = found
-    if not attributes.get("sorted", 1):
-        order = np.argsort(first)
-        rank = np.argsort(order)
-        values = np.take(values, order, axis=axis or 0)
-        first, inverse, counts = first[order], rank[inverse.reshape(-1)], counts[order]
-    return tuple(to_tensor(v) for v in (values.astype(kind), first, inverse.reshape(-1), counts))
+    return tuple(to_tensor(v) for v in on_numpy.unique(attributes, to_numpy(x)))
 
 
 @op("TensorScatter", since=24)

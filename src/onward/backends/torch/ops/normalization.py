@@ -16,6 +16,19 @@ def _per_channel(value: Tensor, rank: int) -> Tensor:
     return value.reshape([1, -1] + [1] * (rank - 2))
 
 
+def _batch_norm(
+    x: Tensor, mean: Tensor | None, var: Tensor | None, scale: Tensor, bias: Tensor, training: bool, epsilon: float
+) -> Tensor:
+    """Return F.batch_norm, with right gradients for one example too.
+
+    On a CPU, PyTorch reads a gradient whose channels come last in memory as if they came first, if the batch is one
+    example with two or three spatial axes. A Transpose behind the layer gives such a gradient. One axis is safe.
+    """
+    if x.ndim > 3 and x.shape[0] == 1:
+        return F.batch_norm(x.flatten(2), mean, var, scale, bias, training, 0.0, epsilon).reshape(x.shape)
+    return F.batch_norm(x, mean, var, scale, bias, training, 0.0, epsilon)
+
+
 @op("BatchNormalization")
 def batch_normalization(
     attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor
@@ -26,12 +39,12 @@ def batch_normalization(
             mean, var, scale, bias = (_per_channel(v, x.ndim) for v in (mean, var, scale, bias))
             return ((x - mean) / torch.sqrt(var + epsilon) * scale + bias).to(x.dtype)
         if x.dtype == scale.dtype == mean.dtype:
-            return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
-        wide = F.batch_norm(x.to(mean.dtype), mean, var, scale.to(mean.dtype), bias.to(mean.dtype), False, 0.0, epsilon)
-        return wide.to(x.dtype)
+            return _batch_norm(x, mean, var, scale, bias, False, epsilon)
+        x_wide, scale, bias = (v.to(mean.dtype) for v in (x, scale, bias))
+        return _batch_norm(x_wide, mean, var, scale, bias, False, epsilon).to(x.dtype)
     # PyTorch's running variance is unbiased and ONNX's is not, so only y comes from F.batch_norm.
     axes = [0, *range(2, x.ndim)]
-    y = F.batch_norm(x, None, None, scale.to(x.dtype), bias.to(x.dtype), True, 0.0, epsilon)
+    y = _batch_norm(x, None, None, scale.to(x.dtype), bias.to(x.dtype), True, epsilon)
     if attributes.outputs == 1:
         return y
     momentum = attributes["momentum"]

@@ -9,35 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.backends.torch.host import ints
-from onward.backends.torch.ops.convolution import pad_spatial, pads_of
+from onward.backends.graph.windows import Pads, pooled, unpooled, window_of
+from onward.backends.torch.framework import ints
+from onward.backends.torch.ops.convolution import pad_spatial
 from onward.backends.torch.registry import Attributes, op
 
 
-def _windows(attributes: Attributes, x: Tensor, fill: float) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+def _windows(attributes: Attributes, x: Tensor, fill: float) -> tuple[Tensor, Tensor, Pads]:
     """Return the padded input's windows (…, outputs, kernel), the flat positions they come from, and the pads."""
-    kernel = attributes["kernel_shape"]
-    rank = len(kernel)
-    strides = attributes.get("strides") or [1] * rank
-    dilations = attributes.get("dilations") or [1] * rank
-    pads = pads_of(attributes, list(x.shape[2:]), kernel, strides, dilations)
-    counts = []
-    extended = []
-    for i in range(rank):
-        size = x.shape[2 + i] + sum(pads[i])
-        span = size - dilations[i] * (kernel[i] - 1) - 1
-        count = (-(-span // strides[i]) if attributes.get("ceil_mode", 0) else span // strides[i]) + 1
-        if attributes.get("ceil_mode", 0) and (count - 1) * strides[i] >= x.shape[2 + i] + pads[i][0]:
-            count -= 1  # a window that starts in the padding after the end does not count
-        need = (count - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - x.shape[2 + i] - pads[i][0]
-        counts.append(count)
-        extended.append((pads[i][0], max(need, pads[i][1])))
+    window = window_of(attributes, x.shape[2:], attributes["kernel_shape"])
+    counts, extended = pooled(attributes, x.shape[2:], window)
+    kernel, rank = window.kernel, len(counts)
     padded = pad_spatial(x, extended, fill)
     index = torch.zeros([1] * (2 * rank), dtype=torch.int64, device=x.device)
     for i in range(rank):
         where = (
-            torch.arange(counts[i], device=x.device).unsqueeze(1) * strides[i]
-            + torch.arange(kernel[i], device=x.device).unsqueeze(0) * dilations[i]
+            torch.arange(counts[i], device=x.device).unsqueeze(1) * window.strides[i]
+            + torch.arange(kernel[i], device=x.device).unsqueeze(0) * window.dilations[i]
         )
         shape = [1] * (2 * rank)
         shape[i], shape[rank + i] = counts[i], kernel[i]
@@ -66,18 +54,14 @@ def max_pool(attributes: Attributes, x: Tensor) -> Any:
 
 def _simple_pool(attributes: Attributes, x: Tensor) -> Any:
     """Return (kernel, strides, pads, dilations) where PyTorch's own pooling means the same, else None."""
-    kernel = attributes["kernel_shape"]
-    rank = len(kernel)
-    strides = attributes.get("strides") or [1] * rank
-    dilations = attributes.get("dilations") or [1] * rank
-    pads = pads_of(attributes, list(x.shape[2:]), kernel, strides, dilations)
-    fits = all(b == a and 2 * b <= k for (b, a), k in zip(pads, kernel, strict=True))
-    if not fits or attributes.get("ceil_mode", 0) or rank > 3:
+    window = window_of(attributes, x.shape[2:], attributes["kernel_shape"])
+    fits = window.symmetric and all(2 * b <= k for (b, _), k in zip(window.pads, window.kernel, strict=True))
+    if not fits or attributes.get("ceil_mode", 0) or len(window.kernel) > 3:
         return None
-    return kernel, strides, [b for b, _ in pads], dilations
+    return window.kernel, window.strides, [b for b, _ in window.pads], window.dilations
 
 
-def _unpadded(position: Tensor, x: Tensor, pads: list[tuple[int, int]], order: int) -> Tensor:
+def _unpadded(position: Tensor, x: Tensor, pads: Pads, order: int) -> Tensor:
     """Return flat positions in the whole unpadded tensor, as ONNX's Indices."""
     sizes = [x.shape[2 + i] + sum(p) for i, p in enumerate(pads)]
     coordinates: list[Tensor] = []
@@ -98,11 +82,7 @@ def average_pool(attributes: Attributes, x: Tensor) -> Tensor:
     windows, _, pads = _windows(attributes, x, 0.0)
     ones = x.new_ones(1, 1, *x.shape[2:])  # one image, even if the batch is empty
     if attributes.get("count_include_pad", 0):
-        kernel = attributes["kernel_shape"]
-        rank = len(kernel)
-        strides = attributes.get("strides") or [1] * rank
-        dilations = attributes.get("dilations") or [1] * rank
-        given = pads_of(attributes, list(x.shape[2:]), kernel, strides, dilations)
+        given = window_of(attributes, x.shape[2:], attributes["kernel_shape"]).pads
         ones = pad_spatial(ones, given, 1.0)
         ones = pad_spatial(ones, [(0, p[1] - g[1]) for p, g in zip(pads, given, strict=True)], 0.0)
         flat = ones.reshape(1, 1, -1)
@@ -137,12 +117,7 @@ def global_lp_pool(attributes: Attributes, x: Tensor) -> Tensor:
 
 @op("MaxUnpool")
 def max_unpool(attributes: Attributes, x: Tensor, indices: Tensor, shape: Any = None) -> Tensor:
-    kernel = attributes["kernel_shape"]
-    rank = len(kernel)
-    strides = attributes.get("strides") or [1] * rank
-    flat = attributes.get("pads") or [0] * (2 * rank)
-    inferred = [(x.shape[2 + i] - 1) * strides[i] + kernel[i] - flat[i] - flat[i + rank] for i in range(rank)]
-    small = [x.shape[0], x.shape[1], *inferred]
+    small = [x.shape[0], x.shape[1], *unpooled(attributes, x.shape[2:])]
     size = small if shape is None else ints(shape)
     # The indices are positions in the original tensor, which has the inferred size.
     where = indices.reshape(-1)

@@ -9,21 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.backends.torch.host import ints, number
+from onward.backends.graph.shapes import reduced_axes
+from onward.backends.torch.framework import ints, number
 from onward.backends.torch.registry import Attributes, op
 
 
 def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
     def run(attributes: Attributes, data: Tensor, axes: Any = None) -> Tensor:
-        given = attributes.get("axes") if axes is None else ints(axes)
-        if not given:
-            if attributes.get("noop_with_empty_axes", 0):
-                return data
-            given = list(range(data.ndim))
-        keep = bool(attributes.get("keepdims", 1))
-        if not given:
-            return function(data.reshape(1), [0], False)
-        return function(data, sorted(a % data.ndim for a in given), keep)
+        over = reduced_axes(attributes, None if axes is None else ints(axes), data.ndim)
+        if over is None:
+            return data
+        return (
+            function(data, over, bool(attributes.get("keepdims", 1))) if over else function(data.reshape(1), [0], False)
+        )
 
     return run
 

@@ -9,27 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.backends.torch.host import Host, ints, number
+from onward.backends.graph.common import register_shapes
+from onward.backends.graph.host import Host
+from onward.backends.graph.shapes import along, mirrored, pad_amounts, reshaped, slices, split_sizes
+from onward.backends.torch.framework import TORCH, host_type, ints, number
 from onward.backends.torch.registry import Attributes, op
 
-
-@op("Shape")
-def shape(attributes: Attributes, x: Any) -> Host:
-    sizes = list(x.shape)
-    start, end = attributes.get("start", 0), attributes.get("end")
-    sizes = sizes[start : len(sizes) if end is None else end]
-    return Host(sizes, (len(sizes),))
-
-
-@op("Size")
-def size(attributes: Attributes, x: Any) -> Host:
-    return Host([math.prod(x.shape)], ())
-
-
-@op("Constant")
-def constant(attributes: Attributes) -> Any:
-    """Register Constant as supported; the interpreter itself evaluates constants."""
-    raise AssertionError("the interpreter evaluates constants once")
+register_shapes(TORCH)
 
 
 @op("ConstantOfShape")
@@ -41,7 +27,7 @@ def constant_of_shape(attributes: Attributes, sizes: Any) -> Tensor:
 
 @op("Range")
 def range_(attributes: Attributes, start: Any, limit: Any, delta: Any) -> Tensor:
-    dtype = start.dtype
+    dtype = host_type(start) if isinstance(start, Host) else start.dtype
     return torch.arange(number(start), number(limit), number(delta), dtype=dtype)
 
 
@@ -58,10 +44,7 @@ def eye_like(attributes: Attributes, x: Tensor) -> Tensor:
 
 @op("Reshape")
 def reshape(attributes: Attributes, x: Tensor, sizes: Any) -> Tensor:
-    wanted = ints(sizes)
-    if not attributes.get("allowzero", 0):
-        wanted = [x.shape[i] if v == 0 and isinstance(v, int) else v for i, v in enumerate(wanted)]
-    return x.reshape(wanted)
+    return x.reshape(reshaped(attributes, x.shape, ints(sizes)))
 
 
 @op("Flatten")
@@ -115,41 +98,26 @@ def concat(attributes: Attributes, *inputs: Tensor) -> Tensor:
 @op("Split")
 def split(attributes: Attributes, x: Tensor, sizes: Any = None) -> tuple[Tensor, ...]:
     axis = attributes["axis"]
-    given = attributes.get("split") if sizes is None else ints(sizes)
-    if given is None:
-        count = attributes.get("num_outputs") or attributes.outputs
-        each = -(-x.shape[axis] // count)
-        given = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
-    return tuple(torch.split(x, given, axis))
+    return tuple(torch.split(x, split_sizes(attributes, x.shape[axis], None if sizes is None else ints(sizes)), axis))
 
 
 @op("Slice")
 def slice_(
     attributes: Attributes, x: Tensor, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
 ) -> Tensor:
-    first = attributes["starts"] if starts is None else ints(starts)
-    last = attributes["ends"] if ends is None else ints(ends)
-    over = attributes.get("axes") if axes is None else ints(axes)
-    over = list(range(len(first))) if over is None else over
-    by = [1] * len(first) if steps is None else ints(steps)
-    for start, end, axis, step in zip(first, last, over, by, strict=True):
-        size = x.shape[axis]
+    given = [None if v is None else ints(v) for v in (starts, ends, axes, steps)]
+    for axis, start, end, step in slices(attributes, x.shape, *given):
         if step > 0:
-            index = [slice(None)] * (axis % x.ndim) + [slice(start, end, step)]
-            x = x[tuple(index)]
+            x = x[(*[slice(None)] * axis, slice(start, end, step))]
         else:
-            low, high, stride = slice(start, end if end >= -size else None, step).indices(size)
-            x = x.index_select(axis % x.ndim, torch.arange(low, high, stride, device=x.device))
+            low, high, stride = slice(start, end, step).indices(x.shape[axis])
+            x = x.index_select(axis, torch.arange(low, high, stride, device=x.device))
     return x
 
 
 @op("Pad")
 def pad(attributes: Attributes, x: Tensor, pads: Any = None, value: Any = None, axes: Any = None) -> Tensor:
-    given = attributes.get("pads") if pads is None else ints(pads)
-    over = list(range(x.ndim)) if axes is None else [a % x.ndim for a in ints(axes)]
-    before, after = [0] * x.ndim, [0] * x.ndim
-    for i, axis in enumerate(over):
-        before[axis], after[axis] = given[i], given[i + len(over)]
+    before, after = pad_amounts(attributes, x.ndim, *(None if v is None else ints(v) for v in (pads, axes)))
     mode = attributes.get("mode", "constant")
     if mode == "constant":
         flat = [v for axis in reversed(range(x.ndim)) for v in (before[axis], after[axis])]
@@ -163,19 +131,9 @@ def pad(attributes: Attributes, x: Tensor, pads: Any = None, value: Any = None, 
         x = x.narrow(axis, start, end - start)
         left, right = max(before[axis], 0), max(after[axis], 0)
         if left or right:
-            x = x.index_select(axis, _padded_indices(x.shape[axis], left, right, mode).to(x.device))
+            places = torch.arange(-left, x.shape[axis] + right, device=x.device)
+            x = x.index_select(axis, mirrored(places, x.shape[axis], mode))
     return x
-
-
-def _padded_indices(size: int, before: int, after: int, mode: str) -> Tensor:
-    index = torch.arange(-before, size + after)
-    if mode == "edge":
-        return index.clamp(0, size - 1)
-    if mode == "wrap":
-        return index % size
-    period = max(2 * (size - 1), 1)
-    index = index % period
-    return torch.where(index < size, index, period - index)
 
 
 @op("DepthToSpace")
@@ -208,8 +166,5 @@ def one_hot(attributes: Attributes, indices: Tensor, depth: Any, values: Tensor)
     axis = attributes["axis"]
     place = indices.to(torch.int64)
     where = torch.where(place < 0, place + count, place).unsqueeze(axis)  # outside of ±depth: no match
-    rank = indices.ndim + 1
-    classes = torch.arange(count, device=indices.device).reshape(
-        [count if i == axis % rank else 1 for i in range(rank)]
-    )
+    classes = torch.arange(count, device=indices.device).reshape(along(axis, indices.ndim + 1))
     return torch.where(where == classes, values[1], values[0])

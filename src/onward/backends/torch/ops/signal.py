@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onward.backends.torch.host import number
+from onward.backends.graph import on_numpy
+from onward.backends.torch.framework import number
 from onward.backends.torch.registry import Attributes, op
-from onward.backends.torch.tensors import torch_type
+from onward.backends.torch.tensors import to_tensor, torch_type
 
 
 def _complex(x: Tensor) -> Tensor:
@@ -62,17 +62,6 @@ def stft(attributes: Attributes, x: Tensor, step: Any, window: Any = None, lengt
 
 @op("MelWeightMatrix", since=17)
 def mel_weight_matrix(attributes: Attributes, bins: Any, length: Any, rate: Any, lower: Any, upper: Any) -> Tensor:
-    """Return triangular filters, evenly spaced on the mel scale, between whole bins as the standard defines."""
-    count, size = int(number(bins)), int(number(length))
-    low, high = (2595.0 * math.log10(1.0 + float(number(v)) / 700.0) for v in (lower, upper))
-    mels = torch.arange(count + 2, dtype=torch.float64) * ((high - low) / (count + 2)) + low
-    hertz = 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
-    feet = torch.floor((size + 1) * hertz / int(number(rate))).to(torch.int64).unsqueeze(0)
-    before, peak, after = feet[:, :-2], feet[:, 1:-1], feet[:, 2:]
-    bin_ = torch.arange(size // 2 + 1).unsqueeze(1)
-    rising = (bin_ - before) / (peak - before).clamp(min=1)
-    falling = (after - bin_) / (after - peak).clamp(min=1)
-    weights = torch.where((bin_ >= before) & (bin_ <= peak), rising, torch.zeros((), dtype=rising.dtype))
-    weights = torch.where((bin_ == peak) & (before == peak), torch.ones((), dtype=rising.dtype), weights)
-    weights = torch.where((bin_ >= peak) & (bin_ < after), falling, weights)
-    return weights.to(torch_type(attributes.get("output_datatype", 1)))
+    count, size, hertz = (int(number(v)) for v in (bins, length, rate))
+    weights = on_numpy.mel_weights(count, size, hertz, float(number(lower)), float(number(upper)))
+    return to_tensor(weights).to(torch_type(attributes.get("output_datatype", 1)))

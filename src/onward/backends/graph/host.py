@@ -1,6 +1,7 @@
 """Host values: shapes, axes and sizes as Python numbers.
 
-Where ONNX computes with int64 tensors, `torch.compile` and `torch.export` thus see constants or symbolic sizes.
+Where ONNX computes with int64 tensors, tracers such as `torch.compile` and `jax.jit` thus see constants or symbolic
+sizes.
 """
 
 from __future__ import annotations
@@ -11,23 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 LARGEST = 64  # elements; larger integer constants are tensors
 
 
 class Host:
-    """A small tensor of Python numbers: flat `values` and a `shape`."""
+    """A small tensor of Python numbers: flat `values`, a `shape`, and the name of an element type."""
 
     __slots__ = ("dtype", "shape", "values")
 
-    def __init__(self, values: Sequence[Any], shape: Sequence[int], dtype: torch.dtype = torch.int64) -> None:
+    def __init__(self, values: Sequence[Any], shape: Sequence[int], dtype: str = "int64") -> None:
         self.values = list(values)
         self.shape = tuple(shape)
         self.dtype = dtype
-
-    def tensor(self, device: torch.device | None = None) -> torch.Tensor:
-        return torch.tensor(self.values, dtype=self.dtype, device=device).reshape(self.shape)
 
 
 def is_host_constant(array: np.ndarray) -> bool:
@@ -36,30 +33,36 @@ def is_host_constant(array: np.ndarray) -> bool:
 
 
 def host_constant(array: np.ndarray) -> Host:
-    kinds = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "int8": torch.int8}
-    return Host(array.reshape(-1).tolist(), array.shape, kinds[array.dtype.name])
+    """Return an array as a host value."""
+    return Host(array.reshape(-1).tolist(), array.shape, array.dtype.name)
 
 
-def ints(value: Any) -> list[int]:
-    """Return an integer value (axes, shape, pads) as Python numbers; copies a tensor to the host if necessary."""
-    if isinstance(value, Host):
-        return list(value.values)
-    if isinstance(value, torch.Tensor):
-        return [int(v) for v in value.reshape(-1).tolist()]
-    return [int(v) for v in np.asarray(value).reshape(-1)]
-
-
-def number(value: Any) -> Any:
-    """Return a value of one element as a Python number."""
-    if isinstance(value, Host):
-        return value.values[0]
-    return value.item() if isinstance(value, torch.Tensor) else np.asarray(value).reshape(-1)[0].item()
+# The positions of inputs that handlers need as Python numbers. All other host values become tensors.
+ON_HOST: dict[str, frozenset[int]] = {
+    op_type: frozenset(positions)
+    for positions, op_types in {
+        (0,): "ConstantOfShape If Identity Shape Size HannWindow HammingWindow BlackmanWindow",
+        (0, 1): "Loop",
+        (0, 1, 2): "Range MelWeightMatrix",
+        (1,): "Reshape Expand Tile Squeeze Unsqueeze Split TopK OneHot Trilu CumSum CumProd CenterCropPad AffineGrid "
+        "SequenceAt SequenceErase SplitToSequence ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 "
+        "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare",
+        (1, 2): "DFT Col2Im",
+        (1, 2, 3, 4): "Slice",
+        (1, 3): "Pad STFT",
+        (2,): "SequenceInsert MaxUnpool Dropout",
+        (2, 3, 4): "Resize",
+    }.items()
+    for op_type in op_types.split()
+}
 
 
 _HOST: dict[str, Callable[..., Host | None]] = {}
 
 
 def host_op(name: str) -> Callable[[Callable[..., Host | None]], Callable[..., Host | None]]:
+    """Register a function for an operator on host values; it returns None where tensors are needed."""
+
     def register(function: Callable[..., Host | None]) -> Callable[..., Host | None]:
         _HOST[name] = function
         return function
@@ -85,7 +88,7 @@ def _broadcast(a: Host, b: Host) -> tuple[list[Any], list[Any], tuple[int, ...]]
     return None
 
 
-def _binary(name: str, function: Callable[[Any, Any], Any], dtype: torch.dtype | None = None) -> None:
+def _binary(name: str, function: Callable[[Any, Any], Any], dtype: str | None = None) -> None:
     def run(attributes: Any, a: Host, b: Host) -> Host | None:
         pair = _broadcast(a, b)
         if pair is None:
@@ -100,9 +103,9 @@ _binary("Sub", lambda a, b: a - b)
 _binary("Mul", lambda a, b: a * b)
 # ONNX divides integers towards zero; symbolic sizes are not negative, so // is the same and stays symbolic.
 _binary("Div", lambda a, b: a // b if not isinstance(a, int) or (a < 0) == (b < 0) else -(-a // b))
-_binary("Equal", lambda a, b: a == b, torch.bool)
-_binary("Greater", lambda a, b: a > b, torch.bool)
-_binary("Less", lambda a, b: a < b, torch.bool)
+_binary("Equal", lambda a, b: a == b, "bool")
+_binary("Greater", lambda a, b: a > b, "bool")
+_binary("Less", lambda a, b: a < b, "bool")
 
 
 def _of_all(name: str, function: Callable[[Any, Any], Any]) -> None:
@@ -178,9 +181,9 @@ def _reshape(attributes: Any, data: Host, shape: Host) -> Host | None:
 def _cast(attributes: Any, data: Host) -> Host | None:
     to = attributes["to"]
     if to in (6, 7):
-        return Host([int(v) for v in data.values], data.shape, torch.int64 if to == 7 else torch.int32)
+        return Host([int(v) for v in data.values], data.shape, "int64" if to == 7 else "int32")
     if to == 9:
-        return Host([bool(v) for v in data.values], data.shape, torch.bool)
+        return Host([bool(v) for v in data.values], data.shape, "bool")
     return None
 
 

@@ -1,0 +1,1 @@
+"""Operators by family; the registry imports every module here on first use."""

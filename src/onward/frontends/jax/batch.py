@@ -1,0 +1,41 @@
+"""The example batch: its free size, and a batch of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+NAME = "batch"
+
+
+def batch_size(batch: Any) -> int | None:
+    """Return the first dimension of the first array that has one."""
+    sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)]
+    return int(sizes[0]) if sizes else None
+
+
+def struct_of(size: int | None, free: bool) -> Callable[[Any], Any]:
+    """Return how an array of the batch is traced: with `free`, a first dimension of the batch's size is a symbol."""
+    symbol = jax.export.symbolic_shape(NAME)[0] if free else None
+
+    def struct(array: Any) -> Any:
+        shape = tuple(array.shape)
+        if free and shape and shape[0] == size:
+            shape = (symbol, *shape[1:])
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+
+    return struct
+
+
+def another_batch(batch: Any, size: int) -> Any:
+    """Return a batch with one sample more, made of the same samples."""
+
+    def longer(array: Any) -> Any:
+        if not np.ndim(array) or np.shape(array)[0] != size:
+            return array
+        return jax.numpy.concatenate([array, array[::-1]] if size > 1 else [array, array])[: size + 1]
+
+    return jax.tree.map(longer, batch)

@@ -1,0 +1,1 @@
+"""Reading samples, in this process or in worker processes. Imports little, so that a worker starts fast."""

@@ -1,0 +1,103 @@
+"""Decode image files to arrays of one size."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onward.errors import DataError, Diagnostic, require_extra
+
+T150 = "T150"
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+# A JPEG is decoded at a half, a quarter or an eighth of its size while that leaves this many times the pixels needed in
+# each direction; Pillow's `thumbnail` uses the same number.
+_GAP = 2.0
+_ORIENTATION = 0x0112  # the EXIF entry
+
+
+def pillow() -> Any:
+    """Return the module PIL.Image.
+
+    Raises:
+        MissingExtra: Pillow is not installed.
+    """
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise require_extra("PIL", "images", "reading images") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class PictureReader:
+    """Decodes image files: grey, colour or colour with transparency, resized to one size.
+
+    Without `may_resize`, an image of another size is refused.
+    """
+
+    paths: Sequence[str]
+    channels: int
+    height: int
+    width: int
+    may_resize: bool
+
+    def read(self, index: int, box: tuple[float, float, float, float] | None = None) -> np.ndarray:
+        """Return the image as bytes (height, width, channels), or its part `box`: shares of width and height."""
+        mode = MODES[self.channels]
+        left, top, right, bottom = box or (0.0, 0.0, 1.0, 1.0)
+        wanted = (self.width / (right - left), self.height / (bottom - top))
+        image, (w, h) = open_picture(self.paths[index], mode, wanted if self.may_resize else None)
+        if image.mode != mode:
+            image = image.convert(mode)
+        size = (self.width, self.height)
+        if not self.may_resize and image.size != size:
+            raise DataError(
+                Diagnostic(
+                    T150,
+                    f"the image `{self.paths[index]}` has another size than the first",
+                    found=f"{image.width} × {image.height}",
+                    needed=f"{self.width} × {self.height}; the model does not fix a size to resize to",
+                )
+            )
+        if box is not None or image.size != size:
+            part = (left * w, top * h, min(right * w, w), min(bottom * h, h))
+            image = image.resize(size, pillow().Resampling.BILINEAR, box=part, reducing_gap=3.0)
+        return np.asarray(image).reshape(self.height, self.width, self.channels)
+
+
+def open_picture(
+    path: str, mode: str = "", wanted: tuple[float, float] | None = None
+) -> tuple[Any, tuple[float, float]]:
+    """Return the decoded image, not much larger than `wanted` (width, height) where the format allows, and its size.
+
+    It stands upright, as EXIF says. An eighth of 1,708 rows is 213.5 rows in an image of 214: the size that is returned
+    is the exact one.
+
+    Raises:
+        DataError: it cannot be decoded, or is so large that it would fill the memory.
+    """
+    image_module = pillow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", image_module.DecompressionBombWarning)
+        try:
+            with image_module.open(path) as image:
+                orientation = image.getexif().get(_ORIENTATION, 1)  # phones store photos sideways and say so
+                sideways = orientation in range(5, 9)
+                reduced = None
+                if wanted is not None:
+                    width, height = (wanted[1], wanted[0]) if sideways else wanted
+                    reduced = image.draft(mode, (int(width * _GAP), int(height * _GAP)))
+                image.load()
+                width, height = image.size if reduced is None else reduced[1][2:]
+                if orientation in range(2, 9):
+                    image = importlib.import_module("PIL.ImageOps").exif_transpose(image)
+                return image, (height, width) if sideways else (width, height)
+        except (OSError, ValueError, SyntaxError, image_module.DecompressionBombWarning) as error:
+            raise DataError(Diagnostic(T150, f"the image `{path}` cannot be decoded: {error}")) from error
+        except image_module.DecompressionBombError as error:
+            raise DataError(Diagnostic(T150, f"the image `{path}` is too large: {error}")) from error

