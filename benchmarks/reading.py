@@ -1,6 +1,6 @@
 """Reading a folder of photos: Onward with 0, 1 and 2 workers beside torch's DataLoader and tf.data; then training.
 
-    python benchmarks/reading.py [--count 20000] [--turns 3] [--folder DIR] [--tensorflow PYTHON]
+    python benchmarks/reading.py [--count 20000] [--images N] [--turns 3] [--folder DIR] [--tensorflow PYTHON]
 
 The photos are JPEGs of 500 × 375, cut at random places and scales from photographs that scikit-learn, scikit-image and
 matplotlib ship (those that are installed), in 10 classes. They are written once and kept in `--folder`. Every reader
@@ -9,13 +9,15 @@ delivers batches of 64 as normalised float32. Each runs in a process of its own,
 noise. tf.data needs a Python with TensorFlow, named by `--tensorflow`.
 
 Then a small network of separable convolutions trains on the folder (`fit`), and on photos that are in memory already
-(`step alone`): where the two are equal, the step is the limit and not the reader.
+(`step alone`): where the two are equal, the step is the limit and not the reader. `--images` ends each measurement
+after that many photos, which are still chosen at random from the whole folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import statistics
 import subprocess
@@ -160,13 +162,13 @@ def check(images: np.ndarray) -> int:
 READERS = {"onward": read_onward, "torch": read_torch, "tf.data": read_tensorflow}
 
 
-def time_reader(name: str, folder: Path, workers: int) -> dict[str, float]:
+def time_reader(name: str, folder: Path, workers: int, limit: int) -> dict[str, float]:
     """Return images per second from the first batch on, and the seconds until it came."""
     began = time.perf_counter()
     batches = READERS[name](folder, workers)
     next(batches)
     first = time.perf_counter()
-    images = sum(batches)
+    images = sum(itertools.islice(batches, limit // BATCH))
     return {"rate": images / (time.perf_counter() - first), "start": first - began, "images": images}
 
 
@@ -191,7 +193,7 @@ def network() -> Any:
     )  # fmt: skip
 
 
-def time_training(folder: Path, workers: int | None) -> dict[str, float]:
+def time_training(folder: Path, workers: int | None, limit: int) -> dict[str, float]:
     """Return samples per second of the second epoch of `fit`; with None, from images in memory."""
     from onward.train import Preparation, Trainer
     from onward.train.data import as_source
@@ -205,7 +207,8 @@ def time_training(folder: Path, workers: int | None) -> dict[str, float]:
         held: dict[str, Any] = {n: c.take(np.arange(min(512, source.size))) for n, c in source.columns.items()}
         history = trainer.fit(held, progress="none", **options)
     else:
-        history = trainer.fit(str(folder), augment="crop=0.8,flip", workers=workers, progress="none", **options)
+        options |= {"augment": "crop=0.8,flip", "workers": workers, "steps_per_epoch": limit // BATCH}
+        history = trainer.fit(str(folder), progress="none", **options)
     return {"rate": float(history.epochs[-1]["samples_per_second"]), "start": 0.0}
 
 
@@ -215,15 +218,19 @@ def time_training(folder: Path, workers: int | None) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20000)
+    parser.add_argument("--images", type=int, metavar="N", help="End each measurement after N photos; default: all.")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "onward-photos")
     parser.add_argument("--tensorflow", default="", metavar="PYTHON", help="A Python that has TensorFlow.")
     parser.add_argument("--one", nargs=2, metavar=("KIND", "WORKERS"), help="Measure one and print JSON.")
     options = parser.parse_args()
     folder = options.folder / str(options.count)
+    limit = min(options.images or options.count, options.count)
     if options.one:
         kind, workers = options.one[0], None if options.one[1] == "None" else int(options.one[1])
-        result = time_training(folder, workers) if kind == "fit" else time_reader(kind, folder, workers or 0)
+        result = (
+            time_training(folder, workers, limit) if kind == "fit" else time_reader(kind, folder, workers or 0, limit)
+        )
         print(json.dumps(result))
         return
     write_photos(folder, options.count)
@@ -235,11 +242,12 @@ def main() -> None:
         for kind, workers in cases:
             python = options.tensorflow if kind == "tf.data" else sys.executable
             command = [python, __file__, "--count", str(options.count), "--folder", str(options.folder)]
+            command += ["--images", str(limit)]
             run = subprocess.run([*command, "--one", kind, str(workers)], capture_output=True, text=True)
             if run.returncode:
                 raise SystemExit(f"{kind}, {workers} workers:\n{run.stderr}")
             results[kind, workers].append(json.loads(run.stdout.splitlines()[-1]))
-    print(f"{options.count:,} photos of 500 × 375 to {SIZE} × {SIZE}, median of {options.turns} turns\n")
+    print(f"{options.count:,} photos of 500 × 375 to {SIZE} × {SIZE}; {limit:,} in a turn, median of {options.turns}\n")
     print(f"{'':<40}{'images/s':>10}{'best':>10}{'first batch s':>15}")
     for (kind, workers), runs in results.items():
         rates = [r["rate"] for r in runs]
