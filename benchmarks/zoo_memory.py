@@ -6,9 +6,9 @@ Each runs three SGD steps in a process of its own. What is reported is the peak 
 importing its packages and loading the file, in MiB, and the ratio of both. PyTorch runs `onward.to_torch` of the
 same file, differentiated by autograd.
 
-With the extra `fast`, a run whose updates take more than a second in numpy imports numba and compiles them. That adds
-about 120 MiB once (55 for the import, 65 for LLVM), whatever the network. Three steps end before; `--compiled` makes
-Onward compile at the first, as a long run would.
+With the extra `fast`, a run of more than a few seconds imports numba and compiles the update. That adds about 120 MiB
+once (55 for the import, 65 for LLVM), whatever the network. Three steps end before; `--compiled` makes Onward compile
+at the first, as a long run would have.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def child(kind: str, path: str, recipe: dict) -> None:
     from examine import Examination
 
     import onward
-    from onward.backends.onnxruntime import fused_update
 
     torch.set_num_threads(2)
     examination = Examination(Path(path), recipe)
@@ -55,9 +54,7 @@ def child(kind: str, path: str, recipe: dict) -> None:
     batch, model = examination.batch, examination.model
     before = peak()
     if kind != "torch":
-        if kind == "compiled":
-            fused_update.COMPILE_AFTER = 0.0
-        trainer = onward.Trainer(model)
+        trainer = onward.Trainer(model, fused=True if kind == "compiled" else None)
         for _ in range(3):
             trainer.step({k: batch[k] for k in trainer.input_names})
     else:

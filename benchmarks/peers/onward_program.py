@@ -9,8 +9,8 @@ from onward.backends import open_session
 from peers import THREADS, Batches, Files, Step
 
 
-def build(workload: Workload, batches: Batches, files: Files, *, fused: bool | None = None) -> Step:
-    """Return a training step; `fused=False` keeps the update in the graph."""
+def build(workload: Workload, batches: Batches, files: Files, *, fused: bool = True) -> Step:
+    """Return a training step; it begins with the compiled update, and `fused=False` keeps the update in the graph."""
     program = onward.compile(files.training)
     session = open_session(program, "onnxruntime", threads=THREADS, fused=fused)
     feeds = [dict(zip(program.input_names, batch, strict=True)) for batch in batches]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from types import SimpleNamespace
+import threading
 
 import numpy as np
 import onnx
@@ -16,6 +15,7 @@ from autodiff.text_models import parse
 from models import batch, perceptron
 from onward.backends import open_session
 from onward.backends.onnxruntime import fused_update
+from onward.backends.onnxruntime import session as session_module
 from onward.backends.onnxruntime.fused_update import plan_update
 from onward.errors import BackendError
 
@@ -29,12 +29,6 @@ OPTIMIZERS = [
     onward.optimizers.by_name("rprop"),
     onward.optimizers.by_name("torch_adam", learning_rate=1e-2, clip_value=0.01, weight_decay=0.1),
 ]
-
-
-@pytest.fixture(params=[0.0, math.inf], ids=["compiled", "numpy"], autouse=True)
-def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test with the compiled loop, and with numpy's, which makes the first updates of a run."""
-    monkeypatch.setattr(fused_update, "COMPILE_AFTER", request.param)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
@@ -219,19 +213,73 @@ def test_a_parameter_whose_moment_stays_in_the_graph_stays_there_too() -> None:
     assert none is None
 
 
-def test_a_run_goes_over_to_the_compiled_loop_once_it_has_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_update, "COMPILE_AFTER", 1.0)
-    clock = iter(range(100))  # each update seems to take a second
-    monkeypatch.setattr(fused_update, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    asked: list[str] = []
-    monkeypatch.setattr(fused_update, "compiled", lambda source: asked.append(source) or fused_update.in_numpy(source))
-    program = onward.compile(onward.make_trainable(perceptron(), loss="cross_entropy", optimizer=onward.Adam(1e-2)))
-    session = open_session(program, "onnxruntime", fused=True)
+@pytest.fixture
+def wide() -> onward.Program:
+    """A program with more parameters than `FUSE_FROM`."""
+    model = perceptron((4, 90, 60, 3))
+    return onward.compile(onward.make_trainable(model, loss="cross_entropy", optimizer=onward.Adam(1e-2)))
 
-    counts = []
-    for i in range(3):
+
+def test_a_short_run_never_asks_numba(wide: onward.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(fused_update, "compiled", refuse)
+    session = open_session(wide, "onnxruntime")
+
+    for i in range(20):
         session.step(batch(seed=i))
-        counts.append(len(asked))
 
-    assert counts[0] == 0
-    assert counts[1] == counts[2] > 0
+    assert not any(t.name == "onward-compile" for t in threading.enumerate())
+
+
+def test_a_longer_run_goes_over_to_the_compiled_loop_without_a_changed_bit(
+    wide: onward.Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_update, "FUSE_AFTER", 0.0)
+    plain, later = open_session(wide, "onnxruntime", fused=False), open_session(wide, "onnxruntime")
+    fused_at = None
+
+    for i in range(100_000):
+        a, b = plain.step(batch(seed=i)), later.step(batch(seed=i))
+        np.testing.assert_array_equal(a["loss"], b["loss"])
+        fused_at = i if fused_at is None and later._fused else fused_at
+        if fused_at is not None and i > fused_at + 5:
+            break
+
+    assert fused_at is not None
+    assert all(step.buffers for step in later._steps.values())
+    expected = plain.get_state()
+    for name, value in later.get_state().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_the_plain_graph_goes_on_where_numba_fails(wide: onward.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: str) -> None:
+        raise OSError("no LLVM here")
+
+    monkeypatch.setattr(fused_update, "FUSE_AFTER", 0.0)
+    monkeypatch.setattr(fused_update, "compiled", fail)
+    session = open_session(wide, "onnxruntime")
+    session.step(batch())
+    assert session._later is not None
+    session._later._thread.join()
+
+    with pytest.warns(RuntimeWarning, match="no LLVM here"):
+        session.step(batch())
+
+    assert np.isfinite(session.step(batch())["loss"])
+
+
+def test_the_loops_are_compiled_for_the_types_of_the_first_update(wide: onward.Program) -> None:
+    session = open_session(wide, "onnxruntime", fused=True)
+    graph = next(iter(wide.entries.values())).step
+    plan = plan_update(session_module._rewritten(graph), graph.replaces)
+    assert plan is not None
+    fused_update.compile_ahead(plan)
+    loops = [fused_update.compiled(group.source) for group in plan.groups]
+    before = [len(loop.signatures) for loop in loops]
+
+    session.step(batch())
+
+    assert [len(loop.signatures) for loop in loops] == before

@@ -4,8 +4,8 @@ Stock ONNX Runtime runs the dozen element-wise operators of an optimizer as a do
 element-wise end of the step graph, from the gradients to the new state, becomes one compiled scalar expression per
 element. Parameters, moments and gradients are views into flat buffers, one per slot of the expression. So one loop
 updates all parameters in place, after the graph has finished. The loop contains only operators that IEEE 754 rounds
-exactly, without re-association, so the results are bit-identical to those of the plain graph. The first updates are
-made by numpy, with the same bits: numba takes a second to compile, longer than many a short run.
+exactly, without re-association, so the results are bit-identical to those of the plain graph. A session may therefore
+begin with the plain graph and go over to the loop once it is compiled, which takes a second.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import re
-import time
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onward.backends.onnxruntime.row_gradients import RowGradient, row_gradient
+from onward.backends.onnxruntime.row_gradients import RowGradient, add_rows, row_gradient
 from onward.graph import edit, shapes, walk
 
 _BINARY = {"Add": "{0} + {1}", "Sub": "{0} - {1}", "Mul": "{0} * {1}", "Div": "{0} / {1}"}
@@ -34,8 +33,7 @@ _TYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 # Elements per thread that are worth a thread: a quarter of a millisecond of work. Waking a thread is quick, but on few
 # cores it may wait a time slice for a spinning thread of ONNX Runtime.
 SMALLEST_PART = 524_288
-_CHUNK = 8192  # elements that numpy computes at a time
-COMPILE_AFTER = 1.0  # seconds in numpy's loop, about what numba takes to be imported and to compile
+FUSE_AFTER = 3.0  # seconds of steps, after which a run is not a short one: compiling takes a second of another thread
 ALIGNMENT = 16  # elements; every view starts on a cache line of its flat buffer
 
 
@@ -359,38 +357,15 @@ def compiled(source: str) -> Callable[..., None]:
     return function
 
 
-_CHOICE = re.compile(r"\((\w+) if (\w+) else (\w+)\)")
-_SIGN = re.compile(r"\(one if (\w+) > zero else \(-one if \1 < zero else \1\)\)")
-
-
-@functools.lru_cache(maxsize=64)
-def in_numpy(source: str) -> Callable[..., None]:
-    """Return the loop as numpy runs it, some thousand elements at a time so that they stay in the cache: the same bits.
-
-    It needs no compiler, so a short run is over before numba would have compiled.
-
-    >>> a = np.array([1.0, -4.0], np.float32)
-    >>> loop = ["def update(one, zero, a0):", "    for i in range(a0.shape[0]):", "        v0 = a0[i]"]
-    >>> in_numpy(chr(10).join([*loop, "        a0[i] = abs(v0)"]))(1, 0, a)
-    >>> a.tolist()
-    [1.0, 4.0]
-    """
-    head, _, *body = source.splitlines()
-    lines = [head, f"    for i in range(0, a0.shape[0], {_CHUNK}):", f"        j = i + {_CHUNK}"]
-    for line in body:
-        line = _SIGN.sub(r"np.where(\1 > zero, one, np.where(\1 < zero, -one, \1))", line)
-        line = _CHOICE.sub(r"np.where(\2, \1, \3)", line)
-        line = re.sub(r"= (a\d+)\[i\]$", r"= \1[i:j].copy()", line)  # a result may be written before another reads it
-        lines.append(re.sub(r"^( +a\d+)\[i\] =", r"\1[i:j] =", line))
-    namespace: dict[str, Any] = {"np": np}
-    exec("\n".join(lines), namespace)  # generated above, as in `compiled`
-    update: Callable[..., None] = namespace["update"]
-
-    def run(*operands: Any) -> None:
-        with np.errstate(all="ignore"):  # as the graph and the compiled loop, which say nothing of inf and NaN
-            update(*operands)
-
-    return run
+def compile_ahead(plan: Plan) -> None:
+    """Compile the loops of a plan, so that its first update runs at once."""
+    for group in plan.groups:
+        number = np.dtype(group.dtype).type
+        empty = np.zeros(0, group.dtype)
+        numbers = [number(0)] * (len(group.scalars) + len(group.constants))
+        compiled(group.source)(number(1), number(0), *(empty for _ in group.slots), *numbers)
+        if any(row.gradient in names for names in group.slots for row in plan.rows):
+            add_rows()(empty.reshape(0, 0), np.zeros(0, np.int64), empty.reshape(0, 0))
 
 
 def available() -> bool:
@@ -413,8 +388,7 @@ class FlatBuffers:
             total += -(-size // ALIGNMENT) * ALIGNMENT
         self.size = total
         self.arrays = [np.zeros(total, dtype=group.dtype) for _ in group.slots]
-        self._function: Callable[..., None] | None = None  # not compiled yet
-        self._seconds = 0.0
+        self._function = compiled(group.source)
         number = np.dtype(group.dtype).type
         self._fixed = [number(1), number(0)]
         self._constants = [number(c) for c in group.constants]
@@ -432,20 +406,36 @@ class FlatBuffers:
                 yield name, flat[offset : offset + int(np.prod(shape))].reshape(shape)
 
     def run(self, scalars: Mapping[str, np.ndarray]) -> None:
-        """Apply the update to every tensor of the group.
-
-        numpy does it until it took as long as numba takes to compile. So a short run does not pay for the compiler, a
-        long one soon runs the compiled loop, and the bits are the same in both.
-        """
-        if self._function is None and self._seconds >= COMPILE_AFTER:
-            self._function = compiled(self.group.source)
-        function = self._function or in_numpy(self.group.source)
-        start = time.perf_counter()
+        """Apply the update to every tensor of the group."""
         values = [self._number(np.asarray(scalars[name]).reshape(())) for name in self.group.scalars]
         scalar_values = (*values, *self._constants)
         own, *others = ((*self._fixed, *part, *scalar_values) for part in self._parts)
-        waiting = [self._pool.submit(function, *part) for part in others] if self._pool else []
-        function(*own)
+        waiting = [self._pool.submit(self._function, *part) for part in others] if self._pool else []
+        self._function(*own)
         for part in waiting:
             part.result()
-        self._seconds += time.perf_counter() - start
+
+
+class Later:
+    """The fused update of a run that began with the plain graph: compiled in a thread once the run is no short one."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self._seconds = 0.0
+        self._thread: threading.Thread | None = None
+
+    def is_ready(self, seconds: float, compile_ahead: Callable[[], None]) -> bool:
+        """Count the seconds of one more step; return whether the loops are compiled, or cannot be."""
+        self._seconds += seconds
+        if self._thread is None:
+            if self._seconds >= FUSE_AFTER:
+                self._thread = threading.Thread(target=self._run, args=(compile_ahead,), name="onward-compile")
+                self._thread.start()
+            return False
+        return not self._thread.is_alive()
+
+    def _run(self, compile_ahead: Callable[[], None]) -> None:
+        try:
+            compile_ahead()
+        except Exception as error:  # noqa: BLE001 - numba and LLVM raise what they like; the session says it
+            self.failure = error

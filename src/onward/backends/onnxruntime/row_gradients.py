@@ -69,7 +69,7 @@ class RowBuffer:
         if indices.size and not -count <= indices.min() <= indices.max() < count:
             raise IndexError(f"row {indices.min()} to {indices.max()} of a table with {count} rows")
         self._touched = np.where(indices < 0, indices + count, indices)
-        _add_rows()(self.table, self._touched, rows)
+        add_rows()(self.table, self._touched, rows)
 
     def clear(self) -> None:
         """Set the rows of this step back to zero."""
@@ -79,13 +79,14 @@ class RowBuffer:
 
 
 @functools.cache
-def _add_rows() -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
+def add_rows() -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
+    """Return the compiled loop that adds rows to a table."""
     import numba
 
-    def add_rows(table: np.ndarray, indices: np.ndarray, rows: np.ndarray) -> None:
+    def add(table: np.ndarray, indices: np.ndarray, rows: np.ndarray) -> None:
         for k in range(indices.shape[0]):
             for j in range(rows.shape[1]):
                 table[indices[k], j] += rows[k, j]
 
-    function: Callable[[np.ndarray, np.ndarray, np.ndarray], None] = numba.njit(nogil=True)(add_rows)
+    function: Callable[[np.ndarray, np.ndarray, np.ndarray], None] = numba.njit(nogil=True)(add)
     return function

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,6 +48,7 @@ versions.check(_INSTALLED)
 Sizes = tuple[tuple[str, int], ...]  # free dimensions by name
 
 FUSE_FROM = 4096  # parameters; below, compiling the loop costs more than it saves
+FUSE_AT_ONCE = 32_000_000  # parameters; from here on, two sets of buffers cost more memory than compiling costs time
 
 
 @dataclasses.dataclass
@@ -103,7 +106,8 @@ class OnnxRuntimeSession(Session):
         threads: number of threads inside an operator (results are bit-identical only for equal counts).
         providers: execution providers by name, best first (default: the CPU).
         fused: run the optimizer's element-wise update as one compiled loop (needs the extra `fast`; the same bits).
-            None: when numba is installed and the model has more than a few thousand parameters.
+            None: when numba is installed and the model has more than a few thousand parameters. The loop is then
+            compiled beside the first seconds of the run, which the plain graph trains.
     """
 
     def __init__(
@@ -123,7 +127,9 @@ class OnnxRuntimeSession(Session):
         if fused and not fused_update.available():
             raise require_extra("numba", "fast", "the fused update")
         size = sum(program.state[p].size for p in program.parameters)
-        self._fused = fused_update.available() and size >= FUSE_FROM if fused is None else fused
+        pays = fused is None and size >= FUSE_FROM and fused_update.available()
+        self._fused = (pays and size >= FUSE_AT_ONCE) if fused is None else fused
+        self._later = fused_update.Later() if pays and not self._fused else None
         self._sessions: dict[tuple[PlainGraph, Sizes], onnxruntime.InferenceSession] = {}
         self._steps: dict[str, _Step] = {}
         self._arrays: list[dict[str, np.ndarray]] = [{}, {}]
@@ -140,11 +146,14 @@ class OnnxRuntimeSession(Session):
 
     def step(self, feeds: Mapping[str, np.ndarray], *, entry: str | None = None) -> dict[str, np.ndarray]:
         outputs: dict[str, np.ndarray] = {}
+        began = time.perf_counter()
         for chosen in states.chosen_entries(self.program, entry):
             if chosen.name not in self._steps:
                 self._steps[chosen.name] = self._prepare_step(chosen.name, chosen.step)
             with interrupts_kept():  # the update changes the state in place: half of it would be neither old nor new
                 outputs.update(self._run_step(self._steps[chosen.name], feeds))
+        if self._later is not None and self._later.is_ready(time.perf_counter() - began, self._compile_ahead):
+            self._fuse(self._later)
         return outputs
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -180,20 +189,45 @@ class OnnxRuntimeSession(Session):
             for side in (0, 1):
                 self._place(name, side, np.array(self._arrays[0][name], order="C"))
 
+    def _compile_ahead(self) -> None:
+        """Compile the fused update of every entry in use. It only reads the program, so a thread may call it."""
+        for name in list(self._steps):
+            graph = self.program.entries[name].step
+            plan = self._plan(name, graph, _rewritten(graph))
+            if plan is not None:
+                fused_update.compile_ahead(plan)
+
+    def _fuse(self, later: fused_update.Later) -> None:
+        """Go over from the plain graph to the fused update."""
+        self._later = None
+        if later.failure is not None:
+            text = f"numba could not compile the optimizer's update ({later.failure}); the plain graph goes on training"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            return
+        self._fused = True
+        usual = {name: step.usual for name, step in self._steps.items()}
+        graphs = {step.graph for step in self._steps.values()}
+        self._steps.clear()  # first, so that the old buffers go as the new ones come
+        self._sessions = {key: session for key, session in self._sessions.items() if key[0] not in graphs}
+        for name, sizes in usual.items():
+            self._steps[name] = self._prepare_step(name, self.program.entries[name].step)
+            self._steps[name].usual = sizes
+
+    def _plan(self, name: str, graph: PlainGraph, model: ir.Model) -> fused_update.Plan | None:
+        """Take the fused update out of a step's graph, in place, and return it, if there is one."""
+        claimed = {s for step in list(self._steps.values()) for s in step.in_place}
+        others = {s for n, e in self.program.entries.items() if n != name for s in e.step.replaces.values()}
+        return fused_update.plan_update(model, graph.replaces, claimed | others)  # two entries share the rest
+
     def _prepare_step(self, name: str, graph: PlainGraph) -> _Step:
-        plan = None
-        unit = Unit(TrainingModel(graph.copy_model()), name=graph.name, trains=True)
-        run_passes(REWRITES, unit)
-        if self._fused:
-            claimed = {s for step in self._steps.values() for s in step.in_place}
-            others = {s for n, e in self.program.entries.items() if n != name for s in e.step.replaces.values()}
-            plan = fused_update.plan_update(unit.model, graph.replaces, claimed | others)  # two entries share the rest
+        model = _rewritten(graph)
+        plan = self._plan(name, graph, model) if self._fused else None
         in_place = frozenset() if plan is None else plan.states
         replaces = {o: s for o, s in graph.replaces.items() if s not in in_place}
         for state in replaces.values():
             self._make_writable(state)
         if plan is None:
-            return _Step(graph, unit.model, replaces)
+            return _Step(graph, model, replaces)
         step = _Step(graph, plan.model, replaces, in_place=in_place, scalars=plan.scalars)
         by_rows = {found.gradient: found for found in plan.rows}
         for group in plan.groups:
@@ -393,6 +427,13 @@ def run_once(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np
     except _RUNTIME_ERRORS as error:
         raise _failure(error, graph.name) from error
     return {n: v.numpy() for n, v in zip(graph.output_names, results, strict=True)}
+
+
+def _rewritten(graph: PlainGraph) -> ir.Model:
+    """Return a copy of a step's graph, as ONNX Runtime runs it best."""
+    unit = Unit(TrainingModel(graph.copy_model()), name=graph.name, trains=True)
+    run_passes(REWRITES, unit)
+    return unit.model
 
 
 def _bytes(model: ir.Model) -> bytes:
