@@ -67,5 +67,10 @@ def is_float(x: tf.Tensor) -> bool:
     return bool(x.dtype.is_floating) or "float" in x.dtype.name
 
 
+def replicas() -> int:
+    """Return how many replicas of a model train together, under a strategy of tf.distribute."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
 def _no_type(name: str) -> BackendError:
     return BackendError(Diagnostic(B302, f"TensorFlow has no element type {name}"))
