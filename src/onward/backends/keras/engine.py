@@ -32,6 +32,8 @@ class Engine:
     """A context in which the backend has integers of 64 bits."""
     has_doubles: Callable[[], bool] = lambda: True
     """Whether variables may have 64 bits."""
+    read: Callable[[Any], Any] = keras.ops.convert_to_tensor
+    """Returns a value as a tensor; what a variable holds, and not the variable itself."""
 
     def held_type(self, dtype: str) -> str:
         """Return the type in which a variable is kept: JAX has no integers of 64 bits unless it is told so."""
@@ -39,7 +41,7 @@ class Engine:
 
     def cast(self, value: Any, dtype: str) -> Any:
         """Return a value, or what a variable holds, as a tensor of a type."""
-        return keras.ops.cast(keras.ops.convert_to_tensor(value), dtype)
+        return keras.ops.cast(self.read(value), dtype)
 
 
 @functools.cache
@@ -52,8 +54,9 @@ def engine() -> Engine:
     name = keras.backend.backend()
     if name == "tensorflow":
         from onward.backends.tensorflow import interpreter as tensorflow
+        from onward.backends.tensorflow.tensors import read
 
-        return Engine(name, tensorflow.Interpreter, tensorflow.FAILURES, tensorflow.failure)
+        return Engine(name, tensorflow.Interpreter, tensorflow.FAILURES, tensorflow.failure, read=read)
     if name == "torch":
         from onward.backends.torch import interpreter as torch
 
