@@ -84,6 +84,10 @@ class OnnxModel(keras.Model):  # type: ignore[misc]  # Keras is not typed here
         packed = pack(known.model, held)
         return {"name": self.name, "onnx": packed, "entry": known.entry, "seed": known.seed}
 
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile the model as it was saved; whether to use XLA is for the backend that loads it to decide."""
+        super().compile_from_config({**config, "jit_compile": "auto"} if config else config)
+
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OnnxModel:
         """Return the model of a config; Keras loads the values of its variables."""
