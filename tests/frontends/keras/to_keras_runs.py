@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -197,9 +198,9 @@ def saved_and_loaded(folder: Path) -> dict[str, Any]:
         train(model, case.model, batch)
     model.save(folder / "net.keras")
     alone = [train(model, case.model, batch) for batch in batches[4:]]
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, str(folder / "net.keras")], capture_output=True, text=True, check=False
-    )
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", LOADED, str(folder / "net.keras")]
+    done = subprocess.run(command, capture_output=True, text=True, env=path, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return {"alone": alone, **json.loads(done.stdout.strip().splitlines()[-1])}
 
