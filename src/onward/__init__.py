@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from onward.registration import register_with_keras
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ _PUBLIC = {
     "straight_through": "onward.autodiff.rules.quantization",
     "to_inference": "onward.model.inference",
     "to_jax": "onward.backends.jax",
+    "to_keras": "onward.backends.keras",
     "to_tensorflow": "onward.backends.tensorflow",
     "to_torch": "onward.backends.torch",
     "vjp": "onward.compiler.derivatives",
@@ -81,6 +84,8 @@ _PUBLIC = {
 _MODULES = ("augment", "losses", "optimizers", "samples", "schedules", "surgery", "testing")
 
 __all__ = ["__version__", *_MODULES, *_PUBLIC]  # names in a table, checked by the contract test
+
+register_with_keras()  # so that Keras loads files of `to_keras`; it imports nothing
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ import onward
 ROOT = Path(onward.__file__).parent
 ARROW = [
     {"errors"},
-    {"arguments", "notebook"},
+    {"arguments", "notebook", "registration"},
     {"runtime", "versions"},
     {"storage"},
     {"augment"},
@@ -45,7 +45,7 @@ FRAMEWORKS = {
     "onnxscript": ("frontends/torch",),
     "tensorflow": ("backends/tensorflow",),
     "jax": ("backends/jax", "frontends/jax", "frontends/jaxpr", "frontends/keras"),
-    "keras": ("frontends/keras",),
+    "keras": ("backends/keras", "frontends/keras", "registration.py"),
     "optax": ("frontends/jax",),
     "onnxruntime": ("backends/onnxruntime", "runtime.py"),
     "numba": ("backends/onnxruntime",),

@@ -38,9 +38,9 @@ def register_shapes(framework: Framework) -> None:
         raise AssertionError("the interpreter evaluates constants once")
 
 
-def register_sequences(framework: Framework) -> None:
-    """Register the operators on sequences and optionals that only move values."""
-    op, number, tensor = framework.registry.op, framework.number, framework.tensor
+def register_containers(framework: Framework) -> None:
+    """Register the operators that make sequences and optionals, and those that only read an optional."""
+    op, tensor = framework.registry.op, framework.tensor
 
     @op("SequenceConstruct")
     def sequence_construct(attributes: Attributes, *inputs: Any) -> list[Any]:
@@ -49,6 +49,24 @@ def register_sequences(framework: Framework) -> None:
     @op("SequenceEmpty")
     def sequence_empty(attributes: Attributes) -> list[Any]:
         return []
+
+    @op("Optional")
+    def optional(attributes: Attributes, value: Any = None) -> Any:
+        return value
+
+    @op("OptionalHasElement")
+    def optional_has_element(attributes: Attributes, value: Any = None) -> Host:
+        return Host([value is not None], (), "bool")
+
+    @op("OptionalGetElement")
+    def optional_get_element(attributes: Attributes, value: Any) -> Any:
+        return value
+
+
+def register_sequences(framework: Framework) -> None:
+    """Register the operators on sequences and optionals that only move values."""
+    op, number, tensor = framework.registry.op, framework.number, framework.tensor
+    register_containers(framework)
 
     @op("SequenceAt")
     def sequence_at(attributes: Attributes, sequence: list[Any], position: Any) -> Any:
@@ -78,15 +96,3 @@ def register_sequences(framework: Framework) -> None:
             for store, value in zip(collected, results, strict=True):
                 store.append(value)
         return tuple(collected)
-
-    @op("Optional")
-    def optional(attributes: Attributes, value: Any = None) -> Any:
-        return value
-
-    @op("OptionalHasElement")
-    def optional_has_element(attributes: Attributes, value: Any = None) -> Host:
-        return Host([value is not None], (), "bool")
-
-    @op("OptionalGetElement")
-    def optional_get_element(attributes: Attributes, value: Any) -> Any:
-        return value

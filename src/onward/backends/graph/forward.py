@@ -34,11 +34,15 @@ class ForwardPart:
 
 def why_not(entry: Entry) -> str:
     """Return why a framework cannot compute the gradients of an entry by itself, or "" if it can."""
-    step = entry.gradients
-    if step is None or entry.update is None:
+    if entry.gradients is None or entry.update is None:
         return "the program has no gradients graph (compile it with split=True)"
+    return why_not_graphs(entry.gradients, entry.update)
+
+
+def why_not_graphs(step: PlainGraph, update: PlainGraph) -> str:
+    """Return the same for a graph of gradients and the graph of an update."""
     gradients = step.gradient_of
-    read = entry.update.input_names
+    read = update.input_names
     if not gradients or any(n in read and n not in gradients for n in step.outputs):
         return "it differentiates with respect to values other than state, or uses your own gradient rules"
     if len({y for y, _ in gradients.values()}) > 1:

@@ -25,6 +25,11 @@ def wide() -> AbstractContextManager[Any]:
     return context
 
 
+def has_doubles() -> bool:
+    """Return whether JAX has 64-bit types outside of such a context, too."""
+    return bool(jax.config.jax_enable_x64)
+
+
 def jax_type(dtype: int | ir.DataType) -> np.dtype:
     """Return the JAX type of an ONNX element type."""
     if ir.DataType(dtype) in (ir.DataType.UNDEFINED, ir.DataType.STRING):

@@ -30,6 +30,7 @@ def to_tensorflow(model: Any, mode: str = "both", **options: Any) -> Any:
         options: `sizes={"batch": 32}` fixes dimensions that the model leaves open. `gradients="graph"` runs the
             backward pass of the compiled program instead of a GradientTape. `report=True` returns (module, report):
             which nodes of each graph still need a transposition between ONNX's order of axes and TensorFlow's.
+            `ragged=True` takes and gives sequences as `tf.RaggedTensor`s, whose rows are the elements.
 
     Raises:
         ArgumentError: the mode or an option is unknown, or it needs training information that the model lacks.

@@ -21,6 +21,7 @@ def convert(
     sizes: Mapping[str, int] | None = None,
     gradients: str = "auto",
     report: bool = False,
+    ragged: bool = False,
 ) -> Any:
     """Return the module of `model`, with `report` also what its layout costs; see `to_tensorflow`."""
     check_name("mode=", mode, MODES)
@@ -33,5 +34,5 @@ def convert(
     open_sizes = {d for spec in (*program.inputs, *program.targets) for d in spec.shape if isinstance(d, str)}
     fixed = {name: whole(f"sizes[{name!r}]", size, 1) for name, size in (sizes or {}).items()}
     check_names("size in `sizes`", fixed, open_sizes)
-    module = OnnxModule(program, mode, gradients=gradients, sizes=fixed)
+    module = OnnxModule(program, mode, gradients=gradients, sizes=fixed, ragged=ragged)
     return (module, module.transposes()) if report else module

@@ -106,6 +106,8 @@ def is_traced(value: Any) -> bool:
         return is_symbol(value.tensor)
     if isinstance(value, Host):
         return any(is_symbol(v) for v in value.values)
+    if hasattr(value, "array"):  # a sequence of unknown length
+        return True
     if isinstance(value, list):
         return any(is_traced(v) for v in value)
     return is_symbol(value)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 from onward.backends.tensorflow.autograd import Forward, Step
 from onward.backends.tensorflow.interpreter import Interpreter
 from onward.backends.tensorflow.layout import Moves
+from onward.backends.tensorflow.sequences import from_ragged, ragged_spec, to_ragged
 from onward.backends.tensorflow.tensors import to_numpy, to_tensor, type_named
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
@@ -29,7 +31,13 @@ class OnnxModule(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed he
     """
 
     def __init__(
-        self, program: Program, mode: str = "both", *, gradients: str = "auto", sizes: Mapping[str, int] | None = None
+        self,
+        program: Program,
+        mode: str = "both",
+        *,
+        gradients: str = "auto",
+        sizes: Mapping[str, int] | None = None,
+        ragged: bool = False,
     ) -> None:
         super().__init__(name=_name(str(program.metadata.get("name") or "onnx_model")))
         kept = program.infer_graph.input_names if mode == "inference" else program.state
@@ -38,7 +46,7 @@ class OnnxModule(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed he
             for name, value in program.state.items()
             if name in kept
         }
-        self._parts = _Parts(program, sizes or {})
+        self._parts = _Parts(program, sizes or {}, ragged)
         trains = mode != "inference" and bool(program.entries)
         settings = program.settings.items() if trains else ()
         self.settings = {n: tf.Variable(to_tensor(v), trainable=False, name=_name(n)) for n, v in settings}
@@ -110,7 +118,7 @@ class OnnxModule(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed he
     # -- making the functions ------------------------------------------------------------------------------------
 
     def _add_inference(self, program: Program) -> None:
-        infer, interpreter = self._graph_function(program.infer_graph, self._parts.specs(program.inputs))
+        infer, interpreter = self._graph_function(program.infer_graph, self._parts.signature(program.inputs))
         self._provide("infer", infer)
         self._parts.moves["infer"] = lambda: [interpreter.moves]
         names = self.output_names
@@ -118,67 +126,69 @@ class OnnxModule(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed he
         self.__dict__["__call__"] = call  # a SavedModel has it from here; Python calls the method
 
     def _add_training(self, program: Program, gradients: str) -> None:
-        specs = self._parts.specs((*program.inputs, *program.targets))
+        signature = self._parts.signature((*program.inputs, *program.targets))
         steps = {entry.name: Step(entry, gradients) for entry in program.entries.values()}
-        self._provide("train_step", self._function(specs, self._step_of(list(steps.values()), specs)))
+        self._provide("train_step", self._function(signature, self._step_of(list(steps.values()), signature)))
         self._parts.moves["train_step"] = lambda: [m for s in steps.values() for m in _moves(s)]
         if len(steps) > 1:
             for name, step in steps.items():
-                self._provide(f"train_step_{_name(name)}", self._function(specs, self._step_of([step], specs)))
+                self._provide(f"train_step_{_name(name)}", self._function(signature, self._step_of([step], signature)))
         first = program.first
         assert first is not None
         if first.evaluate is not None:
-            self._provide("evaluate", self._graph_function(first.evaluate, specs)[0])
+            self._provide("evaluate", self._graph_function(first.evaluate, signature)[0])
         forward = steps[first.name].forward
         self._parts.no_loss = steps[first.name].reason or 'the module has gradients="graph"'
         if forward is not None:
-            self._provide("loss", self._function(specs, self._loss_of(first, forward, specs)))
+            self._provide("loss", self._function(signature, self._loss_of(first, forward, signature)))
 
     def _provide(self, name: str, function: Any) -> None:
         """Put a function in the place of the method that says it is missing; a SavedModel finds it there."""
         setattr(self, name, function)
 
-    def _function(self, specs: list[tf.TensorSpec], run: Callable[..., Any]) -> Any:
-        return tf.function(run, input_signature=specs, autograph=False)
+    def _function(self, signature: _Signature, run: Callable[..., Any]) -> Any:
+        return tf.function(run, input_signature=signature.specs, autograph=False)
 
     def _values(self, wanted: Iterable[str]) -> dict[str, Any]:
         """Return the current settings and state, as far as a graph reads them."""
         held = {**self.settings, **self.state}
         return {name: held[name].read_value() for name in wanted if name in held}
 
-    def _graph_function(self, graph: PlainGraph, specs: list[tf.TensorSpec]) -> tuple[Any, Interpreter]:
+    def _graph_function(self, graph: PlainGraph, signature: _Signature) -> tuple[Any, Interpreter]:
         interpreter = Interpreter(graph.copy_model().graph, graph.opset)
-        names = [self._parts.name_of[spec.name] for spec in specs]
+        names = signature.names
+        kinds = {v.name or "": v for v in graph.model.graph.outputs}
 
         def run(*values: Any) -> dict[str, Any]:
-            feeds = dict(zip(names, values, strict=True))
+            feeds = self._parts.given(names, values)
             results = interpreter.run({**self._values(graph.input_names), **feeds})
-            return {name: results[name] for name in graph.output_names}
+            return self._parts.returned({name: results[name] for name in graph.output_names}, kinds)
 
-        return self._function(specs, run), interpreter
+        return self._function(signature, run), interpreter
 
-    def _step_of(self, steps: list[Step], specs: list[tf.TensorSpec]) -> Callable[..., Any]:
-        names = [self._parts.name_of[spec.name] for spec in specs]
+    def _step_of(self, steps: list[Step], signature: _Signature) -> Callable[..., Any]:
+        names = signature.names
+        kinds = {v.name or "": v for s in steps for v in s.entry.step.model.graph.outputs}
 
         def run(*values: Any) -> dict[str, Any]:
-            feeds, outputs = dict(zip(names, values, strict=True)), {}
+            feeds, outputs = self._parts.given(names, values), {}
             for step in steps:
                 found, state = step({**self._values(step.input_names), **feeds})
                 outputs.update(found)
                 self._replace(state)
-            return outputs
+            return self._parts.returned(outputs, kinds)
 
         return run
 
-    def _loss_of(self, entry: Entry, forward: Forward, specs: list[tf.TensorSpec]) -> Callable[..., Any]:
-        names = [self._parts.name_of[spec.name] for spec in specs]
+    def _loss_of(self, entry: Entry, forward: Forward, signature: _Signature) -> Callable[..., Any]:
+        names = signature.names
         gradients, update = entry.gradients, entry.update
         assert gradients is not None
         assert update is not None
         counters = _counters(update, set(gradients.replaces.values()))
 
         def run(*values: Any) -> Any:
-            feeds = dict(zip(names, values, strict=True))
+            feeds = self._parts.given(names, values)
             results = forward.run({**self._values(forward.input_names), **feeds})
             state = {s: results[o] for o, s in gradients.replaces.items()}
             if counters is not None:
@@ -195,25 +205,64 @@ class OnnxModule(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed he
             self.state[name].assign(value)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Signature:
+    """What a function takes: the ONNX names, and TensorFlow's descriptions of shapes and types."""
+
+    names: list[str]
+    specs: list[Any]
+
+
 class _Parts:
     """What a module knows, in an object of its own: a `tf.Module` would wrap and save plain lists and dicts."""
 
-    def __init__(self, program: Program, sizes: Mapping[str, int]) -> None:
+    def __init__(self, program: Program, sizes: Mapping[str, int], ragged: bool) -> None:
         self.program = program
         self.moves: dict[str, Callable[[], list[Moves]]] = {}
         self.no_loss = ""
-        self.name_of: dict[str, str] = {}  # the name that TensorFlow allows -> ONNX's
         self._sizes = sizes
+        self._ragged = ragged
+        graphs = [program.infer_graph, *(e.step for e in program.entries.values())]
+        self._sequences = {
+            v.name or "": v for g in graphs for v in g.model.graph.inputs if isinstance(v.type, ir.SequenceType)
+        }
+        self._check_boundary()
 
-    def specs(self, values: Iterable[TensorSpec]) -> list[tf.TensorSpec]:
+    def signature(self, values: Iterable[TensorSpec]) -> _Signature:
         """Return the inputs of a function; sizes that the model leaves open, and `sizes` does not give, are None."""
-        found = []
+        found: list[Any] = []
+        names = []
         for value in values:
+            names.append(value.name)
+            if value.name in self._sequences:
+                found.append(ragged_spec(self._sequences[value.name], _name(value.name)))
+                continue
             shape = [d if isinstance(d, int) else self._sizes.get(d or "") for d in value.shape]
-            name = _name(value.name)
-            self.name_of[name] = value.name
-            found.append(tf.TensorSpec(shape, type_named(value.dtype), name))
-        return found
+            found.append(tf.TensorSpec(shape, type_named(value.dtype), _name(value.name)))
+        return _Signature(names, found)
+
+    def given(self, names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+        """Return the arguments of a function by name, ragged tensors as sequences."""
+        pairs = zip(names, values, strict=True)
+        return {n: from_ragged(v) if n in self._sequences else v for n, v in pairs}
+
+    def returned(self, results: Mapping[str, Any], kinds: Mapping[str, ir.Value]) -> dict[str, Any]:
+        """Return the results of a function, sequences as ragged tensors if that was asked for."""
+        if not self._ragged:
+            return dict(results)
+        return {n: to_ragged(v, kinds[n]) if n in kinds else v for n, v in results.items()}
+
+    def _check_boundary(self) -> None:
+        """Raise if sequences enter the model and the caller did not ask for ragged tensors."""
+        if self._sequences and not self._ragged:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "the model takes sequences, which TensorFlow's functions do not",
+                    found=", ".join(f"`{n}`" for n in self._sequences),
+                    hint="use ragged=True: a sequence is a tf.RaggedTensor then",
+                )
+            )
 
 
 def _name(name: str) -> str:

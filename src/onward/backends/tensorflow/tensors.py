@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 import tensorflow as tf
@@ -65,6 +67,16 @@ def to_numpy(tensor: tf.Tensor) -> np.ndarray:
 def is_float(x: tf.Tensor) -> bool:
     """Return whether the elements are floating-point numbers, those of 8 bits included."""
     return bool(x.dtype.is_floating) or "float" in x.dtype.name
+
+
+def read(value: Any) -> tf.Tensor:
+    """Return a value as a tensor: what a variable holds now, the rows of a sparse gradient as a whole."""
+    return tf.convert_to_tensor(value)
+
+
+def replicas() -> int:
+    """Return how many replicas of a model train together, under a strategy of tf.distribute."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
 def _no_type(name: str) -> BackendError:

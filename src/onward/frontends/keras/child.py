@@ -39,11 +39,15 @@ def _capture(request: dict[str, Any]) -> tuple[bytes, list[str]]:
     for module in request.pop("modules", []):
         importlib.import_module(module)  # it registers the user's own classes with Keras
     from onward.frontends.keras.capture import capture
+    from onward.frontends.keras.convert import stored_model
     from onward.frontends.keras.files import read_model
     from onward.model import serde
 
     place = request.pop("place")
     model = read_model(request.pop("data"), place)
+    own = stored_model(model, request)
+    if own is not None:
+        return serde.serialize(serde.to_proto(own)), []
     names = _check_same(model, request.pop("variables", None), place)
     example, origin = request.pop("example"), request.pop("origin", "")
     made, notes = capture(model, example, origin=origin, names=names, **request)

@@ -82,7 +82,9 @@ def _from_file(path: Path, example: tuple[Any, Any], options: dict[str, Any]) ->
     from onward.frontends.keras.capture import capture
     from onward.frontends.keras.files import read_model
 
-    return capture(read_model(path.read_bytes(), str(path)), example, origin="", **options)
+    model = read_model(path.read_bytes(), str(path))
+    own = stored_model(model, options)
+    return (own, []) if own is not None else capture(model, example, origin="", **options)
 
 
 def _from_model(model: Any, example: tuple[Any, Any], options: dict[str, Any]) -> tuple[TrainingModel, list[str]]:
@@ -100,6 +102,9 @@ def _from_model(model: Any, example: tuple[Any, Any], options: dict[str, Any]) -
                 hint="wrap the layer: keras.Sequential([keras.Input(...), layer]), and compile it" if known else "",
             )
         )
+    own = stored_model(model, options)
+    if own is not None:
+        return own, []
     backend = keras.backend.backend()
     if backend == "jax":
         from onward.frontends.keras.capture import capture
@@ -112,6 +117,30 @@ def _from_model(model: Any, example: tuple[Any, Any], options: dict[str, Any]) -
     check_model(model)
     asked = {**options, **request_of(model, backend)}  # it builds the optimizer, so that the file holds its state
     return capture_elsewhere(write_model(model), f"model `{model.name}`", example, asked)
+
+
+def stored_model(model: Any, options: Mapping[str, Any]) -> TrainingModel | None:
+    """Return the file of a model that `to_keras` made and that still has its loss and optimizer; else None.
+
+    Raises:
+        ArgumentError: `options` ask for another loss than that of the file.
+    """
+    if "onward.backends.keras.model" not in sys.modules:
+        return None
+    from onward.backends.keras.model import OnnxModel
+
+    if not isinstance(model, OnnxModel) or not model.trains_as_in_the_file:
+        return None
+    if options["sample_weight"] is not False or options["class_weight"] is not None:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the model has the loss of its file, which takes no weights of samples or classes",
+                place="sample_weight=" if options["class_weight"] is None else "class_weight=",
+                hint="compile the model with a loss of Keras first",
+            )
+        )
+    return model.training_model()
 
 
 def _readable(path: Path) -> Path:
