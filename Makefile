@@ -38,7 +38,7 @@ test: $(VENV)/.dev $(VENV)/oldest/.made lint
 
 # What needs Keras and TensorFlow, which `make test` leaves out, and JAX beside them. About ten minutes.
 FRAMEWORK_TESTS ?= tests/backends/test_tensorflow_*.py tests/backends/test_jax_*.py tests/frontends/jax tests/frontends/keras \
-	src/onward/backends/tensorflow
+	tests/frontends/tensorflow 	src/onward/backends/tensorflow
 test-frameworks: $(VENV)/frameworks/.made
 	$(VENV)/frameworks/bin/python -m pytest -n 2 --dist worksteal -q $(FRAMEWORK_TESTS)
 
