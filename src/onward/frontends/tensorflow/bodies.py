@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -109,7 +109,7 @@ class Bodies:
             raise ArgumentError(problems)
         return wanted
 
-    def _visit(self, function: Any, node: Any, values: dict[str, Any], name: str) -> Iterator[Diagnostic] | list[Any]:
+    def _visit(self, function: Any, node: Any, values: dict[str, Any], name: str) -> list[Diagnostic]:
         place = f"{self.what}, node `{node.name}` of function `{name}`"
         kept = [i for i in node.input if not i.startswith("^")]
         del node.input[:]
@@ -131,10 +131,11 @@ class Bodies:
         if node.op == "ResourceGather" and handles:
             return [_unsupported(node, place, "look the rows up outside of the loop or branch")]
         if handles:
+            variable = next(iter(handles.values()))
             return [
                 Diagnostic(
                     A264,
-                    f"variable `{next(iter(handles.values())).name}` changes inside of a loop or a branch (`{node.op}`)",
+                    f"variable `{variable.name}` changes inside of a loop or a branch (`{node.op}`)",
                     place=place,
                     needed="an assignment outside of it",
                     hint="return the new value from the loop or branch, and assign it afterwards",

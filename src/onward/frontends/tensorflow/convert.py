@@ -92,9 +92,11 @@ def from_tensorflow(
     model = build(parts)
     drawn = oracle.step is not None
     trial = model if trial_parts is parts and not drawn else build(trial_parts, pattern=True)
-    batches = [(inputs, targets if capture.takes_targets else None)]
-    batches.append((examples.another_batch(inputs, size), examples.another_batch(batches[0][1], size)) if free else batches[0])
-    verify(oracle, model, trial, batches)
+    first = (inputs, targets if capture.takes_targets else None)
+    second = first
+    if free and size is not None:
+        second = (examples.another_batch(inputs, size), examples.another_batch(first[1], size))
+    verify(oracle, model, trial, [first, second])
     return model
 
 
@@ -110,9 +112,7 @@ class _Capture:
     label: str
     takes_targets: bool = True
 
-    def parts(
-        self, loss: Any, optimizer: Any, variables: Any, loss_name: str, entry: str
-    ) -> tuple[Parts, Parts, Any]:
+    def parts(self, loss: Any, optimizer: Any, variables: Any, loss_name: str, entry: str) -> tuple[Parts, Parts, Any]:
         """Return the parts of the model, those of the model that is compared, and what computes them in TensorFlow."""
         import tensorflow as tf
 
@@ -126,7 +126,7 @@ class _Capture:
         source = self.source
         specs = examples.specs(self.inputs, self.size, self.free)
         named = dict(zip(input_names(source, *self.inputs), tf.nest.flatten(specs), strict=True))
-        inference = trace(source.infer, specs, source.name)
+        inference = trace(source.infer, specs, source.name, differentiable=source.train is source.infer)
         self._check_inference(inference)
         train = inference if source.train is source.infer else trace(source.train, specs, f"{source.name} in training")
         objective = _objective(loss, self.label)
@@ -134,9 +134,10 @@ class _Capture:
         self.takes_targets = objective is None
         wanted = None if objective is not None else self.targets
         traced_loss = self._loss(function, train, wanted, loss)
-        labels = {} if wanted is None else dict(
-            zip(leaf_paths(wanted, self.label), tf.nest.flatten(examples.specs(wanted, self.size, self.free)), strict=True)
-        )  # fmt: skip
+        labels: dict[str, Any] = {}
+        if wanted is not None:
+            flat = tf.nest.flatten(examples.specs(wanted, self.size, self.free))
+            labels = dict(zip(leaf_paths(wanted, self.label), flat, strict=True))
         outputs = _distinct(output_names(inference.results), [*named, *labels])
         weights = weights_of(
             [inference, train, traced_loss], source.root, variables, [*named, *labels, *outputs, loss_name]

@@ -19,8 +19,9 @@ def recognise_dropouts(op: Builder, names: Names) -> int:
         found = _match(node)
         if found is None:
             continue
-        x, rate = found
+        x, rate, order = found
         made = Builder(op.opset, names, prefix=op.prefix)
+        x = x if order is None else made.Transpose(x, perm=order)
         value = made.Dropout(x, np.asarray(rate, np.float32), np.asarray(True))
         value.type, value.shape = node.outputs[0].type, node.outputs[0].shape
         place = op.nodes.index(node)
@@ -30,23 +31,33 @@ def recognise_dropouts(op: Builder, names: Names) -> int:
     return count
 
 
-def _match(node: ir.Node) -> tuple[Value, float] | None:
-    """Return the data and the share that is dropped, if `node` is the last node of a dropout."""
+def _match(node: ir.Node) -> tuple[Value, float, list[int] | None] | None:
+    """Return the data, the share that is dropped, and a permutation of axes, if `node` ends a dropout."""
     mask, kept, zero = node.inputs
     nothing = _constant(zero)
     if mask is None or kept is None or nothing is None or nothing.any():
         return None
     rate = _rate(mask)
     scaled = kept.producer()
+    order = None
+    if scaled is not None and scaled.op_type == "Transpose":  # of channels last, which tf2onnx moves through Mul
+        order = [int(axis) for axis in scaled.attributes["perm"].as_ints()]
+        moved = scaled.inputs[0]
+        scaled = None if moved is None else moved.producer()
     if rate is None or scaled is None or scaled.op_type not in ("Mul", "Div"):
         return None
     for x, factor in (scaled.inputs, scaled.inputs[::-1]):
         number = _constant(factor)
-        if x is not None and number is not None and number.size == 1 and (scaled.op_type == "Mul" or x is scaled.inputs[0]):
+        if (
+            x is not None
+            and number is not None
+            and number.size == 1
+            and (scaled.op_type == "Mul" or x is scaled.inputs[0])
+        ):
             by = float(number.reshape(-1)[0])
             scale = by if scaled.op_type == "Mul" else 1.0 / by
             if np.isclose(scale, 1.0 / (1.0 - rate), rtol=1e-5):
-                return x, rate
+                return x, rate, order
     return None
 
 
@@ -78,8 +89,12 @@ def _shape_of(maker: ir.Node) -> Value | None:
     at = None if zeros is None else zeros.inputs[0]
     while at is not None:
         node = at.producer()
-        if node is None or node.op_type not in ("Cast", "Identity", "Shape"):
+        if node is None or node.op_type not in ("Cast", "Identity", "Shape", "Gather"):
             return None
+        if node.op_type == "Gather":
+            chosen = constant_of(node.inputs[1])
+            if chosen is None or sorted(chosen.reshape(-1).tolist()) != list(range(chosen.size)):
+                return None  # not the sizes in another order
         if node.op_type == "Shape":
             return node.inputs[0]
         at = node.inputs[0]

@@ -30,7 +30,8 @@ def read_inputs(source: Source, given: Any) -> tuple[tuple[Any, ...], dict[str, 
     if source.by_name and args and source.signature is not None:
         kwargs = dict(zip(source.signature[1], args, strict=False))
         args = ()
-    return tensors((args, kwargs), "example_inputs=")
+    args, kwargs = tensors((args, kwargs), "example_inputs=")
+    return args, kwargs
 
 
 def tensors(structure: Any, place: str) -> Any:
@@ -91,7 +92,7 @@ def specs(structure: Any, size: int | None, free: bool) -> Any:
     return tf.nest.map_structure(one, structure)
 
 
-def another_batch(structure: Any, size: int | None) -> Any:
+def another_batch(structure: Any, size: int) -> Any:
     """Return a batch with one sample more, made of the same samples."""
 
     def longer(tensor: Any) -> Any:

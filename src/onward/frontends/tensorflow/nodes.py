@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +11,7 @@ import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic
 from onward.frontends.tensorflow import versions
+from onward.frontends.tensorflow.handlers import STOP, handlers
 from onward.frontends.tensorflow.pure import A262, Draw, Pure
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import copy_nodes
@@ -20,7 +20,6 @@ from onward.graph.walk import ancestors
 from onward.model import serde
 
 GOLDEN, SPREAD = 0.61803398875, 3.4
-STOP = "StopGradient"
 
 
 @dataclasses.dataclass
@@ -71,9 +70,8 @@ def translate(pure: Pure, what: str, *, differentiable: bool) -> Translated:
         ArgumentError: lists every operator of TensorFlow that is not ONNX.
     """
     wanted = [*pure.outputs, *pure.changed.values(), *(d.shape for d in pure.draws)]
-    handlers = {"Erfc": _erfc, "L2Loss": _l2_loss, "StopGradient": _stop if differentiable else _identity}
     try:
-        proto = versions.to_onnx(pure.graph_def, pure.arguments, wanted, handlers)
+        proto = versions.to_onnx(pure.graph_def, pure.arguments, wanted, handlers(differentiable))
     except Exception as error:  # tf2onnx raises many types
         line = next((text for text in str(error).splitlines() if text.strip()), "")
         raise ArgumentError(
@@ -141,9 +139,6 @@ def pattern(draw: Draw, shape: Sequence[int]) -> np.ndarray:
     return made
 
 
-# -- operators that tf2onnx does not translate, or translates without their gradient -----------------------------------
-
-
 def stop_function(opset: int) -> ir.Function:
     """Return the function `StopGradient`: its value is its input, and no gradient reaches that."""
     given = ir.Value(name="X")
@@ -153,46 +148,3 @@ def stop_function(opset: int) -> ir.Function:
     doc = "Y = X; no gradient reaches X."
     graph = ir.Graph([given], [made], nodes=op.nodes, opset_imports={"": opset}, doc_string=doc)
     return ir.Function(GRADIENT_DOMAIN, STOP, graph=graph, attributes=[])
-
-
-def _remake(ctx: Any, node: Any, make: Callable[[str, Callable[..., str], np.dtype[Any]], tuple[str, list[str], str]]) -> None:
-    """Replace a node of tf2onnx's graph; `make` returns the last operator, its inputs and its domain."""
-    shapes, types, given, outputs = node.output_shapes, node.output_dtypes, node.input[0], node.output
-    name = node.name
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(types[0])
-    ctx.remove_node(name)
-
-    def part(kind: str, *inputs: Any, **attributes: Any) -> str:
-        names = [i if isinstance(i, str) else ctx.make_const(f"{name}/{kind}_{n}", i).output[0] for n, i in enumerate(inputs)]
-        return str(ctx.make_node(kind, names, attr=attributes).output[0])
-
-    kind, inputs, domain = make(given, part, dtype)
-    ctx.make_node(kind, inputs, outputs=outputs, name=name, shapes=shapes, dtypes=types, domain=domain)
-
-
-def _erfc(ctx: Any, node: Any, name: str, args: Any) -> None:
-    """erfc(x) = 1 - erf(x)."""
-
-    def make(x: str, part: Callable[..., str], dtype: np.dtype[Any]) -> tuple[str, list[str], str]:
-        one = ctx.make_const(f"{name}/one", np.ones((), dtype)).output[0]
-        return "Sub", [one, part("Erf", x)], ""
-
-    _remake(ctx, node, make)
-
-
-def _l2_loss(ctx: Any, node: Any, name: str, args: Any) -> None:
-    """l2_loss(x) = Σ x² / 2."""
-
-    def make(x: str, part: Callable[..., str], dtype: np.dtype[Any]) -> tuple[str, list[str], str]:
-        half = ctx.make_const(f"{name}/half", np.full((), 0.5, dtype)).output[0]
-        return "Mul", [part("ReduceSum", part("Mul", x, x), keepdims=0), half], ""
-
-    _remake(ctx, node, make)
-
-
-def _stop(ctx: Any, node: Any, name: str, args: Any) -> None:
-    _remake(ctx, node, lambda x, part, dtype: (STOP, [x], GRADIENT_DOMAIN))
-
-
-def _identity(ctx: Any, node: Any, name: str, args: Any) -> None:
-    _remake(ctx, node, lambda x, part, dtype: ("Identity", [x], ""))

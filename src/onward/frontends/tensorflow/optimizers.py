@@ -70,7 +70,7 @@ class Traced:
 
         specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)
         try:
-            return trace(apply, (specs, {}), UPDATE)
+            return trace(apply, (specs, {}), UPDATE, differentiable=False)
         except ArgumentError as error:
             found = [d for d in error.diagnostics if d.code in ("A261", "A262", "A264", "A265")]
             if not found:
@@ -88,7 +88,9 @@ class Traced:
                 ]
             ) from error
 
-    def emit(self, op: Builder, names: Names, gradients: Mapping[Value, Value], weights: Mapping[str, Value]) -> Emitted:
+    def emit(
+        self, op: Builder, names: Names, gradients: Mapping[Value, Value], weights: Mapping[str, Value]
+    ) -> Emitted:
         """Emit the update; `weights` are the variables of the model by name."""
         from onward.frontends.keras import versions
 
@@ -166,9 +168,7 @@ def _inner(variable: Any) -> Any:
 
 def _refused(optimizer: Any, why: str, hint: str) -> ArgumentError:
     return ArgumentError(
-        Diagnostic(
-            A266, f"the optimizer cannot be captured: {why}", place=f"optimizer `{optimizer.name}`", hint=hint
-        )
+        Diagnostic(A266, f"the optimizer cannot be captured: {why}", place=f"optimizer `{optimizer.name}`", hint=hint)
     )
 
 

@@ -1,15 +1,15 @@
 """Make a traced function of TensorFlow pure: variables and random numbers become arguments, assignments results.
 
-A graph of TensorFlow reads and assigns variables through handles, in an order that control dependencies state. Here the
-order is followed once: a read becomes the value at that point, an assignment changes what later reads get. What is left
-is a graph without effects. tf2onnx can translate it and folds no weight into a constant, and TensorFlow can run it, with
-chosen numbers in place of random ones.
+A graph of TensorFlow reads and assigns variables through handles, in an order that control dependencies state. Here
+the order is followed once: a read becomes the value at that point, an assignment changes what later reads get. What is
+left is a graph without effects. tf2onnx can translate it and folds no weight into a constant, and TensorFlow can run
+it, with chosen numbers in place of random ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -82,20 +82,22 @@ class Pure:
         return [*self.inputs, *self.variables.values(), *(d.name for d in self.draws)]
 
 
-def purify(function: Any, outputs: int, variables: Sequence[Any], what: str) -> Pure:
+def purify(function: Any, outputs: int, variables: Sequence[Any], what: str, *, differentiable: bool) -> Pure:
     """Return a concrete function as a pure graph.
 
-    It returns a flat list: `outputs` results, then a read of each of `variables` after everything else.
+    It returns a flat list: `outputs` results, then a read of each of `variables` after everything else. If gradients go
+    through it (`differentiable`), derivatives that somebody wrote by hand are refused: they would be lost.
 
     Raises:
         ArgumentError: lists everything that has an effect which a file cannot have.
     """
-    return _Purifier(function, variables, what).run(outputs)
+    return _Purifier(function, variables, what, differentiable).run(outputs)
 
 
 class _Purifier:
-    def __init__(self, function: Any, variables: Sequence[Any], what: str) -> None:
+    def __init__(self, function: Any, variables: Sequence[Any], what: str, differentiable: bool) -> None:
         self.what = what
+        self.differentiable = differentiable
         self.function = function
         self.variables = list(variables)
         source = versions.inlined(function)
@@ -357,7 +359,7 @@ class _Purifier:
 
     def _check_derivative(self, node: Any) -> None:
         kind = node.attr["_gradient_op_type"].s.decode() if "_gradient_op_type" in node.attr else ""
-        if kind.startswith("CustomGradient") and not self._is_silu(node):
+        if self.differentiable and kind.startswith("CustomGradient") and not self._is_silu(node):
             self._refuse(node, "a tf.custom_gradient, whose own derivative would be lost")
 
     def _is_silu(self, node: Any) -> bool:
@@ -374,7 +376,9 @@ class _Purifier:
                 code,
                 f"`{node.op}` cannot be captured: {why}",
                 place=f"{self.what}, node `{node.name}`",
-                hint="" if code == A265 else "write it with functions of TensorFlow that compute their result from tensors",
+                hint=""
+                if code == A265
+                else "write it with functions of TensorFlow that compute their result from tensors",
             )
         )
 
@@ -390,10 +394,3 @@ def _node_of(name: str) -> str:
 
 def _tensor(name: str) -> str:
     return name if ":" in name or name.startswith("^") else f"{name}:0"
-
-
-def run(pure: Pure, outputs: Sequence[str], feeds: Mapping[str, Any]) -> list[np.ndarray]:
-    """Return the values of some tensors of a pure graph."""
-    with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
-        tf.import_graph_def(pure.graph_def, name="")
-        return list(session.run(list(outputs), dict(feeds)))

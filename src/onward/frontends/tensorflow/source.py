@@ -143,7 +143,7 @@ def _entry_point(loaded: Any, name: str) -> Any:
                 place=name,
                 found=f"signatures: {', '.join(signatures)}" if signatures else "no signature",
                 needed="a __call__, or the signature `serving_default`",
-                hint="loaded = tf.saved_model.load(path), and pass the function: onward.from_tensorflow(loaded.predict, …)",
+                hint="load it with tf.saved_model.load, and pass one of its functions",
             )
         )
     return chosen

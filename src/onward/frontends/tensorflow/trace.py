@@ -38,7 +38,9 @@ class Traced:
         return translate(self.pure, self.what, differentiable=differentiable)
 
 
-def trace(function: Callable[..., Any], structure: Any, what: str, hint: str = "") -> Traced:
+def trace(
+    function: Callable[..., Any], structure: Any, what: str, hint: str = "", *, differentiable: bool = True
+) -> Traced:
     """Return the graph of `function(*args, **kwargs)`; `structure` is (args, kwargs) with TensorSpecs.
 
     Raises:
@@ -63,7 +65,8 @@ def trace(function: Callable[..., Any], structure: Any, what: str, hint: str = "
     with user_errors(what, hint):
         second = tf.function(whole, autograph=False).get_concrete_function(*flat)
     count = len(tf.nest.flatten(found["results"]))
-    return Traced(found["results"], variables, purify(second, count, variables, what), what)
+    pure = purify(second, count, variables, what, differentiable=differentiable)
+    return Traced(found["results"], variables, pure, what)
 
 
 def _in_order(function: Any) -> list[Any]:
@@ -170,7 +173,9 @@ def _trained(kept: Mapping[int, Any], chosen: Any, changed: set[int], names: Map
         if kept[key].dtype not in (tf.float32, tf.float64, tf.float16)
     ]
     problems += [
-        _refused(names[key], "the function assigns it as well", "tf.Variable(…, trainable=False) for running statistics")
+        _refused(
+            names[key], "the function assigns it as well", "tf.Variable(…, trainable=False) for running statistics"
+        )
         for key in floating & changed
     ]
     if not floating and not problems:

@@ -31,11 +31,13 @@ _RELATIVE = {"float16": 3e-2, "float32": 1e-3, "float64": 1e-8}
 class Oracle:
     """What TensorFlow itself computes: outputs, loss, gradients and new variables, with the user's own functions.
 
-    `step` is forward pass and loss in one pure graph, for a step that draws random numbers: both sides then compute with
-    the same fixed numbers.
+    `step` is forward pass and loss in one pure graph, for a step that draws random numbers: both sides then compute
+    with the same fixed numbers.
     """
 
-    def __init__(self, source: Source, loss: Callable[..., Any], parts: Parts, step: Pure | None, order: list[Any]) -> None:
+    def __init__(
+        self, source: Source, loss: Callable[..., Any], parts: Parts, step: Pure | None, order: list[Any]
+    ) -> None:
         self.source, self.loss, self.parts, self.step, self.order = source, loss, parts, step, order
         self.trained = [w.variable for w in parts.weights if w.trained]
 

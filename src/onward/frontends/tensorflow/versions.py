@@ -51,12 +51,6 @@ def is_stateful(op_type: str) -> bool:
     return found is not None and bool(found.is_stateful)
 
 
-def output_names(op_type: str) -> list[str]:
-    """Return the names of an operator's outputs, as functions of a graph refer to them."""
-    found = op_def_registry.get(op_type)
-    return [] if found is None else [arg.name for arg in found.output_arg]
-
-
 def to_onnx(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], handlers: Mapping[str, Any]) -> Any:
     """Return the ModelProto that tf2onnx makes of a graph; what it does not know stays an operator of TensorFlow."""
     with _quiet():
