@@ -2,7 +2,8 @@
 
 Its own translations of `tf.where` and of the cross entropies are arithmetic that gives NaN or infinity where TensorFlow
 gives a number: 0 · ∞ for what is not chosen, the logarithm of a probability that has vanished. It drops
-`tf.stop_gradient`, and lacks `Erfc` (of the exact GELU) and `L2Loss`.
+`tf.stop_gradient`, lacks `Erfc` (of the exact GELU) and `L2Loss`, and loses the batch statistics of a fused batch
+normalisation.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onward.frontends.tensorflow import versions
 from onward.graph.schema import GRADIENT_DOMAIN
 
 STOP = "StopGradient"
@@ -22,6 +24,7 @@ def handlers(differentiable: bool) -> dict[str, Callable[..., None]]:
     """Return the handlers by operator of TensorFlow; without `differentiable`, no gradient goes through the graph."""
     return {
         "Erfc": _erfc,
+        "FusedBatchNormV3": _batch_norm,
         "L2Loss": _l2_loss,
         "SelectV2": _select,
         "SoftmaxCrossEntropyWithLogits": _cross_entropy,
@@ -31,7 +34,7 @@ def handlers(differentiable: bool) -> dict[str, Callable[..., None]]:
 
 
 class _Remade:
-    """A node of tf2onnx's graph that is taken out, to be written with others."""
+    """A node of tf2onnx's graph that others replace."""
 
     def __init__(self, ctx: Any, node: Any) -> None:
         self.ctx, self.name, self.inputs, self.outputs = ctx, node.name, list(node.input), list(node.output)
@@ -39,7 +42,6 @@ class _Remade:
         self.ranks = [ctx.get_rank(name) for name in self.inputs]
         self.dtype = onnx.helper.tensor_dtype_to_np_dtype(self.types[0])
         self.count = 0
-        ctx.remove_node(self.name)
 
     def constant(self, value: Any) -> str:
         """Return a constant."""
@@ -50,17 +52,14 @@ class _Remade:
         """Return the result of a node."""
         return str(self.ctx.make_node(kind, list(inputs), attr=attributes).output[0])
 
-    def result(self, kind: str, *inputs: str, domain: str = "") -> None:
-        """Add the node that gives the first result of the old one."""
-        self.ctx.make_node(
-            kind,
-            list(inputs),
-            outputs=self.outputs[:1],
-            name=self.name,
-            shapes=self.shapes[:1],
-            dtypes=self.types[:1],
-            domain=domain,
+    def result(self, kind: str, *inputs: str, domain: str = "", index: int = 0) -> None:
+        """Add the node that gives a result of the old one; with the first result, the old one goes."""
+        made = self.ctx.make_node(
+            kind, list(inputs), shapes=[self.shapes[index]], dtypes=[self.types[index]], domain=domain
         )
+        self.ctx.replace_all_inputs(self.outputs[index], made.output[0])
+        if index == 0:
+            self.ctx.remove_node(self.name)
 
 
 def _erfc(ctx: Any, node: Any, name: str, args: Any) -> None:
@@ -75,6 +74,48 @@ def _l2_loss(ctx: Any, node: Any, name: str, args: Any) -> None:
     x = made.inputs[0]
     half = made.constant(np.full((), 0.5, made.dtype))
     made.result("Mul", made.part("ReduceSum", made.part("Mul", x, x), keepdims=0), half)
+
+
+def _batch_norm(ctx: Any, node: Any, name: str, args: Any) -> None:
+    """In training, normalise with the batch's mean μ and variance; return also μ and the unbiased variance.
+
+    With a factor f below 1, the latter two are averages with the given ones: (1 - f)·mean + f·μ.
+    """
+    if not node.get_attr_value("is_training", True):
+        versions.batch_norm_of_inference(ctx, node)
+        return
+    epsilon, factor = (
+        float(node.get_attr_value(k, d)) for k, d in (("epsilon", 1e-4), ("exponential_avg_factor", 1.0))
+    )
+    channels_last = node.get_attr_str("data_format") in ("NHWC", "NDHWC")
+    made = _Remade(ctx, node)
+    x, scale, offset, *running = made.inputs
+    rank = made.ranks[0]
+    axes = [i for i in range(rank) if i != (rank - 1 if channels_last else 1)]
+    over = made.constant(np.array(axes, np.int64))
+
+    def wide(value: str) -> str:
+        return value if channels_last else made.part("Unsqueeze", value, over)
+
+    mean = made.part("ReduceMean", x, over, keepdims=1)
+    centred = made.part("Sub", x, mean)
+    variance = made.part("ReduceMean", made.part("Mul", centred, centred), over, keepdims=1)
+    deviation = made.part("Sqrt", made.part("Add", variance, made.constant(np.full((), epsilon, made.dtype))))
+    sizes = made.part("Gather", made.part("Shape", x), over)
+    count = made.part("Cast", made.part("ReduceProd", sizes, keepdims=0), to=made.types[0])
+    one = made.constant(np.ones((), made.dtype))
+    least = made.part("Max", made.part("Sub", count, one), one)
+    batch = [
+        made.part("Squeeze", mean, over),
+        made.part("Mul", made.part("Squeeze", variance, over), made.part("Div", count, least)),
+    ]
+    for index, (new, old) in enumerate(zip(batch, running, strict=True), start=1):
+        if factor == 1.0:
+            made.result("Identity", new, index=index)
+            continue
+        share, rest = (made.constant(np.full((), f, made.dtype)) for f in (factor, 1.0 - factor))
+        made.result("Add", made.part("Mul", old, rest), made.part("Mul", new, share), index=index)
+    made.result("Add", made.part("Mul", made.part("Div", centred, deviation), wide(scale)), wide(offset))
 
 
 def _select(ctx: Any, node: Any, name: str, args: Any) -> None:

@@ -23,7 +23,6 @@ A262 = "A262"
 A264 = "A264"
 A265 = "A265"
 
-_RESOURCE = tf.resource.as_datatype_enum
 _DRAWS = {
     "RandomUniform": "uniform",
     "RandomStandardNormal": "normal",
@@ -112,7 +111,7 @@ class _Purifier:
         self.given: set[str] = set()  # nodes that are arguments
         self.names: dict[str, str] = {}  # a tensor of the source: what stands for it
         self.problems: list[Diagnostic] = []
-        self.unknown: dict[str, str] = {}  # handles that are no variables
+        self.unknown: set[str] = set()  # handles that are no variables
 
     def run(self, outputs: int) -> Pure:
         inputs = self._arguments()
@@ -135,8 +134,29 @@ class _Purifier:
                 changed[index] = self._result(f"onward_variable_{index}", self.current[index], dtype)
         self.made.library.CopyFrom(self.bodies.library())
         draws = list(self.draws.values())
+        self._prune([*results, *changed.values(), *(d.shape for d in draws)])
         kept = {i: name for i, name in first.items() if i not in self.generators}
         return Pure(self.made, inputs, kept, results, changed, draws)
+
+    def _prune(self, wanted: Sequence[str]) -> None:
+        """Remove what nothing reads: the keys of generators, whose draws are arguments now."""
+        nodes = {node.name: node for node in self.made.node}
+        needed: set[str] = set()
+        waiting = [_node_of(name) for name in wanted]
+        while waiting:
+            name = waiting.pop()
+            if name in needed:
+                continue
+            needed.add(name)
+            waiting += [_node_of(i) for i in nodes[name].input] if name in nodes else []
+        missing = [self.nodes[name] for name in needed if name not in nodes]
+        for node in missing:
+            self._refuse(node, "the state of a generator is used as a number", A265)
+        if missing:
+            raise ArgumentError(self.problems)
+        kept = [n for n in self.made.node if n.name in needed or n.op == "Placeholder"]
+        del self.made.node[:]
+        self.made.node.extend(kept)
 
     # -- arguments -----------------------------------------------------------------------------------------------------
 
@@ -158,7 +178,7 @@ class _Purifier:
                     self.current[index] = self._variable(index)
                 self.handles[f"{name}:0"] = index
             else:
-                self.unknown[f"{name}:0"] = name
+                self.unknown.add(f"{name}:0")
         return inputs
 
     def _placeholder(self, name: str, dtype: Any, shape: Any) -> str:
@@ -207,9 +227,11 @@ class _Purifier:
         if node.name in self.given:
             return  # an argument, which is there
         handles = [self.handles.get(_tensor(i)) for i in node.input]
-        strange = [self.unknown[_tensor(i)] for i in node.input if _tensor(i) in self.unknown]
-        if strange:
-            self._refuse(node, "it reads a resource that is not a variable, such as a table or a data set")
+        if any(_tensor(i) in self.unknown for i in node.input):
+            if node.op == "Identity":
+                self.unknown.add(f"{node.name}:0")
+            else:
+                self._refuse(node, "it reads a resource that is not a variable, such as a table or a data set")
         elif node.op in ("Identity", "IdentityN") and any(h is not None for h in handles):
             self._pass_on(node, handles)
         elif node.op in _DRAWS or node.op in _OTHER_DRAWS:
@@ -223,8 +245,8 @@ class _Purifier:
             self._use(node, next(h for h in handles if h is not None))
         elif node.op in _IGNORED:
             self._ignore(node)
-        elif versions.is_stateful(node.op):
-            self._refuse(node, "it has effects outside of the graph, or another result in each call")
+        elif why := _never(node.op):
+            self._refuse(node, why)
         else:
             self._check_derivative(node)
             self._copy(node)
@@ -360,7 +382,7 @@ class _Purifier:
     def _check_derivative(self, node: Any) -> None:
         kind = node.attr["_gradient_op_type"].s.decode() if "_gradient_op_type" in node.attr else ""
         if self.differentiable and kind.startswith("CustomGradient") and not self._is_silu(node):
-            self._refuse(node, "a tf.custom_gradient, whose own derivative would be lost")
+            self._refuse(node, "it is a tf.custom_gradient, and its own derivative would be lost")
 
     def _is_silu(self, node: Any) -> bool:
         """Return whether it is tf.nn.silu, whose rule only saves memory: x · sigmoid(β x)."""
@@ -381,6 +403,17 @@ class _Purifier:
                 else "write it with functions of TensorFlow that compute their result from tensors",
             )
         )
+
+
+def _never(op_type: str) -> str:
+    """Return why an operator can be in no file; empty where it may."""
+    if op_type in ("PyFunc", "PyFuncStateless", "EagerPyFunc"):
+        return "it runs Python code (tf.numpy_function, tf.py_function)"
+    if op_type.startswith(("Collective", "Nccl")):
+        return "it communicates between devices"
+    if versions.is_stateful(op_type):
+        return "it has effects outside of the graph, or another result in each call"
+    return ""
 
 
 def _shape_type(node: Any) -> int:

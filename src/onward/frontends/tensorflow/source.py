@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -207,17 +208,25 @@ def user_errors(what: str, hint: str = "") -> Iterator[None]:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "in user code" not in line]
     telling = [line for line in lines if not line.startswith(("File ", "^", "~"))]
-    return (telling[-1] if telling and "Error" in telling[-1] else telling[0] if telling else "")[:300]
+    chosen = telling[-1] if telling and "Error" in telling[-1] else telling[0] if telling else ""
+    return chosen.removeprefix(f"{type(error).__name__}: ")[:300]
 
 
 def _place_of(error: BaseException) -> str:
     """Return the last line of the user's code in a traceback."""
     found = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        inside = f"{os.sep}onward{os.sep}frontends" in frame.filename or "site-packages" in frame.filename
-        if not inside and frame.line and not frame.filename.startswith("<") and "contextlib" not in frame.filename:
+        if _is_users(frame.filename) and frame.line:
             found = f"{os.path.basename(frame.filename)} line {frame.lineno}: {frame.line}"
+    for file, line, code in re.findall(r'File "(.+?)", line (\d+), in .+\n\s*(.*)', str(error)):
+        if _is_users(file):  # code that was converted for graphs is only in the message
+            found = f"{os.path.basename(file)} line {line}: {code}"
     return found
+
+
+def _is_users(file: str) -> bool:
+    library = (f"{os.sep}onward{os.sep}frontends", "site-packages", "__autograph_generated_file", "contextlib.py", "<")
+    return not any(part in file for part in library)
 
 
 # -- structures --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.framework import convert_to_constants, op_def_registry
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training.saver import export_meta_graph
+from tf2onnx.onnx_opset.nn import BatchNorm
 
 from onward import versions
 
@@ -32,6 +33,11 @@ def inlined(function: Any) -> Any:
 
     Nothing else is optimized: weights are not folded, and what only has effects stays.
     """
+    with _quiet():  # about collections of the graph that cannot be written
+        return _inlined(function)
+
+
+def _inlined(function: Any) -> Any:
     graph_def = convert_to_constants.disable_lower_using_switch_merge(function.graph.as_graph_def())
     for one in graph_def.library.function:
         one.attr.pop("api_implements", None)  # another implementation of the function, which would not be inlined
@@ -64,6 +70,11 @@ def to_onnx(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], handl
     assert storage is None
     assert isinstance(proto, onnx.ModelProto)
     return proto
+
+
+def batch_norm_of_inference(ctx: Any, node: Any) -> None:
+    """Let tf2onnx translate a fused batch normalisation in inference mode."""
+    BatchNorm.version_9(ctx, node)
 
 
 @contextlib.contextmanager
