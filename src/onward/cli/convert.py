@@ -10,7 +10,9 @@ from typer import Argument, Option
 
 
 def convert(
-    file: Annotated[Path, Argument(help="A compiled Keras model (.keras).", show_default=False)],
+    file: Annotated[
+        Path, Argument(help="A compiled Keras model (.keras), or a folder: a SavedModel.", show_default=False)
+    ],
     output: Annotated[Path, Option("-o", "--output", help="Where to write the training model (.onnx).")],
     example_inputs: Annotated[
         Path | None,
@@ -22,13 +24,24 @@ def convert(
     dynamic: Annotated[
         bool, Option("--dynamic/--no-dynamic", help="Take any batch size, or only that of the example.")
     ] = True,
+    loss: Annotated[str, Option(help="Of a SavedModel: cross_entropy, mse, bce_with_logits, …")] = "cross_entropy",
+    optimizer: Annotated[str, Option(help="Of a SavedModel: adam, adamw, sgd, …")] = "adam",
 ) -> None:
-    """Convert a Keras model, with its loss, its optimizer and all their state, to a training model.
+    """Convert a Keras model, with its loss, its optimizer and all their state, to a training model; or a SavedModel.
 
     Examples:
         onward convert model.keras -o model.train.onnx
         onward convert model.keras --example-inputs x.npy --example-targets y.npy -o model.train.onnx
+        onward convert saved_model/ --loss mse -o model.train.onnx
     """
+    if file.is_dir():
+        from onward.cli.console import stdout_console
+        from onward.cli.saved_model import convert_saved_model
+
+        inputs, targets = _arrays(example_inputs), _arrays(example_targets)
+        said = convert_saved_model(file, output, loss, optimizer, inputs, targets, dynamic)
+        stdout_console(soft_wrap=True).print(said)
+        return
     os.environ.setdefault("KERAS_BACKEND", "jax")  # this process is ours: no child process is needed
     from onward.cli.console import stdout_console
     from onward.errors import A101, ArgumentError, Diagnostic, counted
@@ -37,7 +50,9 @@ def convert(
 
     if file.suffix != ".keras":
         raise ArgumentError(
-            Diagnostic(A101, f"`{file}` cannot be converted", place="file", needed="a .keras file of Keras 3")
+            Diagnostic(
+                A101, f"`{file}` cannot be converted", place="file", needed="a .keras file of Keras 3, or a SavedModel"
+            )
         )
     model = from_keras(file, _arrays(example_inputs), _arrays(example_targets), dynamic=dynamic)
     serde.save(model, output)
