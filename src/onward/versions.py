@@ -39,7 +39,7 @@ SUPPORTED: Mapping[str, Range] = {
     "typer": Range("0.16", "0.29"),
     "torch": Range("2.8", "2.13", "torch", untested="2.9 to 2.12"),
     "onnxscript": Range("0.7.1", "0.7", "torch"),
-    "tensorflow-cpu": Range("2.21", "2.21", "tensorflow"),
+    "tensorflow-cpu": Range("2.20", "2.21", "tensorflow"),
     "tf2onnx": Range("1.17", "1.17", "tensorflow"),
     "numba": Range("0.60", "0.68", "fast"),
     "jax": Range("0.10.2", "0.10", "jax"),

@@ -53,7 +53,11 @@ class Traced:
         if versions.scales_loss(optimizer):
             raise _refused(optimizer, "it scales the loss, which is part of a step of Keras", "use it without scaling")
         if not optimizer.built:
-            optimizer.build(list(variables))
+            try:
+                optimizer.build(list(variables))
+            except Exception as error:  # an optimizer may raise any type
+                why = f"its build fails for a tf.Variable: {type(error).__name__}: {error}"
+                raise _refused(optimizer, why, "use one of onward.optimizers") from error
             return
         its = [id(_inner(v)) for v in versions.trained_by(optimizer)]
         if its != [id(v) for v in variables]:
