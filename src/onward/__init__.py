@@ -65,6 +65,7 @@ _PUBLIC = {
     "doctor": "onward.diagnosis",
     "from_jax": "onward.frontends.jax",
     "from_keras": "onward.frontends.keras",
+    "from_tensorflow": "onward.frontends.tensorflow",
     "from_torch": "onward.frontends.torch",
     "gradient": "onward.compiler.derivatives",
     "jvp": "onward.compiler.derivatives",

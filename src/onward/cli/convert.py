@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 def convert(
     file: Annotated[
-        Path, Argument(help="A compiled Keras model (.keras), or a training model (.onnx).", show_default=False)
+        Path,
+        Argument(
+            help="A compiled Keras model (.keras), a SavedModel (folder), or a training model (.onnx).",
+            show_default=False,
+        ),
     ],
     output: Annotated[
         Path,
@@ -37,27 +41,42 @@ def convert(
     entry: Annotated[
         str | None, Option(help="Which training entry the Keras model trains with, if the file has several.")
     ] = None,
+    loss: Annotated[str, Option(help="Of a SavedModel: cross_entropy, mse, bce_with_logits, …")] = "cross_entropy",
+    optimizer: Annotated[str, Option(help="Of a SavedModel: adam, adamw, sgd, …")] = "adam",
 ) -> None:
-    """Convert a Keras model, with its loss, its optimizer and all their state, to a training model; or the other way.
+    """Convert a Keras model or a SavedModel, with its loss, optimizer and state, to a training model; or the other way.
 
     Examples:
         onward convert model.keras -o model.train.onnx
         onward convert model.keras --example-inputs x.npy --example-targets y.npy -o model.train.onnx
+        onward convert saved_model/ --loss mse -o model.train.onnx
         onward convert model.train.onnx -o again.keras
         onward convert model.train.onnx -o saved_model/
     """
-    if file.suffix == ".keras":
+    saved_model = (file / "saved_model.pb").exists()
+    if saved_model or file.suffix == ".keras":
         if output.suffix != ".onnx":
-            raise _refused(output, "output", "the name of a training model (.onnx), because the model is one of Keras")
-        _from_keras(file, output, example_inputs, example_targets, dynamic)
-    elif file.suffix != ".onnx":
-        raise _refused(file, "file", "a .keras file of Keras 3, or a training model (.onnx)")
+            raise _refused(output, "output", f"the name of a training model (.onnx), because `{file}` is none")
+        if saved_model:
+            _from_saved_model(file, output, loss, optimizer, example_inputs, example_targets, dynamic)
+        else:
+            _from_keras(file, output, example_inputs, example_targets, dynamic)
+    elif file.suffix != ".onnx" and not file.is_dir():  # a folder: a checkpoint
+        raise _refused(file, "file", "a .keras file of Keras 3, a SavedModel, or a training model (.onnx)")
     elif output.suffix == ".keras":
         _to_keras(file, output, entry)
     elif output.suffix in ("", ".savedmodel") or output.is_dir():
         _to_saved_model(file, output)
     else:
         raise _refused(output, "output", "the name of a .keras file, or of a folder for a SavedModel")
+
+
+def _from_saved_model(
+    file: Path, output: Path, loss: str, optimizer: str, inputs: Path | None, targets: Path | None, dynamic: bool
+) -> None:
+    from onward.cli.saved_model import convert_saved_model
+
+    _print(convert_saved_model(file, output, loss, optimizer, _arrays(inputs), _arrays(targets), dynamic))
 
 
 def _from_keras(file: Path, output: Path, inputs: Path | None, targets: Path | None, dynamic: bool) -> None:
