@@ -165,7 +165,11 @@ class Translator:
         if name in ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"):
             return None
         if name == "random_seed":
-            return [Key(("seed", id(equation)), frozenset())]
+            known = constant_of(inputs[0])
+            seed = id(inputs[0]) if known is None else known.tobytes()
+            argument = self._arguments.get(inputs[0])
+            roots = frozenset() if known is not None else frozenset({argument or inputs[0]})
+            return [Key(("seed", seed), roots)]
         if name == "random_wrap" and not isinstance(inputs[0], Key):
             argument = self._arguments.get(inputs[0])
             if argument is None:  # integers that were computed, or a constant
