@@ -122,7 +122,8 @@ def test_a_choice_in_bfloat16_is_not_rounded_to_integers():
     x, w = normal(5, 3, seed=1), normal(5, 3)
     proto = graph_of(function, w, x)
 
-    np.testing.assert_allclose(run(proto, (w, x))["y"], function(w, x), rtol=1e-2)
+    found = Evaluator(proto).run({"x0": w, "x1": x})["y"]  # ONNX Runtime has no kernels for bfloat16 on a CPU
+    np.testing.assert_allclose(found, function(w, x), rtol=1e-2)
 
 
 def test_the_bits_of_integers_are_not_taken_for_truth_values():
@@ -209,7 +210,7 @@ def test_the_free_size_is_that_of_most_arrays():
 
 
 def test_a_sum_over_devices_is_refused_with_a_remedy():
-    mesh = jax.make_mesh((1,), ("i",))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
     part = jax.sharding.PartitionSpec
 
     def shared(params: Any, batch: Any) -> Any:
