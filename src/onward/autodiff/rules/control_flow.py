@@ -100,8 +100,8 @@ def _empty_like(rule: Rule, graph: ir.Graph, like: Value) -> Value:
         is_condition = dtype == ir.DataType.BOOL
         rank = len(like.shape) if like.shape is not None else 0 if is_condition else 1
         size = (int(is_condition),) * rank
-        dims = shapes.dims(like)
-        if dims is not None and all(isinstance(d, int) for d in dims) and np.prod(dims) <= _SMALL:
+        dims = [d for d in shapes.dims(like) or () if isinstance(d, int)]
+        if like.shape is not None and len(dims) == len(like.shape) and np.prod(dims) <= _SMALL:
             size = tuple(dims)  # in a loop, which stacks what each iteration returns, all must have one shape
         tensor = ir.tensor(np.zeros(size, dtype.numpy()), dtype=dtype)
         node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1, name=name)

@@ -20,6 +20,7 @@ from onward.frontends.jax.functions import A221, check_scalar, name_of, user_err
 from onward.frontends.jax.layout import cancel_transposes
 from onward.frontends.jax.normalisations import recognise_batch_normalisations
 from onward.frontends.jax.optimizers import Traced, emit_reset, emit_step, state_values
+from onward.frontends.jax.softmaxes import recognise_softmaxes
 from onward.frontends.jax.trees import A223, Leaf, Tree
 from onward.frontends.jaxpr import versions
 from onward.frontends.jaxpr.frame import element_type
@@ -29,7 +30,7 @@ from onward.frontends.jaxpr.translator import Translator, trace
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import remove_dead_nodes
 from onward.graph.schema import TRAINING_DOMAIN
-from onward.graph.walk import ancestors, reads
+from onward.graph.walk import all_nodes, ancestors, reads
 from onward.model.roles import STATISTIC, Role, mark
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer
@@ -132,7 +133,8 @@ def build(parts: Parts, *, pattern: bool = False) -> tuple[TrainingModel, bool]:
     model = TrainingModel(ir.Model(graph, ir_version=10, producer_name="onward"))
     model.ir.opset_imports[""] = OPSET
     draws = _training(graphs, model)
-    for function in graphs.functions.values():
+    called = {n.op_type for e in model.entries if e.algorithm is not None for n in all_nodes(e.algorithm)}
+    for function in (f for f in graphs.functions.values() if f.name in called):
         model.ir.functions[function.identifier()] = function
         model.ir.opset_imports.setdefault(function.domain, 1)
     model.ir.opset_imports[TRAINING_DOMAIN] = 1
@@ -228,6 +230,7 @@ def _training(graphs: _Graphs, model: TrainingModel) -> bool:
     remove_dead_nodes(entry.algorithm)
     cancel_transposes(entry.algorithm, OPSET, graphs.names)
     recognise_batch_normalisations(entry.algorithm, OPSET, graphs.names)
+    recognise_softmaxes(entry.algorithm, OPSET, graphs.names)
     if parts.evaluate is not None and not graphs.pattern:
         emit_evaluation(parts, graphs.names, *graphs.arguments(key=False), entry.algorithm)
     model.entries.append(entry)

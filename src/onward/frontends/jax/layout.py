@@ -98,7 +98,7 @@ def _reordered(node: ir.Node, op: Builder, moved: dict[Value, Moved]) -> Moved |
     shape = node.outputs[0].shape
     if shape is None or len(shape) != len(order):
         return None
-    inputs = []
+    inputs: list[Value | None] = []
     for value in node.inputs:
         if value is not None and value in moved and moved[value][1] == order:
             inputs.append(moved[value][0])
@@ -133,7 +133,8 @@ def _small(value: Value, op: Builder, order: Sequence[int]) -> Value | None:
 
 def _reduced(node: ir.Node, op: Builder, moved: dict[Value, Moved]) -> Moved | None:
     x = node.inputs[0]
-    axes = constant_of(node.inputs[1]) if len(node.inputs) == 2 else None
+    given = node.inputs[1] if len(node.inputs) == 2 else None
+    axes = None if given is None else constant_of(given)
     if x is None or x not in moved or axes is None or not axes.size:
         return None
     inner, order = moved[x]

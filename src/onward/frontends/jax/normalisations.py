@@ -16,12 +16,12 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from onward.frontends.jax.patterns import SAME, behind, number, parts
 from onward.frontends.jaxpr.frame import constant_of
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import remove_dead_nodes
 from onward.graph.walk import reads
 
-_SAME = ("Reshape", "Unsqueeze", "Squeeze", "Identity")
 _LARGEST = 8  # terms of a polynomial
 
 Monomial = tuple[int, ...]  # sorted numbers of atoms; the first three are:
@@ -45,9 +45,9 @@ class _Statistics:
         while queue:
             for use in queue.pop().uses():
                 out = use.node.outputs[0]
-                if use.node.op_type in ("ReduceSum", "ReduceMean", "Div", *_SAME):
+                if use.node.op_type in ("ReduceSum", "ReduceMean", "Div", *SAME):
                     queue.append(out)
-                    if _mean_of(out) is self.x and _behind(out) is out:
+                    if _mean_of(out) is self.x and behind(out) is out:
                         found.append(out)
         return found
 
@@ -66,37 +66,13 @@ def recognise_batch_normalisations(graph: ir.Graph, opset: int, names: Names) ->
 # -- statistics ------------------------------------------------------------------------------------------------------
 
 
-def _behind(value: Value | None) -> Value | None:
-    """Return what a value is a mere reshaping of."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in _SAME:
-        value = node.inputs[0]
-    return value
-
-
-def _parts(value: Value | None, op_type: str) -> tuple[Value, ...] | None:
-    """Return the inputs of the node behind a value, if it is of this operator."""
-    inner = _behind(value)
-    node = None if inner is None else inner.producer()
-    if node is None or node.op_type != op_type or node.domain != "":
-        return None
-    return tuple(v for v in node.inputs if v is not None)
-
-
-def _number(value: Value | None) -> float | None:
-    """Return a constant of one element, perhaps repeated."""
-    repeated = _parts(value, "Expand")
-    inner = _behind(value if repeated is None else repeated[0])
-    known = None if inner is None else constant_of(inner)
-    return float(known.reshape(-1)[0]) if known is not None and known.size == 1 else None
-
-
 def _statistics(root: ir.Node) -> _Statistics | None:
     """Return the statistics of a batch under a root, if they are such."""
-    sum_ = _parts(root.inputs[0], "Add")
+    sum_ = parts(root.inputs[0], "Add")
     if sum_ is None:
         return None
-    variance, epsilon = sum_ if _number(sum_[1]) is not None else sum_[::-1]
-    small = _number(epsilon)
+    variance, epsilon = sum_ if number(sum_[1]) is not None else sum_[::-1]
+    small = number(epsilon)
     same = list(_without_bounds(variance))
     x = None if small is None or not same else _centered(same[-1]) or _by_squares(same[-1])
     return None if x is None or small is None else _Statistics(x, same, small, root.outputs[0])
@@ -104,12 +80,12 @@ def _statistics(root: ir.Node) -> _Statistics | None:
 
 def _without_bounds(value: Value | None) -> Iterator[Value]:
     """Yield a variance, without max(value, 0), and without the choice of NaN for an empty batch."""
-    while (value := _behind(value)) is not None:
+    while (value := behind(value)) is not None:
         yield value
-        bounded, chosen = _parts(value, "Max"), _parts(value, "Where")
-        if bounded is not None and len(bounded) == 2 and 0.0 in (_number(bounded[0]), _number(bounded[1])):
-            value = bounded[0] if _number(bounded[1]) == 0.0 else bounded[1]
-        elif chosen is not None and _is_positive(chosen[0]) and np.isnan(_number(chosen[2]) or 0.0):
+        bounded, chosen = parts(value, "Max"), parts(value, "Where")
+        if bounded is not None and len(bounded) == 2 and 0.0 in (number(bounded[0]), number(bounded[1])):
+            value = bounded[0] if number(bounded[1]) == 0.0 else bounded[1]
+        elif chosen is not None and _is_positive(chosen[0]) and np.isnan(number(chosen[2]) or 0.0):
             value = chosen[1]
         else:
             return
@@ -117,17 +93,17 @@ def _without_bounds(value: Value | None) -> Iterator[Value]:
 
 def _is_positive(condition: Value) -> bool:
     """Return whether a condition says that a size is greater than 0."""
-    compared = _parts(condition, "Greater")
-    return compared is not None and _number(compared[1]) == 0.0 and (_size(compared[0], 3) or 0.0) > 0.0
+    compared = parts(condition, "Greater")
+    return compared is not None and number(compared[1]) == 0.0 and (_size(compared[0], 3) or 0.0) > 0.0
 
 
 def _mean_of(value: Value | None) -> Value | None:
     """Return the array whose mean over the batch a value is."""
-    direct = _parts(value, "ReduceMean")
+    direct = parts(value, "ReduceMean")
     if direct is not None:
         return direct[0] if _over_batch(direct) else None
-    divided = _parts(value, "Div")
-    total = None if divided is None else _parts(divided[0], "ReduceSum")
+    divided = parts(value, "Div")
+    total = None if divided is None else parts(divided[0], "ReduceSum")
     if divided is None or total is None or not _over_batch(total):
         return None
     return total[0] if _is_count(divided[1], total[0]) else None
@@ -154,7 +130,7 @@ def _is_count(value: Value, x: Value) -> bool:
 
 def _size(value: Value | None, free: int) -> float | None:
     """Return a number that is computed from constants and one free size."""
-    inner = _behind(value)
+    inner = behind(value)
     known = None if inner is None else constant_of(inner)
     if known is not None:
         return float(known.reshape(-1)[0]) if known.size == 1 else None
@@ -168,10 +144,10 @@ def _size(value: Value | None, free: int) -> float | None:
             return None
         size = shape[start]
         return float(size) if isinstance(size, int) else float(free)
-    parts = [_size(v, free) for v in node.inputs]
-    if any(p is None for p in parts):
+    sizes = [_size(v, free) for v in node.inputs]
+    if any(p is None for p in sizes):
         return None
-    numbers = [p for p in parts if p is not None]
+    numbers = [p for p in sizes if p is not None]
     if node.op_type == "Cast":
         return numbers[0]
     if len(numbers) != 2:
@@ -181,18 +157,18 @@ def _size(value: Value | None, free: int) -> float | None:
 
 def _centered(variance: Value) -> Value | None:
     """Return X, if a value is Σ(X - mean)² / n."""
-    square = _parts(_mean_of(variance), "Mul")
+    square = parts(_mean_of(variance), "Mul")
     if square is None or square[0] is not square[1]:
         return None
-    difference = _parts(square[0], "Sub")
+    difference = parts(square[0], "Sub")
     return difference[0] if difference is not None and _mean_of(difference[1]) is difference[0] else None
 
 
 def _by_squares(variance: Value) -> Value | None:
     """Return X, if a value is ΣX² / n - mean²."""
-    difference = _parts(variance, "Sub")
-    square = None if difference is None else _parts(_mean_of(difference[0]), "Mul")
-    other = None if difference is None else _parts(difference[1], "Mul")
+    difference = parts(variance, "Sub")
+    square = None if difference is None else parts(_mean_of(difference[0]), "Mul")
+    other = None if difference is None else parts(difference[1], "Mul")
     if square is None or other is None or square[0] is not square[1]:
         return None
     both = [_mean_of(factor) is square[0] for factor in other]
@@ -216,7 +192,7 @@ class _Terms:
 
     def of(self, value: Value | None) -> Polynomial | None:
         """Return a value as a polynomial; None where it is none, or too long."""
-        inner = _behind(value)
+        inner = behind(value)
         if inner is None:
             return None
         if inner not in self._known:
@@ -228,9 +204,9 @@ class _Terms:
             return {(X,): 1.0}
         if _mean_of(value) is self.statistics.x:
             return {(MEAN,): 1.0}
-        number = _number(value)
-        if number is not None:
-            return {(): number}
+        alone = number(value)
+        if alone is not None:
+            return {(): alone}
         node = value.producer()
         kind = node.op_type if node is not None and node.domain == "" else ""
         if node is not None and kind in ("Add", "Sub", "Mul", "Neg", "Div", "Reciprocal") and value in self._from_x:
@@ -242,14 +218,15 @@ class _Terms:
 
     def _combined(self, node: ir.Node, kind: str) -> Polynomial | None:
         if kind in ("Div", "Reciprocal"):
-            if _behind(node.inputs[-1]) is not self.statistics.root:
+            if behind(node.inputs[-1]) is not self.statistics.root:
                 return None
-            above = self.of(node.inputs[0]) if kind == "Div" else {(): 1.0}
+            one: Polynomial = {(): 1.0}
+            above = self.of(node.inputs[0]) if kind == "Div" else one
             return None if above is None else _product(above, {(INVERSE,): 1.0})
-        parts = [self.of(v) for v in node.inputs]
-        if any(p is None for p in parts):
+        found = [self.of(v) for v in node.inputs]
+        if any(p is None for p in found):
             return None
-        known = [p for p in parts if p is not None]
+        known = [p for p in found if p is not None]
         if kind == "Neg":
             return _scaled(known[0], -1.0)
         if kind == "Mul":
@@ -309,7 +286,7 @@ def _following(value: Value) -> Iterator[Value]:
     queue, seen = [value], {value}
     while queue:
         for use in queue.pop().uses():
-            if use.node.op_type in (*_SAME, "Add", "Sub", "Mul", "Neg", "Div", "Reciprocal"):
+            if use.node.op_type in (*SAME, "Add", "Sub", "Mul", "Neg", "Div", "Reciprocal"):
                 out = use.node.outputs[0]
                 if out not in seen:
                     seen.add(out)
