@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from onward.frontends.jaxpr.frame import constant_of
 from onward.graph.builder import Value
 
 SAME = ("Reshape", "Unsqueeze", "Squeeze", "Identity")
+_LARGEST = 4096  # elements of a constant in which to look for one number
 
 
 def behind(value: Value | None) -> Value | None:
@@ -29,4 +32,7 @@ def number(value: Value | None) -> float | None:
     repeated = parts(value, "Expand")
     inner = behind(value if repeated is None else repeated[0])
     known = None if inner is None else constant_of(inner)
-    return float(known.reshape(-1)[0]) if known is not None and known.size == 1 else None
+    if known is None or known.size == 0 or known.size > _LARGEST:
+        return None
+    first = known.reshape(-1)[:1]
+    return float(first[0]) if np.array_equal(known.reshape(-1), np.repeat(first, known.size), equal_nan=True) else None
