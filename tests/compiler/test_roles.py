@@ -151,13 +151,13 @@ def test_two_entries_of_a_model_with_batch_normalisation_evaluate_alike() -> Non
 
 
 def test_every_kind_of_role_is_written() -> None:
-    found = dict.fromkeys(Role, 0)
+    found = dict.fromkeys([role for role in Role if role is not Role.EVALUATION], 0)  # which from_jax alone writes
     for make in ZOO.values():
         model = make()
         graphs = [model.graph, *(e.algorithm for e in model.entries if e.algorithm is not None)]
         for graph in graphs:
             for value in [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]:
-                for role in Role:
+                for role in found:
                     found[role] += has_role(value, role)
 
     assert all(found.values()), found

@@ -192,9 +192,10 @@ def _evaluate(unit: Unit) -> Outputs:
     first, *others = _visible(unit) or [""]
     own = [n for n in (first, *others) if n and n not in unit.model_outputs]
     own = [n for n in own if n == first or roles.training.get(n) not in unit.model_outputs]
-    outputs = [Output(n, values[roles.training.get(n, n)]) for n in own]
+    twin = {**roles.training, **({roles.loss: roles.evaluation} if roles.evaluation in values else {})}
+    outputs = [Output(n, values[twin.get(n, n)]) for n in own]
     outputs += [Output(n, values[n]) for n in unit.model_outputs]
-    found = loss_totals(unit, values[roles.training.get(first, first)]) if first else None
+    found = loss_totals(unit, values[twin.get(first, first)]) if first else None
     if found is None:
         return Outputs(outputs)
     return Outputs(outputs + [Output(name, value) for name, value in found.outputs], found.expression)

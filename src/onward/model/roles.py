@@ -10,6 +10,7 @@ to; and `onward.slot`, which of several states it is.
     learning_rate                   an input with a default; also what a schedule of the optimizer makes of it
     target                          an input of the training step: labels, for example
     loss                            what the entry minimises
+    evaluation                      the loss in inference mode, where a value of its own computes it
     training       of a value       what stands for a value of the inference graph in a training step
     gradient       of a parameter   the derivative of the loss with respect to it
 
@@ -28,7 +29,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from onward.graph.walk import reads
+from onward.graph.walk import ancestors, reads
 from onward.model.training_model import TrainingEntry, TrainingModel, differentiated, is_gradient
 
 _ROLE, _OF, _SLOT = "onward.role", "onward.of", "onward.slot"
@@ -53,6 +54,7 @@ class Role(enum.Enum):
     LEARNING_RATE = "learning_rate"
     TARGET = "target"
     LOSS = "loss"
+    EVALUATION = "evaluation"
     TRAINING = "training"
     GRADIENT = "gradient"
 
@@ -120,6 +122,8 @@ class EntryRoles:
     """(slot, parameter) -> state; the parameter is empty for a state that belongs to none."""
     forward_state: tuple[str, ...]
     """State that a forward pass in training mode changes: running statistics and batch counters."""
+    evaluation: str = ""
+    """What an evaluation reports instead of the loss of the step; empty where that is the loss in inference mode."""
 
 
 def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
@@ -135,6 +139,7 @@ def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
     existing = {"", *known, *(v.name for v in _values(model.graph))}
     marked = any(_ROLE in v.metadata_props for v in produced) and all(_of(v) in existing for v in [*produced, *state])
     loss = next((v.name or "" for v in produced if has_role(v, Role.LOSS)), None)
+    evaluation = next((v for v in produced if has_role(v, Role.EVALUATION)), None)
     training = {v.name or "": _of(v) for v in produced if has_role(v, Role.TRAINING)}
     slots = {(_slot(v), _of(v)): v.name or "" for v in state if has_role(v, Role.STATE)}
     own = [v for v in graph.inputs if v.name in graph.initializers]
@@ -147,9 +152,10 @@ def entry_roles(model: TrainingModel, entry: TrainingEntry) -> EntryRoles:
         scheduled_rate=next((v.name or "" for v in produced if has_role(v, Role.LEARNING_RATE)), "")
         or _scheduled_rate_by_name(graph),
         gradients={v: parameter for v, parameter in _gradients(graph) if parameter in entry.update_binding},
-        training=_inferred_training(model.graph, graph) | (training if marked else {}),
+        training=_inferred_training(model.graph, _without(graph, evaluation)) | (training if marked else {}),
         slots=slots if marked else _slots_by_name([v.name or "" for v in state], model.parameters),
         forward_state=forward if marked else tuple(_inferred_forward_state(entry, known)),
+        evaluation=evaluation.name or "" if evaluation is not None else "",
     )
 
 
@@ -245,7 +251,16 @@ def _inferred_forward_state(entry: TrainingEntry, known: Collection[str]) -> Ite
 _RANDOM = {"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 
 
-def _inferred_training(graph: ir.Graph, algorithm: ir.Graph) -> dict[str, str]:
+def _without(algorithm: ir.Graph, evaluation: ir.Value | None) -> Iterable[ir.Node]:
+    """Return the nodes of a step without those that only an evaluation runs: they are in inference mode already."""
+    if evaluation is None:
+        return algorithm
+    needed = ancestors(algorithm.outputs)
+    alone = ancestors([evaluation]) - needed
+    return [node for node in algorithm if node not in alone]
+
+
+def _inferred_training(graph: ir.Graph, algorithm: Iterable[ir.Node]) -> dict[str, str]:
     """Return what stands for what: a node stands for one of `graph` with the same operator, attributes and inputs.
 
     Inputs are the same if one stands for the other. A Dropout may have another mode, a BatchNormalization other

@@ -236,7 +236,7 @@ def linen(dtype: Any, rate: float = 0.0) -> Case:
         )
         return cross_entropy(logits, batch["label"]), new
 
-    state = {"batch_stats": variables["batch_stats"]}
+    state = jax.tree.map(lambda a: a.astype(dtype), {"batch_stats": variables["batch_stats"]})  # flax begins in float32
     return Case(loss, predict, variables["params"], state, optax.adam(3e-3), cnn(dtype).batch)
 
 
@@ -265,6 +265,7 @@ def nnx(dtype: Any, rate: float = 0.0) -> Case:
             return self.head(self.drop(x.mean((1, 2))))
 
     graph, params, state = flax.split(ResNet(flax.Rngs(0)), flax.Param, ...)
+    state = jax.tree.map(lambda a: a.astype(dtype) if a.dtype == np.float32 else a, state)  # flax begins in float32
 
     def run(params: Any, state: Any, x: Any, train: bool) -> Any:
         model = flax.merge(graph, params, state, copy=True)

@@ -53,7 +53,9 @@ def batches(case: Case, count: int, size: int, last: int, seed: int = 7) -> list
     return [case.batch(random, size if i < count - 1 else last) for i in range(count)]
 
 
-def errors(case: Case, *, before: int, steps: int, size: int = 8, last: int = 3, **options: Any) -> dict[str, float]:
+def errors(
+    case: Case, *, before: int, steps: int, size: int = 8, last: int = 3, backend: str = "onnxruntime", **options: Any
+) -> dict[str, float]:
     """Return the largest relative error of losses, parameters, state and optimizer state after some steps.
 
     `before` steps run in JAX first, so that a half-trained model is converted.
@@ -67,7 +69,7 @@ def errors(case: Case, *, before: int, steps: int, size: int = 8, last: int = 3,
         case.loss, params, state, optimizer=case.optimizer, optimizer_state=moments, example_batch=example,
         predict=case.predict, **options,
     )  # fmt: skip
-    trainer = onward.Trainer(model)
+    trainer = onward.Trainer(model, backend=backend)
     losses: list[tuple[float, float]] = []
     for batch in batches(case, steps, size, last):
         params, state, moments, value = step(params, state, moments, batch, key)

@@ -112,6 +112,22 @@ def test_a_fixed_batch_size_stays_fixed() -> None:
     assert list(made.graph.inputs[0].shape) == [4, 3]
 
 
+def test_an_evaluation_is_that_of_keras() -> None:
+    """With moving averages, and without dropout."""
+    case = cnn(0.5)
+    x, y = case.batch(np.random.RandomState(0), 7)
+    for variable in case.model.non_trainable_variables:
+        if "moving" in variable.path:
+            variable.assign(variable.value * 2 + 0.3)
+    case.model.reset_metrics()
+
+    model = onward.from_keras(case.model, x, y)
+
+    wanted = case.model.evaluate(x, y, batch_size=3, verbose=0)
+    found = onward.Trainer(model).evaluate(x, y, batch_size=3)
+    np.testing.assert_allclose(found["loss"], wanted, rtol=1e-5)
+
+
 def test_the_learning_rate_is_a_setting() -> None:
     case = linear()
 

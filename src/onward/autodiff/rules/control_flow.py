@@ -86,8 +86,11 @@ def _residual_output(rule: Rule, branches: list[ir.Graph], index: int, residual:
     return output
 
 
+_SMALL = 4096  # elements
+
+
 def _empty_like(rule: Rule, graph: ir.Graph, like: Value) -> Value:
-    """Return an empty tensor or sequence of the type of `like`, made in `graph`."""
+    """Return a tensor or sequence of the type of `like`, made in `graph`: empty, or of zeros if it is small."""
     name = rule.op.names.unique(f"{rule.node.name or 'If'}/no/{like.name}")
     dtype = like.dtype or ir.DataType.FLOAT
     if isinstance(like.type, ir.SequenceType):
@@ -97,6 +100,9 @@ def _empty_like(rule: Rule, graph: ir.Graph, like: Value) -> Value:
         is_condition = dtype == ir.DataType.BOOL
         rank = len(like.shape) if like.shape is not None else 0 if is_condition else 1
         size = (int(is_condition),) * rank
+        dims = [d for d in shapes.dims(like) or () if isinstance(d, int)]
+        if like.shape is not None and len(dims) == len(like.shape) and np.prod(dims) <= _SMALL:
+            size = tuple(dims)  # in a loop, which stacks what each iteration returns, all must have one shape
         tensor = ir.tensor(np.zeros(size, dtype.numpy()), dtype=dtype)
         node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1, name=name)
         node.outputs[0].shape = ir.Shape(size)

@@ -12,9 +12,9 @@ NAME = "batch"
 
 
 def batch_size(batch: Any) -> int | None:
-    """Return the first dimension of the first array that has one."""
-    sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)]
-    return int(sizes[0]) if sizes else None
+    """Return the first dimension that most arrays have; of equally many, that of the first array."""
+    sizes = [int(np.shape(leaf)[0]) for leaf in jax.tree.leaves(batch) if np.ndim(leaf)]
+    return max(sizes, key=sizes.count) if sizes else None
 
 
 def struct_of(size: int | None, free: bool) -> Callable[[Any], Any]:

@@ -15,8 +15,12 @@ from onward.author.initialize import build_initialization
 from onward.author.make import emit_gradient
 from onward.errors import ArgumentError, Diagnostic
 from onward.frontends.jax.dropouts import recognise_dropouts
-from onward.frontends.jax.functions import A221, name_of, user_errors
+from onward.frontends.jax.evaluation import emit_evaluation
+from onward.frontends.jax.functions import A221, check_scalar, name_of, user_errors
+from onward.frontends.jax.layout import cancel_transposes
+from onward.frontends.jax.normalisations import recognise_batch_normalisations
 from onward.frontends.jax.optimizers import Traced, emit_reset, emit_step, state_values
+from onward.frontends.jax.softmaxes import recognise_softmaxes
 from onward.frontends.jax.trees import A223, Leaf, Tree
 from onward.frontends.jaxpr import versions
 from onward.frontends.jaxpr.frame import element_type
@@ -26,7 +30,7 @@ from onward.frontends.jaxpr.translator import Translator, trace
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import remove_dead_nodes
 from onward.graph.schema import TRAINING_DOMAIN
-from onward.graph.walk import ancestors, reads
+from onward.graph.walk import all_nodes, ancestors, reads
 from onward.model.roles import STATISTIC, Role, mark
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer
@@ -53,6 +57,7 @@ class Parts:
     optimizer: Optimizer | Traced
     loss_name: str
     entry: str
+    evaluate: Callable[..., Any] | None = None
 
     def loss(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         """Return the loss and the new state."""
@@ -75,6 +80,11 @@ class Parts:
     def infer(self, params: Any, state: Any, batch: Any) -> Any:
         """Return the outputs of inference."""
         return self.predict(params, state, batch) if self.has_state else self.predict(params, batch)
+
+    def evaluation(self, params: Any, state: Any, batch: Any) -> Any:
+        """Return the loss of an evaluation."""
+        assert self.evaluate is not None
+        return self.evaluate(params, state, batch) if self.has_state else self.evaluate(params, batch)
 
     def key_struct(self) -> Any:
         """Return what stands for the random key while JAX traces."""
@@ -123,7 +133,8 @@ def build(parts: Parts, *, pattern: bool = False) -> tuple[TrainingModel, bool]:
     model = TrainingModel(ir.Model(graph, ir_version=10, producer_name="onward"))
     model.ir.opset_imports[""] = OPSET
     draws = _training(graphs, model)
-    for function in graphs.functions.values():
+    called = {n.op_type for e in model.entries if e.algorithm is not None for n in all_nodes(e.algorithm)}
+    for function in (f for f in graphs.functions.values() if f.name in called):
         model.ir.functions[function.identifier()] = function
         model.ir.opset_imports.setdefault(function.domain, 1)
     model.ir.opset_imports[TRAINING_DOMAIN] = 1
@@ -155,7 +166,17 @@ def _inference(graphs: _Graphs) -> ir.Graph:
                 hint=hint,
             )
         )
-    results = Translator(what).translate(closed, values, op, names)
+    translator = Translator(what)
+    results = translator.translate(closed, values, op, names)
+    if translator.drawn:
+        raise ArgumentError(
+            Diagnostic(
+                A224,
+                "inference draws random numbers",
+                place=what,
+                hint="switch dropout and noise off in predict: deterministic=True, module.eval()",
+            )
+        )
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     outputs = []
     for path, value, variable in zip(paths, results, closed.jaxpr.outvars, strict=True):
@@ -165,6 +186,7 @@ def _inference(graphs: _Graphs) -> ir.Graph:
     every = [*graphs.weights.values(), *graphs.state.values()]
     graph = ir.Graph(inputs, outputs, nodes=op.nodes, initializers=every, opset_imports={"": OPSET}, name="jax")
     remove_dead_nodes(graph)
+    cancel_transposes(graph, OPSET, graphs.names)
     return graph
 
 
@@ -206,6 +228,11 @@ def _training(graphs: _Graphs, model: TrainingModel) -> bool:
     if not graphs.pattern and translator.drawn:
         recognise_dropouts(entry.algorithm, graphs.names)
     remove_dead_nodes(entry.algorithm)
+    cancel_transposes(entry.algorithm, OPSET, graphs.names)
+    recognise_batch_normalisations(entry.algorithm, OPSET, graphs.names)
+    recognise_softmaxes(entry.algorithm, OPSET, graphs.names)
+    if parts.evaluate is not None and not graphs.pattern:
+        emit_evaluation(parts, graphs.names, *graphs.arguments(key=False), entry.algorithm)
     model.entries.append(entry)
     return bool(translator.drawn)
 
@@ -217,18 +244,7 @@ def _traced_loss(parts: Parts, what: str) -> Any:
         jax.eval_shape(parts.loss, parts.params.values, parts.state.values, parts.batch.values, key)
         closed, shapes = trace(parts.loss, parts.params.structs, parts.state.structs, parts.batch.structs, key)
     value, new_state = shapes
-    found = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(value)]
-    if not hasattr(value, "shape") or value.shape != () or not np.issubdtype(value.dtype, np.floating):
-        raise ArgumentError(
-            Diagnostic(
-                "A201",
-                "the loss is not one number",
-                place=what,
-                found=", ".join(found)[:100] or "nothing",
-                needed="a floating-point scalar",
-                hint="reduce it with .mean() or .sum(); other results go into the state, or stay out",
-            )
-        )
+    check_scalar(value, what)
     _check_state(parts, new_state, what)
     return closed
 

@@ -26,6 +26,7 @@ def from_jax(
     optimizer_state: Any = None,
     example_batch: Any,
     predict: Callable[..., Any],
+    evaluate: Callable[..., Any] | None = None,
     dynamic: bool = True,
     loss_name: str = "loss",
     entry: str = "train",
@@ -47,6 +48,9 @@ def from_jax(
         example_batch: a batch, as the loss function takes it.
         predict: `predict(params, batch)`, or `predict(params, state, batch)`, returns the outputs of inference. The
             arrays of the batch that it reads are the inputs of the model; the others are targets.
+        evaluate: `evaluate(params, batch)`, or `evaluate(params, state, batch)`, returns the loss that evaluation and
+            validation report: that of `predict`, with running statistics. Without it, they report the loss of
+            `loss_fn` without dropout, in which a batch normalisation uses the statistics of the batch.
         dynamic: True makes the first dimension of the arrays of the batch a free batch size, False fixes all shapes.
         loss_name: the name of the loss output.
         entry: the name of the training entry.
@@ -69,6 +73,8 @@ def from_jax(
     check_versions()
     check_callable(loss_fn, "loss_fn", "a function of parameters and batch that returns the loss")
     check_callable(predict, "predict=", "a function of parameters and batch that returns the outputs of inference")
+    if evaluate is not None:
+        check_callable(evaluate, "evaluate=", "a function of parameters and batch that returns the loss")
     weights = _parameters(params)
     taken = {leaf.name for leaf in weights.leaves}
     kept = read_tree({} if state is None else state, "state", "state=", taken)
@@ -96,6 +102,7 @@ def from_jax(
         optimizer=_optimizer(optimizer, optimizer_state, weights, taken),
         loss_name=loss_name,
         entry=entry,
+        evaluate=evaluate,
     )
     model, draws = build(parts)
     verify(parts, model, draws, size, dynamic)

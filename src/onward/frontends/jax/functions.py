@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 from onward.frontends.jaxpr import versions
@@ -41,9 +42,25 @@ def check_callable(function: Any, place: str, needed: str) -> None:
         )
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any] | None) -> str:
     """Return the name of a function for messages."""
     return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def check_scalar(value: Any, what: str) -> None:
+    """Raise unless the shape that a loss function returns is that of one floating-point number."""
+    if not hasattr(value, "shape") or value.shape != () or not np.issubdtype(value.dtype, np.floating):
+        found = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(value)]
+        raise ArgumentError(
+            Diagnostic(
+                "A201",
+                "the loss is not one number",
+                place=what,
+                found=", ".join(found)[:100] or "nothing",
+                needed="a floating-point scalar",
+                hint="reduce it with .mean() or .sum(); other results go into the state, or stay out",
+            )
+        )
 
 
 @contextlib.contextmanager

@@ -81,6 +81,9 @@ def read_tree(
                 )
             )
             continue
+        if (reason := _unreadable(array)) != "":
+            problems.append(Diagnostic(A223, f"the array `{text or what}` {reason}", place=place))
+            continue
         name = f"{prefix}{text}" if text else what
         if name in used or name[0].isdigit() or (not prefix and text == ""):
             name = f"{what}.{text}" if text else what
@@ -93,6 +96,15 @@ def read_tree(
     if problems:
         raise ArgumentError(problems)
     return Tree(leaves, structure)
+
+
+def _unreadable(array: Any) -> str:
+    """Return why the numbers of an array cannot be read, or ""."""
+    if isinstance(array, jax.core.Tracer):
+        return "is being traced: call onward outside of jax.jit, jax.grad and the like"
+    if array.is_deleted():
+        return "was donated to a jitted function and is gone: pass what that function returned"
+    return ""
 
 
 def _array(value: Any) -> Any:

@@ -12,7 +12,7 @@ from onward.backends.onnxruntime.session import run_once
 from onward.backends.reference.evaluator import Evaluator
 from onward.compiler.compile import Compiler
 from onward.compiler.program import PlainGraph
-from onward.compiler.recipes import INFER, LOSS, TRIAL, UPDATE
+from onward.compiler.recipes import EVALUATE, INFER, LOSS, TRIAL, UPDATE
 from onward.errors import ArgumentError, BackendError, Diagnostic
 from onward.frontends.jax.batch import another_batch
 from onward.frontends.jax.build import Parts, build
@@ -49,6 +49,8 @@ class _Comparison:
         self.state = {n: v.const_value.numpy() for n, v in trial.initializers().items() if v.const_value is not None}
         compiler = Compiler(trial)
         self.infer = Compiler(model).build(INFER, None)
+        self.evaluate = Compiler(model).build(EVALUATE, model.entries[0]) if parts.evaluate is not None else None
+        self.evaluation = quick_jit(parts.evaluation) if parts.evaluate is not None else None
         self.gradients = compiler.build(TRIAL, self.entry)
         self.forward = compiler.build(LOSS, self.entry)
         self.update = compiler.build(UPDATE, self.entry) if isinstance(parts.optimizer, Traced) else None
@@ -76,6 +78,12 @@ class _Comparison:
             outputs = jax.tree.leaves(self.predict(params, state, batch))
         found = self._run(self.infer, data)
         _compare({n: found[n] for n in self.infer.output_names}, outputs, "inference", where)
+        if self.evaluate is not None and self.evaluation is not None:
+            with user_errors(f"evaluate `{name_of(parts.evaluate)}`"):
+                wanted_loss = self.evaluation(params, state, batch)
+            evaluated = self._run(self.evaluate, data)
+            name = entry_roles(self.trial, self.entry).loss
+            _compare({name: evaluated[name]}, [wanted_loss], "the loss of an evaluation", where)
 
         with user_errors(f"loss `{name_of(parts.loss_fn)}`"):
             (value, new_state), gradients = self.value_and_grad(params, state, batch, self.key)

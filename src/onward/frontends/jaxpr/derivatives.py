@@ -11,6 +11,7 @@ transposed by JAX first; one that is not linear in what it gets, such as clippin
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,9 @@ def call(frame: Frame, equation: Any, inputs: Sequence[Any]) -> list[Any]:
     inside = params.get("call_jaxpr") or params["fun_jaxpr"]
     known = primitives.by_name(_name(inside), inside)
     if known is not None:
-        made = known(frame, equation, *inputs)
-        return list(made) if isinstance(made, list | tuple) else [made]
+        with contextlib.suppress(primitives.NotNamedError):
+            made = known(frame, equation, *inputs)
+            return list(made) if isinstance(made, list | tuple) else [made]
     values = frame.run(inside, inputs)
     if not frame.translator.differentiable or not _moves(frame, inputs):
         return values

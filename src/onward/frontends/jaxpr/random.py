@@ -8,6 +8,7 @@ draws with the same key and shape are one draw, as in JAX.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ def moved(equation: Any, inputs: Sequence[Any]) -> list[Key]:
     name = equation.primitive.name
     if name not in MOVES:
         raise UnsupportedError("it reads the bits of a random key in a way that is not a known draw of jax.random")
+    _check_repeated(equation, inputs)
     roots: frozenset[Any] = frozenset()
     steps: frozenset[int] = frozenset()
     parts: list[Any] = []
@@ -77,6 +79,26 @@ def moved(equation: Any, inputs: Sequence[Any]) -> list[Key]:
         Key((*origin, index) if len(equation.outvars) > 1 else origin, roots, steps, not versions.is_key(v.aval))
         for index, v in enumerate(equation.outvars)
     ]
+
+
+def _check_repeated(equation: Any, inputs: Sequence[Any]) -> None:
+    """Raise where one key may come to stand in two places of an array of keys: each place draws its own numbers."""
+    name = equation.primitive.name
+
+    def count(variable: Any) -> int:
+        whole = variable.aval.shape if versions.is_key(variable.aval) else variable.aval.shape[:-1]
+        return math.prod(whole)
+
+    if name not in ("broadcast_in_dim", "gather", "concatenate"):
+        return
+    after = count(equation.outvars[0])
+    origins = [v.origin for v in inputs if isinstance(v, Key)]
+    if (
+        (name == "broadcast_in_dim" and after != count(equation.invars[0]))
+        or (name == "gather" and after > 1)
+        or (name == "concatenate" and len(set(origins)) < len(origins))
+    ):
+        raise UnsupportedError("it may repeat a key, so that JAX draws the same numbers in several places; use split")
 
 
 def _constant(value: Value) -> Any:

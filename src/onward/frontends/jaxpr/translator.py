@@ -25,6 +25,13 @@ from onward.frontends.jaxpr.sizes import shape_of
 from onward.graph.builder import Builder, Value
 
 A220 = "A220"
+SMALL = 64  # elements
+FOLDED = frozenset(
+    {
+        "add", "sub", "mul", "div", "rem", "neg", "max", "min", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not",
+        "select_n", "clamp", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "integer_pow", "sqrt",
+    }
+)  # fmt: skip
 
 for _module in pkgutil.iter_modules(primitives.__path__):
     importlib.import_module(f"{primitives.__name__}.{_module.name}")
@@ -141,10 +148,28 @@ class Translator:
         if called is not None:
             known = primitives.by_name(equation.params.get("name"), called)
             return frame.run(called, inputs) if known is None else known(frame, equation, *inputs)
+        folded = self._folded(frame, equation, inputs)
+        if folded is not None:
+            return folded
         rule = RULES.get(name)
         if rule is None:
             raise UnsupportedError(f"Onward has no rule for this primitive of JAX {versions.VERSION}")
         return rule(frame, equation, *inputs)
+
+    def _folded(self, frame: Frame, equation: Any, inputs: Sequence[Any]) -> list[Value] | None:
+        """Return the results of arithmetic with small constants, which JAX itself computes; None for anything else."""
+        if equation.primitive.name not in FOLDED or not inputs:
+            return None
+        arrays = [constant_of(v) for v in inputs]
+        shapes = [v.aval.shape for v in equation.outvars]
+        if any(a is None or a.size > SMALL for a in arrays) or not all(map(versions.is_static, sum(shapes, ()))):
+            return None
+        if any(np.prod(shape) > SMALL for shape in shapes):
+            return None
+        typed = [jax.numpy.asarray(a, v.aval.dtype) for a, v in zip(arrays, equation.invars, strict=True)]
+        with jax.ensure_compile_time_eval():
+            results = versions.bind(equation, typed)
+        return [frame.constant(r, v.aval.dtype) for r, v in zip(results, equation.outvars, strict=True)]
 
     def _on_keys(self, frame: Frame, equation: Any, inputs: Sequence[Any]) -> Any:
         """Return the outputs of an equation that reads random keys; None if it is to be translated as any other."""
@@ -165,7 +190,11 @@ class Translator:
         if name in ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"):
             return None
         if name == "random_seed":
-            return [Key(("seed", id(equation)), frozenset())]
+            known = constant_of(inputs[0])
+            seed = id(inputs[0]) if known is None else known.tobytes()
+            argument = self._arguments.get(inputs[0])
+            roots = frozenset() if known is not None else frozenset({argument or inputs[0]})
+            return [Key(("seed", seed), roots)]
         if name == "random_wrap" and not isinstance(inputs[0], Key):
             argument = self._arguments.get(inputs[0])
             if argument is None:  # integers that were computed, or a constant

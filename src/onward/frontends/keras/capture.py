@@ -75,6 +75,7 @@ def capture(
         optimizer=KerasOptimizer(model.optimizer, model.trainable_variables, params, known["optimizer"]),
         loss_name=loss_name,
         entry=entry,
+        evaluate=functions.evaluate if model.non_trainable_variables else None,  # what an evaluation does otherwise
     )
     with keras_errors(model):
         jax.eval_shape(parts.infer, params.values, state.values, parts.batch.values)
@@ -94,6 +95,7 @@ class _Functions:
         self._training = {"training": False} if versions.takes_training(model) else {}
         self.predict = _named(self._predict, model.name)
         self.loss = _named(self._loss, model.name)
+        self.evaluate = _named(self._evaluate, model.name)
 
     def outputs(self, inputs: Any) -> Any:
         """Return the shapes of the outputs for some inputs."""
@@ -108,6 +110,13 @@ class _Functions:
         with versions.doubles():
             outputs, _ = self.model.stateless_call(list(params), self._all(state), batch[0], **self._training)
         return outputs
+
+    def _evaluate(self, params: Any, state: Any, batch: Any) -> Any:
+        """Return the loss of `model.evaluate`: in inference mode, without class weights."""
+        x, y, weights = batch
+        with versions.doubles():
+            every = self._all(state)
+            return versions.loss_and_state(self.model, list(params), every, x, y, weights, training=False)[0]
 
     def _loss(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         x, y, weights = batch

@@ -100,7 +100,9 @@ def build_all(model: Any, x: Any, y: Any, weights: Any) -> None:
     model._symbolic_build(data_batch=(x, y, weights))
 
 
-def loss_and_state(model: Any, params: Any, state: Any, x: Any, y: Any, weights: Any) -> tuple[Any, Any]:
+def loss_and_state(
+    model: Any, params: Any, state: Any, x: Any, y: Any, weights: Any, *, training: bool = True
+) -> tuple[Any, Any]:
     """Return the loss of a training step, without loss scaling, and the new non-trainable variables."""
     _, (loss, _, new, _) = model.compute_loss_and_updates(
         params,
@@ -109,7 +111,7 @@ def loss_and_state(model: Any, params: Any, state: Any, x: Any, y: Any, weights:
         x,
         y,
         weights,
-        training=True,
+        training=training,
         optimizer_variables=[v.value for v in model.optimizer.variables],
     )
     return loss, new

@@ -8,6 +8,12 @@ from typing import Any
 from onward.frontends.jaxpr import versions
 
 Named = Callable[..., Any]
+
+
+class NotNamedError(Exception):
+    """What the translation of a function by its name raises if it does not know this form of it."""
+
+
 NAMED: dict[str, Named] = {}
 
 

@@ -93,6 +93,7 @@ def scan(frame: Frame, equation: Any, *inputs: Any) -> list[Any]:
         kept.append(value)
     states = sum(not isinstance(v, Key) for v in inputs[constants : constants + carries])
     results = body.run(closed, given)
+    _check_carried_keys(given[constants : constants + carries], results, loop)
     wholes, slices = loop.wholes, loop.slices
     if len(kept) == states and not wholes:  # a Scan must read something
         length = frame.size(params["length"])
@@ -124,6 +125,13 @@ def scan(frame: Frame, equation: Any, *inputs: Any) -> list[Any]:
         else next(made_outputs)
         for index, v in enumerate(results)
     ]
+
+
+def _check_carried_keys(before: Sequence[Any], after: Sequence[Any], loop: Loop) -> None:
+    """Raise if a body draws, and a key that it carries stays the same: JAX then draws the same in each iteration."""
+    same = any(isinstance(old, Key) and old == new for old, new in zip(before, after, strict=False))
+    if same and loop.wholes:
+        raise UnsupportedError("a scan that draws and carries a key without changing it; split it in each iteration")
 
 
 @primitive("while")

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onward.frontends.jaxpr import derivatives, sizes
 from onward.frontends.jaxpr.frame import Frame, constant_of
-from onward.frontends.jaxpr.primitives import named
+from onward.frontends.jaxpr.primitives import NotNamedError, named
 from onward.frontends.jaxpr.registry import UnsupportedError, primitive
 from onward.graph.builder import Value
 
@@ -177,9 +177,28 @@ def log_of_one_plus(frame: Frame, equation: Any, x: Value) -> Value:
 
 @primitive("erfc")
 def complementary_error(frame: Frame, equation: Any, x: Value) -> Value:
-    """1 - erf(x); where that loses all digits, the continued fraction would be needed."""
-    made: Value = frame.op.Sub(frame.constant(1, equation.invars[0].aval.dtype), frame.op.Erf(x))
-    return made
+    """1 - erf(x), which loses its digits beyond 1 (2 in float64): there exp(-x²) times a continued fraction."""
+    op, dtype = frame.op, equation.invars[0].aval.dtype
+    if dtype not in (np.float32, np.float64):
+        raise UnsupportedError(f"erfc in {dtype}")
+
+    def number(v: float) -> Value:
+        return frame.constant(v, dtype)
+
+    start = 1.0 if dtype == np.float32 else 2.0
+    far = op.Max(x, number(start))
+    fraction = far
+    for k in range(40, 0, -1):  # 1 / (x + (1/2) / (x + (2/2) / (x + …)))
+        fraction = op.Add(far, op.Div(number(k / 2), fraction))
+    tail = op.Div(op.Mul(op.Exp(op.Neg(op.Mul(far, far))), number(1 / math.sqrt(math.pi))), fraction)
+    value = op.Where(op.Greater(x, number(start)), tail, op.Sub(number(1), op.Erf(x)))
+    value.type, value.shape = x.type, x.shape
+
+    def slope(x: Value) -> Value:
+        made: Value = op.Mul(op.Exp(op.Neg(op.Mul(x, x))), number(-2 / math.sqrt(math.pi)))
+        return made
+
+    return derivatives.with_slope(frame, value, x, slope)
 
 
 @primitive("erf_inv")
@@ -295,7 +314,8 @@ def _choose(frame: Frame, condition: Value, yes: Value, no: Value, dtype: Any) -
     if dtype in (*_NUMBERS, *_FLOATS, np.uint8):
         chosen = op.Where(condition, yes, no)
         return chosen
-    return frame.cast(op.Where(condition, frame.cast(yes, np.int64), frame.cast(no, np.int64)), dtype)
+    wide = np.int64 if np.issubdtype(dtype, np.integer) else np.float32  # bfloat16
+    return frame.cast(op.Where(condition, frame.cast(yes, wide), frame.cast(no, wide)), dtype)
 
 
 @primitive("convert_element_type")
@@ -412,6 +432,31 @@ def softplus(frame: Frame, equation: Any, x: Value) -> Value:
         return frame.op.Softplus(x)
     (made,) = frame.run(equation.params["jaxpr"], [x])
     return made  # type: ignore[no-any-return]
+
+
+@named("gelu")
+def gelu(frame: Frame, equation: Any, x: Value) -> Value:
+    """x Φ(x). The exact form takes 1 + erf, of which x keeps the small end small; else as JAX writes it."""
+    op, dtype, inside = frame.op, equation.outvars[0].aval.dtype, equation.params["jaxpr"]
+    if dtype not in (np.float32, np.float64) or not any(e.primitive.name == "erfc" for e in inside.jaxpr.eqns):
+        (result,) = frame.run(inside, [x])
+        return result  # type: ignore[no-any-return]
+    half = op.Mul(x, frame.constant(0.5, dtype))
+    inner = op.Erf(op.Mul(x, frame.constant(math.sqrt(0.5), dtype)))
+    made: Value = op.Mul(half, op.Add(inner, frame.constant(1, dtype)))
+    return made
+
+
+@named("_softmax")
+def softmax(frame: Frame, equation: Any, *inputs: Value) -> Value:
+    """One operator, where it is over one axis and of all elements; else as JAX writes it."""
+    inside = equation.params["call_jaxpr"]
+    axes = [e.params["axes"] for e in inside.jaxpr.eqns if e.primitive.name == "reduce_max"]
+    plain = all(e.primitive.name not in ("select_n", "jit", "pjit") for e in inside.jaxpr.eqns)
+    if len(inputs) != 1 or len(axes) != 1 or len(axes[0]) != 1 or not plain:
+        raise NotNamedError
+    made: Value = frame.op.Softmax(inputs[0], axis=int(axes[0][0]))
+    return made
 
 
 @named("log_softmax")

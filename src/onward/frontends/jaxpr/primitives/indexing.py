@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.frontends.jaxpr import versions
-from onward.frontends.jaxpr.frame import Frame
+from onward.frontends.jaxpr.frame import Frame, constant_of
 from onward.frontends.jaxpr.registry import UnsupportedError, primitive
+from onward.frontends.jaxpr.sizes import shape_of
 from onward.graph.builder import Value
 
 
@@ -26,7 +27,12 @@ def _mode(equation: Any) -> str:
 
 def _index_part(frame: Frame, indices: Value, rank: int, position: int) -> Value:
     """Return one component of the index vectors, as int64."""
+    known = constant_of(indices)
+    if known is not None:
+        return frame.constant(known[..., position], np.int64)
     part = frame.op.Gather(indices, np.int64(position), axis=rank - 1)
+    if indices.shape is not None:
+        part.shape = ir.Shape(list(indices.shape)[: rank - 1])
     return frame.cast(part, np.int64)
 
 
@@ -48,22 +54,27 @@ def _gather(
     starts, batching = tuple(numbers.start_index_map), tuple(numbers.operand_batching_dims)
     collapsed = tuple(numbers.collapsed_slice_dims)
     whole = all(str(sizes[i]) == str(shape[i]) for i in range(len(shape)) if i not in (*collapsed, *batching))
-    plain_fill = mode != "fill" or equation.params.get("fill_value") is None
+    plain_fill = mode != "fill" or _is_usual_fill(equation)
     if whole and plain_fill and len(starts) == 1 and collapsed == starts:
-        place = _checked(frame, _index_part(frame, indices, rank, 0), frame.size(shape[starts[0]]), mode)
+        index, size = _index_part(frame, indices, rank, 0), frame.size(shape[starts[0]])
+        place = _checked(frame, index, size, mode)
         if not batching:
             return _rows(frame, numbers, x, place, starts[0], rank - 1, len(out))
         last = len(shape) - 1
         if starts == (last,) and batching == tuple(range(last)) and not numbers.offset_dims:
             order = list(numbers.start_indices_batching_dims)
             if order == list(range(last)):
+                if mode == "fill":
+                    return _along_last_or_fill(frame, equation, x, index, size, rank - 1)
                 return _along_last(frame, x, place, rank - 1, len(shape))
     return _general_gather(frame, equation, x, indices)
 
 
 def _checked(frame: Frame, place: Value, size: int | Value, mode: str) -> Value:
     """Return an index that is inside, or that the runtime refuses where JAX would return NaN."""
-    op = frame.op
+    op, known = frame.op, constant_of(place)
+    if known is not None and isinstance(size, int) and np.all((known >= 0) & (known < size)):
+        return place
     end = op.constant(np.int64(size)) if isinstance(size, int) else size
     if mode == "clip":
         made: Value = op.Max(op.Min(place, op.Sub(end, 1)), 0)
@@ -72,6 +83,32 @@ def _checked(frame: Frame, place: Value, size: int | Value, mode: str) -> Value:
         made = op.Where(op.Less(place, 0), end, place)
         return made
     return place
+
+
+def _is_usual_fill(equation: Any) -> bool:
+    """Return whether NaN, or what JAX takes for it in other types, is read beyond the end."""
+    fill = equation.params.get("fill_value")
+    return fill is None or (np.issubdtype(equation.outvars[0].aval.dtype, np.floating) and bool(np.isnan(fill)))
+
+
+def _along_last_or_fill(frame: Frame, equation: Any, x: Value, index: Value, size: int | Value, rank: int) -> Value:
+    """Gather along the last axis; NaN where an index is beyond the end, as a label that a mask leaves out may be."""
+    op, out = frame.op, equation.outvars[0].aval
+    end = op.constant(np.int64(size)) if isinstance(size, int) else size
+    inside = op.And(op.GreaterOrEqual(index, 0), op.Less(index, end))
+    nearest = op.Max(op.Min(index, op.Sub(end, 1)), 0)
+    made = _along_last(frame, x, nearest, rank, len(equation.invars[0].aval.shape))
+    frame.typed(made, out)
+    return op.Where(inside, made, op_constant(frame, _fill(equation, x), x))
+
+
+def _fill(equation: Any, x: Value) -> Any:
+    """Return what JAX reads beyond the end."""
+    fill = equation.params.get("fill_value")
+    if fill is not None:
+        return fill
+    floating = np.issubdtype(equation.outvars[0].aval.dtype, np.floating)
+    return np.nan if floating else np.iinfo(np.int32).min if x.dtype == ir.DataType.INT32 else 0
 
 
 def _rows(frame: Frame, numbers: Any, x: Value, place: Value, axis: int, count: int, rank: int) -> Value:
@@ -163,14 +200,10 @@ def _general_gather(frame: Frame, equation: Any, x: Value, indices: Value) -> Va
     )  # fmt: skip
     flat = frame.op.Reshape(x, np.array([-1], np.int64))
     made: Value = frame.op.Gather(flat, places, axis=0)
+    made.type, made.shape = x.type, shape_of(out.shape)
     if inside is None:
         return made
-    made.type = x.type
-    fill = equation.params.get("fill_value")
-    if fill is None:
-        floating = np.issubdtype(out.dtype, np.floating)
-        fill = np.nan if floating else np.iinfo(np.int32).min if x.dtype == ir.DataType.INT32 else 0
-    return frame.op.Where(inside, made, op_constant(frame, fill, x))
+    return frame.op.Where(inside, made, op_constant(frame, _fill(equation, x), x))
 
 
 def op_constant(frame: Frame, number: Any, like: Value) -> Value:

@@ -25,6 +25,8 @@ _TYPES = (np.float32, np.float64, np.int32, np.int64)
 def reduce(frame: Frame, equation: Any, x: Value) -> Value:
     """Reduce over axes; booleans as 0 and 1."""
     axes, out = equation.params["axes"], equation.outvars[0].aval
+    if equation.primitive.name in ("reduce_or", "reduce_and") and out.dtype != bool:
+        raise UnsupportedError("a reduction of the bits of integers")
     if not axes:
         return x
     return _reduced(frame, _REDUCE[equation.primitive.name], x, axes, out.dtype)
@@ -48,7 +50,10 @@ def over_named_axes(frame: Frame, equation: Any, *values: Value) -> list[Value]:
     ]
 
 
-@primitive("axis_index", "all_gather", "all_to_all", "ppermute", "reduce_scatter")
+@primitive(
+    "axis_index", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "psum_scatter", "pbroadcast", "shard_map",
+    "xla_pmap",
+)  # fmt: skip
 def between_devices(frame: Frame, equation: Any, *values: Value) -> list[Value]:
     """Refused: device collectives."""
     raise UnsupportedError("it communicates between devices; capture the function of one device")
