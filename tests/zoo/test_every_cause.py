@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
+import onward
 from autodiff.text_models import parse
 from zoo.test_causes import F32, assert_gradient
 
@@ -161,3 +163,20 @@ def test_attention_whose_query_key_and_value_are_gathered_out_of_one_product(wrt
         x=draw.normal(size=(2, 3, 4)).astype(F32),
         W=draw.normal(size=(4, 12)).astype(F32) / 2,
     )
+
+
+def test_an_output_of_another_length_than_the_labels_says_so() -> None:
+    """slanet-plus: a decoder that stops elsewhere than the labels. What ONNX Runtime says is about its own nodes."""
+    model = parse("""net (float[N, 4] x, float[4] w, float[K] keep) => (float[M, 4] y) {
+        h = Mul(x, w)
+        which = Cast<to=9>(keep)
+        y = Compress<axis=0>(h, which)
+    }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, F32), "w"))
+    del model.graph.input[1]
+    trainer = onward.Trainer(onward.make_trainable(model, loss="mse", optimizer="sgd"))
+    batch = {"x": np.ones((3, 4), F32), "keep": np.array([1, 1, 0], F32)}
+
+    trainer.step({**batch, "labels": np.zeros((2, 4), F32)})
+    with pytest.raises(onward.OnwardError, match=r"(?s)B201.*hint: .*another number of frames, boxes or time steps"):
+        trainer.step({**batch, "labels": np.zeros((3, 4), F32)})

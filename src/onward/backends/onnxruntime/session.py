@@ -433,7 +433,13 @@ def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 
 
 def _failure(error: Exception, key: str) -> BackendError:
-    return BackendError(Diagnostic(B201, f"ONNX Runtime failed in the {key} graph: {error}"))
+    hint = ""
+    if "Name:'loss/" in str(error):
+        hint = (
+            "the loss compares the output with the labels there: for this batch the model may give another number of "
+            "frames, boxes or time steps than the labels have"
+        )
+    return BackendError(Diagnostic(B201, f"ONNX Runtime failed in the {key} graph: {error}", hint=hint))
 
 
 def _default_threads() -> int:
