@@ -85,6 +85,61 @@ def test_a_softmax_that_is_written_out_is_a_softmax(build, body, loss) -> None:
         make_trainable(build(f"{text} {BY_HAND[body]} }}", W=f32(3, 2)), loss=loss)
 
 
+SIGMOID_BY_HAND = {
+    "1 / (1 + exp(-x))": "m = Neg(z) e = Exp(m) t = Add(one, e) p = Div(one, t)",
+    "the reciprocal of 1 + exp(-x)": "m = Mul(z, less) e = Exp(m) t = Add(e, one) p = Reciprocal(t)",
+    "exp(x) / (1 + exp(x))": "e = Exp(z) t = Add(e, one) p = Div(e, t)",
+    "with 0 - x": "m = Sub(zero, z) e = Exp(m) t = Add(one, e) q = Div(one, t) p = Identity(q)",
+}
+NUMBERS = {"one": np.ones(1, np.float32), "less": np.float32(-1), "zero": np.float32(0)}
+
+
+@pytest.mark.parametrize("body", SIGMOID_BY_HAND)
+@pytest.mark.parametrize("loss", ["cross_entropy", "nll", "bce_with_logits"])
+def test_a_sigmoid_that_is_written_out_is_a_sigmoid(build, body, loss) -> None:
+    text = f"m (float[N, 3] x) => (float[N, 2] p) {{ z = MatMul(x, W) {SIGMOID_BY_HAND[body]} }}"
+    proto = build(text, W=f32(3, 2), **NUMBERS)
+
+    with pytest.raises(ArgumentError, match="is already a Sigmoid|is the result of a Sigmoid") as caught:
+        make_trainable(proto, loss=loss)
+
+    assert 'output="z"' in str(caught.value)
+    make_trainable(proto, loss="bce", train="W")  # what it gives are probabilities
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["m = Neg(z) e = Exp(m) t = Add(two, e) p = Div(one, t)", "e = Exp(z) t = Add(one, e) p = Div(one, t)"],
+    ids=["2 + exp(-x)", "1 / (1 + exp(x)), whose logits nothing computes"],
+)
+def test_what_only_resembles_a_sigmoid_is_none(build, body) -> None:
+    text = f"m (float[N, 3] x) => (float[N, 2] p) {{ z = MatMul(x, W) {body} }}"
+
+    make_trainable(build(text, W=f32(3, 2), one=np.float32(1), two=np.float32(2)), loss="bce_with_logits", train="W")
+
+
+@pytest.mark.parametrize("added", ["p = Add(s, eps)", "p = Add(eps, s)", "p = Sub(s, eps)"])
+@pytest.mark.parametrize(
+    ("loss", "activation"), [("cross_entropy", "Softmax"), ("nll", "Softmax"), ("bce_with_logits", "Sigmoid")]
+)
+def test_a_small_number_that_is_added_to_probabilities_hides_nothing(build, added, loss, activation) -> None:
+    text = f"m (float[N, 3] x) => (float[N, 2] p) {{ z = MatMul(x, W) s = {activation}(z) {added} }}"
+
+    with pytest.raises(ArgumentError, match=f"{activation}") as caught:
+        make_trainable(build(text, W=f32(3, 2), eps=np.float32(1e-7)), loss=loss)
+
+    assert 'output="z"' in str(caught.value)
+
+
+def test_the_logarithm_of_a_softmax_and_a_small_number_is_a_log_softmax(build) -> None:
+    text = "m (float[N, 3] x) => (float[N, 2] p) { z = MatMul(x, W) s = Softmax(z) e = Add(s, eps) p = Log(e) }"
+    proto = build(text, W=f32(3, 2), eps=np.float32(1e-7))
+
+    make_trainable(proto, loss="nll", train="W")
+    with pytest.raises(ArgumentError, match="is the result of a LogSoftmax"):
+        make_trainable(proto, loss="bce", train="W")
+
+
 @pytest.mark.parametrize("loss", ["cross_entropy", "nll"])
 def test_the_columns_of_no_and_yes_are_probabilities(build, loss) -> None:
     """Softmax of (1 - p, p) has other numbers, and never comes near 0 or 1."""

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from author.small import f32, operators
 from onward import optimizers, samples
 from onward.author import make_trainable
+from onward.author.flat_weights import FlatWeightsWarning
 from onward.check import check
 from onward.errors import ArgumentError
 
@@ -230,3 +231,24 @@ def test_what_pytorch_exported_as_a_buffer_is_not_trained(mlp) -> None:
     model = make_trainable(mlp, loss="mse", optimizer="sgd")
 
     assert list(model.parameters) == ["W2"]
+
+
+FLAT = "m (float[N, 3] x) => (float[N, 2] y) { h = MatMul(x, V) r = Round(h) s = MatMul(x, W) y = Add(r, s) }"
+
+
+def test_a_warning_names_the_weights_that_no_gradient_reaches(build) -> None:
+    with pytest.warns(FlatWeightsWarning) as caught:
+        model = make_trainable(build(FLAT, V=f32(3, 2), W=f32(3, 2)), loss="mse")
+
+    assert list(model.parameters) == ["W"]
+    (said,) = caught
+    assert said.message.diagnostic.code == "A122"
+    assert "1 weight will not be trained: no gradient reaches it" in str(said.message)
+    assert "`V`: every path to the loss ends at Round" in str(said.message)
+
+
+def test_weights_that_are_frozen_or_do_not_concern_the_loss_are_not_warned_about(build) -> None:
+    """Warnings are errors in these tests."""
+    make_trainable(build(FLAT, V=f32(3, 2), W=f32(3, 2)), loss="mse", freeze="V")
+    make_trainable(build(FLAT, V=f32(3, 2), W=f32(3, 2)), loss="mse", output="s")
+    make_trainable(build(FLAT, V=f32(3, 2), W=f32(3, 2)), loss="mse", train="W")

@@ -66,6 +66,24 @@ HEADS = {
         1,
         "softmax",
     ),
+    "Sigmoid by hand": (
+        network(
+            "z = Gemm(x, W, b) m = Neg(z) e = Exp(m) t = Add(e, one) y = Div(one, t)",
+            B,
+            constants={"one": np.ones(1, np.float32)},
+        ),
+        X,
+        1,
+        "sigmoid",
+    ),
+    "exp(x) / (1 + exp(x))": (
+        network(
+            "z = Gemm(x, W, b) e = Exp(z) t = Add(e, one) y = Div(e, t)", B, constants={"one": np.ones(1, np.float32)}
+        ),
+        X,
+        1,
+        "sigmoid",
+    ),
     "Sigmoid, Cast": (
         network("z = Gemm(x, W, b) s = Sigmoid(z) y = Cast<to = 11>(s)", B, outputs="double[N, 4] y"),
         X,

@@ -47,6 +47,7 @@ ENDINGS = {
     "logits": ("z", ""),
     "Softmax": ("p", "p = Softmax(z)"),
     "Softmax, Identity": ("p", "q = Softmax(z) p = Identity(q)"),
+    "Sigmoid by hand": ("p", "I = Constant<value_float = 1.0>() g = Neg(z) e = Exp(g) t = Add(I, e) p = Div(I, t)"),
     "Softmax by hand": ("p", "e = Exp(z) axis = Constant<value_ints = [1]>() t = ReduceSum(e, axis) p = Div(e, t)"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import onward
 from onward import augment
@@ -447,9 +449,24 @@ def test_a_worker_that_is_killed_ends_the_run_with_our_error(folder, monkeypatch
     assert not worker_processes()
 
 
-def test_a_broken_image_is_named_by_a_worker_and_the_steps_before_it_are_saved(tmp_path):
+def test_a_broken_image_is_named_before_the_first_step(tmp_path):
     folder = photos.write_photos(tmp_path / "photos", count=4)
     (folder / "petal" / "3.jpg").write_bytes(b"no image")
+
+    with pytest.raises(DataError, match=r"T150.*3\.jpg"):
+        fit(folder, None, 2, shuffle=False, checkpoint=tmp_path / "run")
+
+    assert not any((tmp_path / "run").glob("*.safetensors"))
+
+
+def test_a_broken_image_is_named_by_a_worker_and_the_steps_before_it_are_saved(tmp_path):
+    """Its first and last bytes are right: only decoding it shows what is wrong."""
+    folder = photos.write_photos(tmp_path / "photos", count=4)
+    content = io.BytesIO()
+    Image.fromarray(np.arange(3072, dtype=np.uint8).reshape(32, 32, 3)).save(content, "PNG")
+    start = content.getvalue().index(b"IDAT") + 4
+    spoiled = content.getvalue()[:start] + b"spoiled" + content.getvalue()[start + 7 :]
+    (folder / "petal" / "3.jpg").write_bytes(spoiled)
 
     with pytest.raises(DataError, match=r"T150.*3\.jpg"):
         fit(folder, None, 2, shuffle=False, checkpoint=tmp_path / "run")

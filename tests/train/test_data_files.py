@@ -12,6 +12,7 @@ from PIL import Image
 
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, MissingExtra
+from onward.reading.pictures import check_pictures
 from onward.train.data import Preparation
 from onward.train.data.files import open_data, open_named
 from train.specs import FEATURES, IMAGES, LABELS, TARGET, feeds_of
@@ -296,6 +297,44 @@ def test_a_broken_image_is_named(tmp_path):
 
     with pytest.raises(DataError, match=r"1\.png` cannot be decoded"):
         feeds_of(open_data(tmp_path, IMAGES, LABELS), IMAGES, LABELS)
+
+
+BROKEN = {
+    "no image": lambda content: b"<html>404</html>",
+    "empty": lambda content: b"",
+    "cut off": lambda content: content[: len(content) // 2],
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_every_image_is_looked_at_before_the_first_step(tmp_path, kind, suffix):
+    paths = [tmp_path / f"{i}{suffix}" for i in range(70)]
+    for path in paths:
+        Image.fromarray(np.arange(3072, dtype=np.uint8).reshape(32, 32, 3)).save(path)
+    check_pictures([str(p) for p in paths])
+    for path in (paths[5], paths[69]):
+        path.write_bytes(BROKEN[kind](path.read_bytes()))
+    paths[7].write_bytes(paths[7].read_bytes() + b"a camera's notes" * 100)  # is decoded, and is no problem
+
+    with pytest.raises(DataError) as caught:
+        check_pictures([str(p) for p in paths])
+
+    assert [d.code for d in caught.value.diagnostics] == ["T150", "T150"]
+    assert f"5{suffix}` cannot be decoded" in str(caught.value)
+    assert f"69{suffix}` cannot be decoded" in str(caught.value)
+
+
+def test_of_many_broken_images_some_are_named_and_the_rest_is_counted(tmp_path):
+    paths = [tmp_path / f"{i}.png" for i in range(25)]
+    for path in paths:
+        path.write_bytes(b"")
+
+    with pytest.raises(DataError) as caught:
+        check_pictures([str(p) for p in paths])
+
+    assert len(caught.value.diagnostics) == 21
+    assert "5 more images cannot be used" in str(caught.value)
 
 
 def test_train_and_test_subfolders_are_the_parts(tmp_path):

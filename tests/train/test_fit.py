@@ -71,6 +71,17 @@ def test_epoch_loss_weighs_uneven_batches_by_their_samples():
     assert history["loss"][0] == pytest.approx(expected, rel=1e-12)
 
 
+def test_callbacks_of_the_first_step_know_how_long_it_took():
+    """The speed that they show would else be that of no time at all."""
+    seen = []
+    watch = FunctionCallback(on_step_end=lambda run, logs: seen.append((run.position.samples, run.position.seconds)))
+
+    make_trainer().fit(*linear_data(70), epochs=2, batch_size=32, callbacks=[watch], progress="none")
+
+    assert [samples for samples, _ in seen] == [32, 64, 70] * 2
+    assert all(0 < a < b < c for a, b, c in ([s for _, s in seen[:3]], [s for _, s in seen[3:]]))
+
+
 def test_validation_loss_is_exact_over_uneven_batches():
     trainer = make_trainer()
     vx, vy = linear_data(70, seed=1)

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onward.arguments import check_name
 from onward.author.constants import lift_constants
+from onward.author.flat_weights import flat_weights
 from onward.author.functions import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
 from onward.author.labels import LabelArgument
@@ -100,7 +101,8 @@ def make_trainable(
             or model whose inputs are the outputs and the labels; or `lambda op, outputs, labels: value`.
         optimizer: an optimizer of `onward.optimizers`, or its name.
         train: glob or globs of the weights to train; the others are frozen. `head` chooses the last linear layer,
-            `last:3` the last three layers with weights (`onward.surgery.layers` lists them).
+            `last:3` the last three layers with weights (`onward.surgery.layers` lists them). A `FlatWeightsWarning`
+            lists those that no gradient reaches.
         freeze: glob or globs of weights to freeze, although `train` matches them.
         output: name of the value that the loss reads (default: the model's only output), or several names.
         label: name of the label input; {name: (dtype, shape)} for a custom loss; None if the loss reads no labels.
@@ -205,7 +207,10 @@ def make_trainable(
         expand_selection(work, given, terms.outputs, f"{place}=")
         for given, place in ((train, "train"), (freeze, "freeze"))
     )
-    parameters = choose(weights, influential_nodes(terms.outputs), train, freeze, flat)
+    influential = influential_nodes(terms.outputs)
+    parameters = choose(weights, influential, train, freeze, flat)
+    if (left := flat_weights(weights, influential, train, freeze, flat)) is not None:
+        warnings.warn(left, stacklevel=2)
     if batch_norm == "recover":
         parameters, made_up = recover_batch_norm(
             work, parameters, terms.outputs, names, calibration=calibration, seed=seed

@@ -13,6 +13,7 @@ PASSING = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Fla
 """Operators that pass numbers on: they change the type, the shape, the order or the outermost values, nothing else."""
 
 ACTIVATIONS = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid"})
+_EPSILON = 1e-3  # what is added to probabilities to keep their logarithm finite is not larger
 _LOGARITHMS = {"Softmax": "LogSoftmax", "Sigmoid": "LogSigmoid"}
 
 
@@ -22,8 +23,10 @@ class Closing:
 
     `node` computes it, and `before` is the value in front of it: the logits. `kind` is Softmax, LogSoftmax, Sigmoid,
     LogSigmoid (Log of Sigmoid) or HardSigmoid. Log of Softmax is a LogSoftmax; its `node` is the Softmax. Softmax may
-    also be written out as Exp, ReduceSum and Div; its `node` is the Div. SigmoidPair is the two columns 1 - p and p,
-    which scikit-learn's classifiers of two classes give; its `node` is the Concat, and `before` has one column.
+    also be written out as Exp, ReduceSum and Div, and Sigmoid as 1 / (1 + exp(-x)); the `node` is the last of them.
+    SigmoidPair is the two columns 1 - p and p, which scikit-learn's classifiers of two classes give; its `node` is the
+    Concat, and `before` has one column. A small number that is added to probabilities, so that their logarithm is
+    finite, changes nothing.
     """
 
     kind: str
@@ -33,6 +36,8 @@ class Closing:
     @property
     def axis(self) -> int:
         """The axis over which a Softmax or LogSoftmax goes; of all others the last."""
+        if self.kind not in ("Softmax", "LogSoftmax"):
+            return -1
         if self.node.op_type != "Div":
             return self.node.attributes.get_int("axis", -1)
         axes = constant_of(_sum_of(self.node.inputs[1]).inputs[1])  # type: ignore[union-attr]  # it is a Softmax
@@ -66,10 +71,11 @@ def closing(value: ir.Value) -> Closing | None:
         return None
     if node.op_type in ACTIVATIONS:
         return Closing(node.op_type, node, _as_it_was(node.inputs[0]))
-    if node.op_type == "Div":
-        exponential = softmax_by_hand(node)
-        before = None if exponential is None else exponential.inputs[0]
-        return None if before is None else Closing("Softmax", node, before)
+    if node.op_type in ("Div", "Reciprocal"):
+        return _by_hand(node)
+    if node.op_type in ("Add", "Sub"):
+        inner = None if (kept := _without_epsilon(node)) is None else closing(kept)
+        return inner if inner is not None and inner.gives_probabilities else None
     if node.op_type == "Concat":
         sigmoid = _sigmoid_of_pair(node)
         return None if sigmoid is None else Closing("SigmoidPair", node, sigmoid.before)
@@ -93,6 +99,65 @@ def softmax_by_hand(node: ir.Node) -> ir.Node | None:
     total, top = (_sum_of(node.inputs[1]), node.inputs[0]) if node.op_type == "Div" else (None, None)
     before = top.producer() if total is not None and top is not None and total.inputs[0] is top else None
     return before if before is not None and before.op_type == "Exp" else None
+
+
+def sigmoid_by_hand(node: ir.Node) -> ir.Value | None:
+    """Return the x of 1 / (1 + exp(-x)) or of exp(x) / (1 + exp(x)); None if `node` is the last of neither."""
+    if node.op_type == "Reciprocal":
+        top, bottom = None, node.inputs[0]
+    elif node.op_type == "Div":
+        top, bottom = node.inputs[0], node.inputs[1]
+    else:
+        return None
+    total = None if bottom is None else bottom.producer()
+    exponential = _other_than(total, 1.0) if total is not None and total.op_type == "Add" else None
+    exp = None if exponential is None else exponential.producer()
+    if exp is None or exp.op_type != "Exp" or exp.inputs[0] is None:
+        return None
+    if top is not None and top is exponential:
+        return exp.inputs[0]
+    return _negated(exp.inputs[0]) if top is None or _is_number(top, 1.0) else None
+
+
+def _by_hand(node: ir.Node) -> Closing | None:
+    """Return the Softmax or Sigmoid that is written out and whose last node is `node`."""
+    exponential = softmax_by_hand(node)
+    if exponential is not None:
+        return None if exponential.inputs[0] is None else Closing("Softmax", node, exponential.inputs[0])
+    before = sigmoid_by_hand(node)
+    return None if before is None else Closing("Sigmoid", node, before)
+
+
+def _negated(value: ir.Value) -> ir.Value | None:
+    """Return the x of a value that is -x: Neg, a product with -1, or 0 - x."""
+    node = value.producer()
+    if node is None:
+        return None
+    if node.op_type == "Neg":
+        return node.inputs[0]
+    if node.op_type == "Mul":
+        return _other_than(node, -1.0)
+    return node.inputs[1] if node.op_type == "Sub" and _is_number(node.inputs[0], 0.0) else None
+
+
+def _other_than(node: ir.Node, number: float) -> ir.Value | None:
+    """Return the input of a node of two inputs that is not the constant `number`; None if neither is."""
+    first, second = node.inputs
+    return second if _is_number(first, number) else first if _is_number(second, number) else None
+
+
+def _is_number(value: ir.Value | None, number: float) -> bool:
+    array = constant_of(value)
+    return array is not None and array.size > 0 and bool(np.all(array == number))
+
+
+def _without_epsilon(node: ir.Node) -> ir.Value | None:
+    """Return the value to which Add or Sub adds one very small number; None if it is not so."""
+    for index in (0, 1) if node.op_type == "Add" else (1,):
+        array = constant_of(node.inputs[index])
+        if array is not None and array.size == 1 and array.dtype.kind == "f" and abs(float(array.item())) <= _EPSILON:
+            return node.inputs[1 - index]
+    return None
 
 
 def reduction_of(value: ir.Value | None) -> ir.Node | None:

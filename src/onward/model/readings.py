@@ -11,13 +11,14 @@ import dataclasses
 import onnx_ir as ir
 
 from onward.graph.closing import ACTIVATIONS, PASSING
-from onward.graph.walk import reads, unmapped
+from onward.graph.walk import constant_of, reads, unmapped
 from onward.model.roles import EntryRoles
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
 
-# The last ones are of a Softmax that is written out, of an old Softmax that is given back its shape, and of the two
-# columns 1 - p and p.
-_CHEAP = PASSING | ACTIVATIONS | {"Log", "Exp", "Constant", "ReduceSum", "ReduceMax", "Div", "Sub", "Shape", "Concat"}
+# The last ones are of a Softmax or Sigmoid that is written out, of an old Softmax that is given back its shape, and of
+# the two columns 1 - p and p.
+_WRITTEN_OUT = frozenset({"Log", "Exp", "Neg", "Reciprocal", "ReduceSum", "ReduceMax", "Div", "Sub", "Shape", "Concat"})
+_CHEAP = PASSING | ACTIVATIONS | _WRITTEN_OUT | {"Constant"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,9 @@ def _output_of(model: TrainingModel, value: ir.Value) -> str:
 
 def is_cheap(node: ir.Node) -> bool:
     """Return whether a training step may run `node` only for metrics: an activation, or a change of shape or type."""
-    return (node.op_type in _CHEAP and node.domain in ("", "ai.onnx")) or unmapped(node.outputs[0]) is not node.outputs[
-        0
-    ]
+    if node.domain in ("", "ai.onnx"):
+        if node.op_type in _CHEAP:
+            return True
+        if node.op_type in ("Add", "Mul"):  # with one number, as in 1 + exp(-x)
+            return any(array is not None and array.size == 1 for array in map(constant_of, node.inputs))
+    return unmapped(node.outputs[0]) is not node.outputs[0]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # each direction; Pillow's `thumbnail` uses the same number.
 _GAP = 2.0
 _ORIENTATION = 0x0112  # the EXIF entry
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # the last bytes of a file that was not cut off
+_THREADS = 8  # for files on slow disks
+_MOST_NAMED = 20
 
 
 def pillow() -> Any:
@@ -81,23 +86,85 @@ def open_picture(
     Raises:
         DataError: it cannot be decoded, or is so large that it would fill the memory.
     """
-    image_module = pillow()
+    with _bombs_are_errors():
+        return _decode(path, mode, wanted)
+
+
+def _decode(path: str, mode: str, wanted: tuple[float, float] | None) -> tuple[Any, tuple[float, float]]:
+    with _named_errors(path), pillow().open(path) as image:
+        orientation = image.getexif().get(_ORIENTATION, 1)  # phones store photos sideways and say so
+        sideways = orientation in range(5, 9)
+        reduced = None
+        if wanted is not None:
+            width, height = (wanted[1], wanted[0]) if sideways else wanted
+            reduced = image.draft(mode, (int(width * _GAP), int(height * _GAP)))
+        image.load()
+        width, height = image.size if reduced is None else reduced[1][2:]
+        if orientation in range(2, 9):
+            image = importlib.import_module("PIL.ImageOps").exif_transpose(image)
+        return image, (height, width) if sideways else (width, height)
+
+
+@contextlib.contextmanager
+def _bombs_are_errors() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("error", image_module.DecompressionBombWarning)
+        warnings.simplefilter("error", pillow().DecompressionBombWarning)
+        yield
+
+
+@contextlib.contextmanager
+def _named_errors(path: str) -> Iterator[None]:
+    """Turn what Pillow raises into an error that names the image."""
+    image_module = pillow()
+    try:
+        yield
+    except (OSError, ValueError, SyntaxError, image_module.DecompressionBombWarning) as error:
+        raise DataError(Diagnostic(T150, f"the image `{path}` cannot be decoded: {error}")) from error
+    except image_module.DecompressionBombError as error:
+        raise DataError(Diagnostic(T150, f"the image `{path}` is too large: {error}")) from error
+
+
+def check_pictures(paths: Sequence[str]) -> None:
+    """Raise if an image cannot be decoded, as far as its first and last bytes tell: a run must not find out at its end.
+
+    Only a file without the end that its format has is decoded, because it may have been cut off.
+
+    Raises:
+        DataError: names the images, all at once.
+    """
+    if not paths:
+        return
+    from concurrent.futures import ThreadPoolExecutor  # a worker does without it, and starts faster
+
+    pillow().init()  # not in each thread
+    parts = [paths[first : first + 64] for first in range(0, len(paths), 64)]
+    with _bombs_are_errors(), ThreadPoolExecutor(_THREADS) as pool:
+        problems = [problem for found in pool.map(_problems, parts) for problem in found]
+    if len(problems) > _MOST_NAMED:
+        more = f"{len(problems) - _MOST_NAMED} more images cannot be used"
+        problems = [*problems[:_MOST_NAMED], Diagnostic(T150, more)]
+    if problems:
+        raise DataError(problems)
+
+
+def _problems(paths: Sequence[str]) -> list[Diagnostic]:
+    """Return why images cannot be decoded, of those that seem so."""
+    problems: list[Diagnostic] = []
+    for path in paths:
         try:
-            with image_module.open(path) as image:
-                orientation = image.getexif().get(_ORIENTATION, 1)  # phones store photos sideways and say so
-                sideways = orientation in range(5, 9)
-                reduced = None
-                if wanted is not None:
-                    width, height = (wanted[1], wanted[0]) if sideways else wanted
-                    reduced = image.draft(mode, (int(width * _GAP), int(height * _GAP)))
-                image.load()
-                width, height = image.size if reduced is None else reduced[1][2:]
-                if orientation in range(2, 9):
-                    image = importlib.import_module("PIL.ImageOps").exif_transpose(image)
-                return image, (height, width) if sideways else (width, height)
-        except (OSError, ValueError, SyntaxError, image_module.DecompressionBombWarning) as error:
-            raise DataError(Diagnostic(T150, f"the image `{path}` cannot be decoded: {error}")) from error
-        except image_module.DecompressionBombError as error:
-            raise DataError(Diagnostic(T150, f"the image `{path}` is too large: {error}")) from error
+            if _may_be_cut_off(path):
+                _decode(path, "", None)
+        except DataError as error:
+            problems += error.diagnostics
+    return problems
+
+
+def _may_be_cut_off(path: str) -> bool:
+    with _named_errors(path):
+        with pillow().open(path) as image:
+            end = _ENDS.get(image.format)
+        if end is None:
+            return False
+        with open(path, "rb") as file:
+            file.seek(-min(64, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return end not in file.read()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onward.graph.builder import Value
-from onward.graph.closing import Closing, closing, maker, reduction_of
+from onward.graph.closing import Closing, closing, maker, reduction_of, sigmoid_by_hand
 from onward.graph.shapes import dims
 from onward.graph.walk import constant_of, reads
 from onward.surgery.class_axis import Trace, Untraceable, follow
@@ -18,8 +18,8 @@ _PASSED = frozenset(
     {
         "Identity", "Cast", "CastLike", "Dropout", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Softmax",
         "LogSoftmax", "Hardmax", "Sigmoid", "HardSigmoid", "Tanh", "Relu", "LeakyRelu", "Elu", "Softplus", "Clip",
-        "Exp", "Log", "Neg", "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean", "ReduceMax",
-        "ReduceSum", "ReduceLogSumExp", "Resize", "Slice", "Gather",
+        "Exp", "Log", "Neg", "Reciprocal", "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean",
+        "ReduceMax", "ReduceSum", "ReduceLogSumExp", "Resize", "Slice", "Gather",
     }
 )  # fmt: skip
 _WITH_CONSTANT = frozenset({"Add", "Sub", "Mul", "Div", "Min", "Max"})
@@ -123,8 +123,8 @@ def _data_of(node: ir.Node, computed: set[Value]) -> Value | None:
             return data[0]
         first, second = node.inputs
         reduction = reduction_of(second)
-        if reduction is not None and reduction.inputs[0] is first:
-            return first  # Softmax by hand
+        if (reduction is not None and reduction.inputs[0] is first) or sigmoid_by_hand(node) is not None:
+            return first  # Softmax or Sigmoid by hand
     return None
 
 

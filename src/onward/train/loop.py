@@ -314,11 +314,11 @@ class Run(Steps):
         settings, position = self.settings, self.position
         left = None if settings.steps_per_epoch is None else max(settings.steps_per_epoch - position.batch, 0)
         feeds = itertools.islice(self._reader.feeds(self._request()), left)
-        began, before = time.perf_counter(), position.seconds
+        origin = time.perf_counter() - position.seconds
         with Prefetcher(feeds, self._prefetch, self._signals.poll) as ready:
             for batch in ready:
-                self._train_batch(batch)
-                position.seconds = before + time.perf_counter() - began
+                self._train_batch(batch, origin)
+                position.seconds = time.perf_counter() - origin
                 if self.settings.checkpoint_every and position.step % self.settings.checkpoint_every == 0:
                     self._save()
                 self._signals.poll()
@@ -335,7 +335,8 @@ class Run(Steps):
         whole = self.session.sharded or fixed_batch([f.spec for f in self._matching.feeds]) is not None
         return (0, 1) if whole or self.session.processes == 1 else (rank(), world_size())
 
-    def _train_batch(self, batch: Batch) -> None:
+    def _train_batch(self, batch: Batch, origin: float) -> None:
+        """Train on a batch and tell the callbacks. `origin` is when the epoch began, or would have without a pause."""
         position = self.position
         feeds: dict[str, np.ndarray] = dict(batch)
         feeds |= self._rates()
@@ -344,6 +345,7 @@ class Run(Steps):
         samples = batch_length(batch)
         position.batch += 1
         position.samples += samples
+        position.seconds = time.perf_counter() - origin  # callbacks show the speed
         if outputs is None:
             return
         logs: dict[str, Any] = {"epoch": position.epoch + 1, "step": position.step}

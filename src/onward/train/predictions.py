@@ -21,6 +21,7 @@ from onward.model.task import KINDS, Task
 from onward.model.training_model import FLOAT_TYPES
 from onward.train import evaluation
 from onward.train.data import Data, as_source
+from onward.train.data.images import check_images
 from onward.train.data.matching import Matching, Preparation, fixed_batch, match
 from onward.train.data.unlabelled import Named, open_unlabelled
 
@@ -81,6 +82,7 @@ def make_predictions(
         data = open_unlabelled(x, program.inputs, program.targets, preparation, keep)
     else:
         data = x if isinstance(x, Named) else Named(as_source(x, None, program.inputs, (), preparation))
+    check_images(data.source)
     kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in program.inputs}}
     matching = match(data.source, program.inputs, (), dataclasses.replace(preparation, columns=kept))
     return Predictions(trainer, data, matching, fixed_batch(program.inputs) or size, list(outputs or names), wishes)

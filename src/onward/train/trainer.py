@@ -38,6 +38,7 @@ from onward.train.checkpoint import (
 )
 from onward.train.data import Data, as_source
 from onward.train.data.augmenting import bind
+from onward.train.data.images import check_images
 from onward.train.data.matching import Feed, Preparation, SizeRule, fixed_batch, match, numpy_dtype
 from onward.train.data.source import DataSource
 from onward.train.feeds import step_feeds
@@ -396,6 +397,7 @@ class Trainer:
                 )
             )
         made = ask(program, metrics, targets=targets)
+        check_images(source)
         return evaluation.run_evaluation(self.session, source, matching, size, made, entry=entry)
 
     def predict(

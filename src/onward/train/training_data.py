@@ -15,6 +15,7 @@ from onward.train.arguments import FitSettings, hold_back, remember_data
 from onward.train.data import Data, as_source
 from onward.train.data.augmenting import with_probabilities
 from onward.train.data.choice import columns_for
+from onward.train.data.images import check_images
 from onward.train.data.matching import T110, Feed, Matching, Preparation, SizeRule, match, numpy_dtype
 from onward.train.data.sampling import balanced
 from onward.train.data.source import ArrayColumn, ColumnSource, DataSource
@@ -69,7 +70,7 @@ def open_training_data(
     preparation = with_probabilities(source, program.targets, preparation, settings.augment)
     preparation = remember_data(preparation, source, whole_program)
     weights = _weights_of(source, settings.sample_weight)
-    given, held = settings.validation_data, None
+    given, held, whole = settings.validation_data, None, source
     if isinstance(given, (int, float)):
         by = _target_column(source, program, preparation)
         if weights is not None and isinstance(source, ColumnSource):
@@ -78,6 +79,7 @@ def open_training_data(
     elif given is not None:
         vx, vy = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, None)
         held = as_source(vx, vy, program.inputs, program.targets, preparation, part="evaluate")
+    check_images(whole, held)
     if isinstance(source, TableSource):
         preparation = source.fit(preparation)
     if isinstance(held, TableSource):

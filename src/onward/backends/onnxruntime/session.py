@@ -19,6 +19,7 @@ from onward.backends import state as states
 from onward.backends.base import Session
 from onward.backends.interrupts import interrupts_kept
 from onward.backends.onnxruntime import fused_update
+from onward.backends.onnxruntime.order import sort_for_memory
 from onward.backends.onnxruntime.rewrites import REWRITES
 from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.compiler.program import PlainGraph, Program
@@ -226,6 +227,7 @@ class OnnxRuntimeSession(Session):
         replaces = {o: s for o, s in graph.replaces.items() if s not in in_place}
         for state in replaces.values():
             self._make_writable(state)
+        sort_for_memory((unit.model if plan is None else plan.model).graph)
         if plan is None:
             return _Step(graph, model, replaces)
         step = _Step(graph, plan.model, replaces, in_place=in_place, scalars=plan.scalars)
@@ -472,7 +474,13 @@ def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 
 
 def _failure(error: Exception, key: str) -> BackendError:
-    return BackendError(Diagnostic(B201, f"ONNX Runtime failed in the {key} graph: {error}"))
+    hint = ""
+    if "Name:'loss/" in str(error):
+        hint = (
+            "the loss compares the output with the labels there: for this batch the model may give another number of "
+            "frames, boxes or time steps than the labels have"
+        )
+    return BackendError(Diagnostic(B201, f"ONNX Runtime failed in the {key} graph: {error}", hint=hint))
 
 
 def _default_threads() -> int:

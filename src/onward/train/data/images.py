@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from onward.compiler.program import TensorSpec
-from onward.reading.pictures import MODES, PictureReader, open_picture, pillow
+from onward.reading.pictures import MODES, PictureReader, check_pictures, open_picture, pillow
 from onward.train.data.matching import number_classes
-from onward.train.data.source import ArrayColumn, Column, ColumnSource
+from onward.train.data.source import ArrayColumn, Column, ColumnSource, DataSource
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 
@@ -118,3 +118,13 @@ class ImageColumn:
             picture = self.reader.read(int(number))
             out[:] = {"HW": picture[:, :, 0], "CHW": np.moveaxis(picture, 2, 0)}.get(self.layout, picture)
         return taken
+
+
+def check_images(*sources: DataSource | None) -> None:
+    """Raise if an image of the sources cannot be decoded, as far as a short look at each file tells.
+
+    Raises:
+        DataError: names the images, all at once.
+    """
+    columns = [c for s in sources if isinstance(s, ColumnSource) for c in s.columns.values()]
+    check_pictures([path for c in columns if isinstance(c, ImageColumn) for path in c.reader.paths])

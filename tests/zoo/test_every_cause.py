@@ -1,0 +1,182 @@
+"""The twelve causes that kept files of strangers from training, and the small models by hand that stand for each."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+import onward
+from autodiff.text_models import parse
+from zoo.test_causes import F32, assert_gradient
+
+TESTS = Path(__file__).parents[1]
+
+# number: (what failed, tests that fail if it fails again)
+CAUSES = {
+    1: (
+        "weights in large Constant nodes below opset 18",
+        ["upgrade/test_upgrade.py::test_weights_in_large_constants_are_kept"],
+    ),
+    2: (
+        "nested If whose branches return other ranks",
+        [
+            "zoo/test_causes.py::test_branches_of_different_ranks_and_a_condition_that_only_one_branch_has",
+            "zoo/test_causes.py::test_a_recurrent_layer_whose_inputs_have_no_shape",
+        ],
+    ),
+    3: (
+        "shape arithmetic and Gather between the Transposes of a backward pass",
+        [
+            "zoo/test_every_cause.py::test_attention_whose_query_key_and_value_are_gathered_out_of_one_product",
+            "passes/test_pads.py::test_the_gradient_of_a_slice_between_transposes_runs_on_onnxruntime",
+        ],
+    ),
+    4: (
+        "front ends of STFT and DFT",
+        ["author/test_front_ends.py::test_the_gradient_is_the_slope_of_onnxruntimes_own_forward"],
+    ),
+    5: (
+        "stated shapes that are out of date, and vectors that onnx takes for shapes",
+        [
+            "zoo/test_causes.py::test_shapes_in_the_file_that_are_out_of_date",
+            "zoo/test_causes.py::test_an_output_shape_in_the_file_that_is_out_of_date",
+            "zoo/test_causes.py::test_vectors_that_onnx_takes_for_shapes",
+            "zoo/test_causes.py::test_a_model_that_no_runtime_loads_is_refused_with_the_words_of_the_runtime",
+        ],
+    ),
+    6: (
+        "nodes out of order, as a converter to float16 leaves them",
+        [
+            "zoo/test_causes.py::test_nodes_that_are_not_in_execution_order",
+            "zoo/test_causes.py::test_losses_of_several_types_add_up_in_the_wider_one",
+        ],
+    ),
+    7: (
+        "quantised files",
+        [
+            "author/test_quantized_models.py::test_by_default_the_float_weights_of_a_quantized_model_train",
+            "author/test_quantized_models.py::test_the_gradient_of_a_dequantized_layer_agrees_with_finite_differences",
+            "author/test_quantized_models.py::test_trained_weights_are_quantized_with_new_scales",
+        ],
+    ),
+    8: (
+        "outputs with another leading dimension than the input",
+        ["zoo/test_causes.py::test_an_output_with_another_leading_dimension_than_the_input"],
+    ),
+    9: (
+        "the torch interpreter: sequences, Resize, Pad, BatchNormalization, Max of sizes",
+        [
+            "autodiff/test_sequence_maps.py::test_a_map_whose_input_has_no_type_never_ends_the_process",
+            "autodiff/test_sequence_maps.py::test_the_torch_backend_runs_a_map_without_types",
+            "backends/test_against_onnxruntime.py::test_resize_by_fractional_scales",
+            "backends/test_against_onnxruntime.py::test_negative_pads_crop_before_others_pad",
+            "backends/test_against_onnxruntime.py"
+            "::test_autograd_goes_through_the_statistics_of_a_batch_normalisation_in_inference_mode",
+            "backends/test_against_onnxruntime.py::test_arithmetic_of_sizes",
+        ],
+    ),
+    10: (
+        "cubic GridSample outside of the image",
+        ["backends/test_against_onnxruntime.py::test_a_cubic_grid_sample_far_outside"],
+    ),
+    11: (
+        "random operators on the torch backend; parameters whose gradient is zero everywhere",
+        [
+            "backends/test_torch_random.py::test_draws_have_the_mean_and_deviation_that_the_node_states",
+            "backends/test_torch_random.py::test_multinomial_draws_each_class_as_often_as_its_logit_says",
+            "author/test_blocked_ways.py::test_an_operator_that_is_flat_on_every_way_is_refused",
+            "author/test_which_weights.py::test_a_warning_names_the_weights_that_no_gradient_reaches",
+        ],
+    ),
+    12: (
+        "modules, losses and optimizers of PyTorch that were refused",
+        [
+            "frontends/test_written_out.py::test_adaptive_pools_of_every_size",
+            "frontends/test_written_out.py::test_gaussian_nll_loss",
+            "frontends/test_written_out.py::test_ctc_loss",
+            "frontends/test_written_out.py::test_a_projected_lstm",
+            "optimizers/test_against_torch.py::test_muon_rounds_as_torch_does",
+            "optimizers/test_against_torch.py::test_adafactor_factors_the_last_two_dimensions_and_no_vector",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("number", CAUSES)
+def test_every_cause_has_its_tests(number: int) -> None:
+    _, tests = CAUSES[number]
+
+    assert tests
+    for test in tests:
+        file, _, name = test.partition("::")
+        module = ast.parse((TESTS / file).read_text())
+        assert name in [node.name for node in module.body if isinstance(node, ast.FunctionDef)], test
+
+
+def test_there_are_twelve_causes() -> None:
+    assert sorted(CAUSES) == list(range(1, 13))
+
+
+# PP-OCRv6's recogniser and Moonshine's encoders: one product gives query, key and value of all heads. The gradient of
+# the Gather that takes one of them is a Pad, and it stands between the Transposes of the backward pass.
+ATTENTION = """net (float[N, T, 4] x, float[4, 12] W) => (float[N, T, 4] y) {
+    zero = Constant<value_int=0>()
+    one = Constant<value_int=1>()
+    two = Constant<value_int=2>()
+    first = Constant<value_ints=[0]>()
+    sizes = Shape(x)
+    n = Gather(sizes, zero)
+    t = Gather(sizes, one)
+    batch = Unsqueeze(n, first)
+    steps = Unsqueeze(t, first)
+    split = Constant<value_ints=[3, 2, 2]>()
+    flat = Constant<value_ints=[4]>()
+    wide = Concat<axis=0>(batch, steps, split)
+    narrow = Concat<axis=0>(batch, steps, flat)
+    h = MatMul(x, W)
+    r = Reshape(h, wide)
+    all = Transpose<perm=[2, 0, 3, 1, 4]>(r)
+    q = Gather<axis=0>(all, zero)
+    k = Gather<axis=0>(all, one)
+    v = Gather<axis=0>(all, two)
+    turned = Transpose<perm=[0, 1, 3, 2]>(k)
+    scores = MatMul(q, turned)
+    shares = Softmax<axis=-1>(scores)
+    mixed = MatMul(shares, v)
+    back = Transpose<perm=[0, 2, 1, 3]>(mixed)
+    m = Reshape(back, narrow)
+    y = Sin(m)
+}"""
+
+
+@pytest.mark.parametrize("wrt", ["x", "W"])
+def test_attention_whose_query_key_and_value_are_gathered_out_of_one_product(wrt: str) -> None:
+    draw = np.random.default_rng(0)
+
+    assert_gradient(
+        parse(ATTENTION),
+        wrt,
+        x=draw.normal(size=(2, 3, 4)).astype(F32),
+        W=draw.normal(size=(4, 12)).astype(F32) / 2,
+    )
+
+
+def test_an_output_of_another_length_than_the_labels_says_so() -> None:
+    """slanet-plus: a decoder that stops elsewhere than the labels. What ONNX Runtime says is about its own nodes."""
+    model = parse("""net (float[N, 4] x, float[4] w, float[K] keep) => (float[M, 4] y) {
+        h = Mul(x, w)
+        which = Cast<to=9>(keep)
+        y = Compress<axis=0>(h, which)
+    }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, F32), "w"))
+    del model.graph.input[1]
+    trainer = onward.Trainer(onward.make_trainable(model, loss="mse", optimizer="sgd"))
+    batch = {"x": np.ones((3, 4), F32), "keep": np.array([1, 1, 0], F32)}
+
+    trainer.step({**batch, "labels": np.zeros((2, 4), F32)})
+    with pytest.raises(onward.OnwardError, match=r"(?s)B201.*hint: .*another number of frames, boxes or time steps"):
+        trainer.step({**batch, "labels": np.zeros((3, 4), F32)})
