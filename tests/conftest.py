@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def _no_width_of_a_terminal() -> None:
     """What commands print into a pipe is as wide as its content; under pytest-xdist COLUMNS is set, to 80."""
     os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_interrupts() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, as `nohup make test &`; tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -227,7 +227,7 @@ class OnnxRuntimeSession(Session):
         replaces = {o: s for o, s in graph.replaces.items() if s not in in_place}
         for state in replaces.values():
             self._make_writable(state)
-        sort_for_memory((unit.model if plan is None else plan.model).graph)
+        sort_for_memory((model if plan is None else plan.model).graph)
         if plan is None:
             return _Step(graph, model, replaces)
         step = _Step(graph, plan.model, replaces, in_place=in_place, scalars=plan.scalars)
