@@ -42,9 +42,7 @@ def convert(
 
     Examples:
         onward convert model.keras -o model.train.onnx
-        onward convert model.keras --example-inputs x.npy --example-targets y.npy -o model.train.onnx
         onward convert model.train.onnx -o again.keras
-        onward convert model.train.onnx -o saved_model/
     """
     if file.suffix == ".keras":
         if output.suffix != ".onnx":
