@@ -117,6 +117,19 @@ def test_an_optimizer_and_a_loss_of_your_own() -> None:
     assert "signed/m/W0" in model.optimizer.state
 
 
+def test_an_update_that_draws_numbers_counts_as_the_model_does() -> None:
+    def rule(op: Any, R: Any, T: Any, X: Any, G: Any) -> Any:
+        return [op.Sub(X, op.Mul(R, op.Add(G, op.Mul(op.RandomNormalLike(G), 0.1))))]
+
+    source = trainable(optimizer=onward.optimizers.Custom(0.1, rule, state={}, name="noisy"))
+    model, trainer = onward.to_keras(source), onward.Trainer(source)
+
+    losses = [(step(model, s), float(trainer.step(perceptron_batch(seed=s))["loss"])) for s in range(5)]
+
+    np.testing.assert_allclose(*np.array(losses).T, rtol=1e-5)
+    assert runs.distance(runs.numbers(model), trainer.session.get_state()) < 1e-5
+
+
 # -- a real Keras model ----------------------------------------------------------------------------------------------
 
 
