@@ -53,6 +53,13 @@ BRANCHES = """net (float[N,3] x, bool long) => (seq(float[N,3]) chosen) {
                                                               one = SequenceConstruct(y) }> (long)
 }"""
 
+MEAN = """net (seq(float[K,3]) rows) => (float[1,2] y) <float[3,2] W = {1, 2, 3, 4, 5, 6}> {
+    mapped = SequenceMap <body = each (float[K,3] row) => (float[K,2] out) { out = MatMul(row, W) }> (rows)
+    joined = ConcatFromSequence <axis = 0> (mapped)
+    axis = Constant <value_ints = [0]> ()
+    y = ReduceMean <keepdims = 1> (joined, axis)
+}"""
+
 
 def rows(*lengths: int, width: int = 3) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
@@ -134,3 +141,20 @@ def test_branches_may_give_sequences_of_different_lengths() -> None:
 
     same(module(x, True), [x, x])
     same(module(x, False), [-x])
+
+
+def test_a_model_of_sequences_trains() -> None:
+    model = onward.make_trainable(onnx.parser.parse_model(HEAD + MEAN), loss="mse", optimizer=onward.SGD(0.1))
+    module = onward.to_tensorflow(model, ragged=True)
+    W = np.arange(1, 7, dtype=np.float64).reshape(3, 2)
+    target = np.array([[1.0, -1.0]], np.float32)
+
+    for lengths in ([2], [2, 1], [2, 1, 3]):
+        given = rows(*lengths)
+        loss = float(module.train_step(ragged(given), target)["loss"])
+        mean = np.concatenate(given).mean(0, keepdims=True)
+        error = mean @ W - target
+        assert loss == pytest.approx(float((error**2).mean()), rel=1e-5)
+        W = W - 0.1 * mean.T @ (2 * error / error.size)
+
+    np.testing.assert_allclose(module.state["W"].numpy(), W, rtol=1e-5)

@@ -377,6 +377,7 @@ def keras_file() -> Names:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile(optimizer="adam", loss="mse")
     model.save("model.keras")
-    np.save("x.npy", np.ones((3, 4), np.float32))
-    np.save("y.npy", np.zeros((3, 2), np.float32))
-    return {"keras_model": model}
+    x, y = np.ones((3, 4), np.float32), np.zeros((3, 2), np.float32)
+    np.save("x.npy", x)
+    np.save("y.npy", y)
+    return {"keras_model": model, "x": x, "y": y}

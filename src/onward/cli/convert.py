@@ -48,10 +48,7 @@ def convert(
 
     Examples:
         onward convert model.keras -o model.train.onnx
-        onward convert model.keras --example-inputs x.npy --example-targets y.npy -o model.train.onnx
-        onward convert saved_model/ --loss mse -o model.train.onnx
         onward convert model.train.onnx -o again.keras
-        onward convert model.train.onnx -o saved_model/
     """
     saved_model = (file / "saved_model.pb").exists()
     if saved_model or file.suffix == ".keras":

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import onnx
 import pytest
 
 import onward
@@ -114,6 +115,19 @@ def test_an_optimizer_and_a_loss_of_your_own() -> None:
 
     np.testing.assert_allclose(*np.array(losses).T, rtol=1e-5)
     assert "signed/m/W0" in model.optimizer.state
+
+
+def test_an_update_that_draws_numbers_counts_as_the_model_does() -> None:
+    def rule(op: Any, R: Any, T: Any, X: Any, G: Any) -> Any:
+        return [op.Sub(X, op.Mul(R, op.Add(G, op.Mul(op.RandomNormalLike(G), 0.1))))]
+
+    source = trainable(optimizer=onward.optimizers.Custom(0.1, rule, state={}, name="noisy"))
+    model, trainer = onward.to_keras(source), onward.Trainer(source)
+
+    losses = [(step(model, s), float(trainer.step(perceptron_batch(seed=s))["loss"])) for s in range(5)]
+
+    np.testing.assert_allclose(*np.array(losses).T, rtol=1e-5)
+    assert runs.distance(runs.numbers(model), trainer.session.get_state()) < 1e-5
 
 
 # -- a real Keras model ----------------------------------------------------------------------------------------------
@@ -312,6 +326,22 @@ def test_data_that_does_not_fit_is_refused_with_the_names() -> None:
         model.train_on_batch(x, t.astype(np.float32))
     with pytest.raises(ArgumentError, match="no such option of `to_keras`"):
         onward.to_keras(trainable(), backend="jax")
+
+
+def test_sequences_at_the_boundary_are_refused() -> None:
+    text = "net (seq(float[K,3]) rows) => (int64 count) { count = SequenceLength(rows) }"
+
+    with pytest.raises(ArgumentError, match=r"A248(.|\n)*`rows`: a sequence"):
+        onward.to_keras(onnx.parser.parse_model(runs.HEAD + text))
+
+
+def test_a_keras_file_whose_graph_is_damaged_is_told() -> None:
+    config = onward.to_keras(trainable()).get_config()
+    model = type(onward.to_keras(trainable()))
+
+    for damaged in ({**config, "onnx": {"model": "AAAA", "tensors": []}}, {"name": "net"}):
+        with pytest.raises(onward.OnwardError):
+            model.from_config(damaged)
 
 
 def test_an_optimizer_of_a_file_trains_all_of_its_variables() -> None:

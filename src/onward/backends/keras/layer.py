@@ -41,6 +41,8 @@ class OnnxLayer(keras.layers.Layer):  # type: ignore[misc]  # Keras is not typed
             return graphs.outputs(graphs.infer(values))
 
     def compute_output_spec(self, inputs: Any, training: bool | None = False) -> Any:
+        if not self._graphs.parts.ranked:
+            return super().compute_output_spec(inputs)  # Keras traces the call
         specs = {
             s.name: keras.KerasTensor(
                 tuple(d if isinstance(d, int) else None for d in s.shape), engine().held_type(s.dtype)
@@ -66,6 +68,10 @@ class OnnxLayer(keras.layers.Layer):  # type: ignore[misc]  # Keras is not typed
             for value, state in training.parts.loss_state.items():
                 assign(self.onnx_variables[state], results[value])
             return training.differentiable(results, carried)
+
+    def forget(self) -> None:
+        """Let go of the values of the last forward pass: another loss is computed from its predictions."""
+        self._graphs.memory = None
 
     def evaluation_loss(self, feeds: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:
         """Return the loss in inference mode."""

@@ -50,6 +50,7 @@ class OnnxModel(keras.Model):  # type: ignore[misc]  # Keras is not typed here
         """Return the loss of the file, or that with which the model was compiled."""
         known = self._onnx
         if self.loss is not None or known.parts.training is None:
+            known.layer.forget()
             return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
         feeds = _by_name(x, known.parts.inputs, "inputs")
         targets = known.targets(y, sample_weight)
@@ -91,7 +92,8 @@ class OnnxModel(keras.Model):  # type: ignore[misc]  # Keras is not typed here
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OnnxModel:
         """Return the model of a config; Keras loads the values of its variables."""
-        return cls(unpack(config["onnx"]), config["entry"], config["seed"], config["name"])
+        model = unpack(config.get("onnx", {}))
+        return cls(model, config.get("entry", ""), config.get("seed", 0), config.get("name"))
 
 
 class _Source:

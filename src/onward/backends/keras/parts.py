@@ -99,6 +99,8 @@ class Parts:
     trainable: Mapping[str, np.ndarray]
     kept: Mapping[str, np.ndarray]
     """The other variables of the model: frozen weights, running statistics, counters, the random key."""
+    ranked: bool = True
+    """Whether the number of axes of every output is known."""
 
 
 def build_parts(model: TrainingModel, entry: TrainingEntry | None, seed: int) -> Parts:
@@ -111,10 +113,11 @@ def build_parts(model: TrainingModel, entry: TrainingEntry | None, seed: int) ->
     weights = WeightsAsInputs(model.graph.initializers)
     infer = compiler.build(INFER.then(weights))
     specs = _specs(infer, model)
+    ranked = all(shapes.dims(v) is not None for v in infer.model.graph.outputs)
     if entry is None:
         _check_types([*specs[0], *specs[1]])
         values = _known(model, seed, infer.input_names)
-        return Parts(*specs, (), infer, None, None, None, {}, values)
+        return Parts(*specs, (), infer, None, None, None, {}, values, ranked)
     roles = compiler.roles(entry)
     evaluate = compiler.build(EVALUATE.then(weights), entry)
     gradients = compiler.build(GRADIENTS.then(weights), entry)
@@ -143,6 +146,7 @@ def build_parts(model: TrainingModel, entry: TrainingEntry | None, seed: int) ->
         optimizer,
         {name: values[name] for name in owned.trainable},
         {name: values[name] for name in owned.model if name not in owned.trainable},
+        ranked,
     )
 
 
@@ -245,14 +249,17 @@ def _check_update(
         )
 
 
+_KINDS = {"unknown": "a sequence, or a tensor whose number of axes is not known"}
+
+
 def _check_types(specs: Iterable[TensorSpec]) -> None:
     strange = [s for s in specs if s.dtype in ("unknown", "object") or s.dtype.startswith(("<U", "str"))]
     if strange:
         raise ArgumentError(
             Diagnostic(
                 A248,
-                "Keras takes and gives tensors of numbers only",
-                found=", ".join(f"`{s.name}`: {'strings' if s.dtype != 'unknown' else 'no tensor'}" for s in strange),
+                "Keras takes and gives tensors of numbers with a known number of axes only",
+                found=", ".join(f"`{s.name}`: {_KINDS.get(s.dtype, 'strings')}" for s in strange),
                 hint=_HINT,
             )
         )
@@ -373,7 +380,8 @@ def _cut(graph: ir.Graph, names: Collection[str]) -> ir.Graph:
 
 
 def _specs(infer: PlainGraph, model: TrainingModel) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    inputs = [_spec(v) for v in model.graph.inputs if v.name not in model.graph.initializers]
+    given = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    inputs = [_spec(v) if shapes.dims(v) is not None else TensorSpec(v.name or "", "unknown", ()) for v in given]
     return tuple(inputs), tuple(_spec(v) for v in infer.model.graph.outputs)
 
 
