@@ -187,6 +187,9 @@ def _is_function(given: Any) -> bool:
     return versions.is_concrete(given) or versions.is_tf_function(given) or inspect.isroutine(given)
 
 
+FIXED = "if it needs a fixed batch size, pass dynamic=False"
+
+
 @contextlib.contextmanager
 def user_errors(what: str, hint: str = "") -> Iterator[None]:
     """Turn any exception of the user's code into an ArgumentError with its place."""
