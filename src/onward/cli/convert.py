@@ -30,7 +30,6 @@ def convert(
     """Convert a Keras model, with its loss, its optimizer and all their state, to a training model; or a SavedModel.
 
     Examples:
-        onward convert model.keras -o model.train.onnx
         onward convert model.keras --example-inputs x.npy --example-targets y.npy -o model.train.onnx
         onward convert saved_model/ --loss mse -o model.train.onnx
     """

@@ -6,8 +6,7 @@ TensorFlow and tf2onnx are imported on first use.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +71,12 @@ def from_tensorflow(
         MissingExtra: tensorflow or tf2onnx is not installed.
     """
     for package in ("tensorflow", "tf2onnx"):
-        if sys.modules.get(package, False) is None or importlib.util.find_spec(package) is None:
-            raise require_extra(package, "tensorflow", "onward.from_tensorflow")
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            raise require_extra(package, "tensorflow", "onward.from_tensorflow") from error
     from onward.frontends.tensorflow import examples
     from onward.frontends.tensorflow.build import build
     from onward.frontends.tensorflow.source import read_source
