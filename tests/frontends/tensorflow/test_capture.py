@@ -313,3 +313,14 @@ def test_stop_gradient_cuts_inside_of_a_loop():
     model = capture(function)
 
     assert ("onward.gradients", "StopGradient", "") in model.ir.functions
+
+
+class _Lazy(tf.Module):
+    def __call__(self, x):
+        if not hasattr(self, "w"):
+            self.w = weight("lazy")
+        return x @ self.w
+
+
+def test_a_module_may_make_its_variables_in_the_first_call():
+    assert list(capture(_Lazy()).parameters) == ["lazy"]
