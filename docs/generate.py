@@ -1,4 +1,5 @@
-"""Write the generated texts: docs/coverage.md, docs/codes.md, autodiff/coverage.json and the arrow in CONTRIBUTING.md.
+"""Write the generated texts: docs/coverage.md, docs/codes.md, autodiff/coverage.json, the arrow in CONTRIBUTING.md and
+the mapping of 2019 in docs/questions_2019.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail if they are not up to date
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 ARROW_BEGIN, ARROW_END = "<!-- arrow: begin -->", "<!-- arrow: end -->"
+MAPPING_BEGIN, MAPPING_END = "<!-- mapping: begin -->", "<!-- mapping: end -->"
 MEASUREMENTS = ROOT / "src/onward/autodiff/coverage.json"
 
 
@@ -143,6 +145,102 @@ def contributing_page() -> str:
     return f"{head}{begin}\n{arrow}\n{end}{tail}"
 
 
+def questions_page() -> str:
+    """Return docs/questions_2019.md with the mapping of the prototype's fields to what is done with them today."""
+    text = (ROOT / "docs/questions_2019.md").read_text(encoding="utf-8")
+    head, begin, rest = text.partition(MAPPING_BEGIN)
+    _, end, tail = rest.partition(MAPPING_END)
+    if not end:
+        raise SystemExit(f"docs/questions_2019.md lacks {MAPPING_BEGIN} or {MAPPING_END}")
+    return f"{head}{begin}\n{chr(10).join(_mapping())}\n{end}{tail}"
+
+
+def _mapping() -> list[str]:
+    import importlib.util
+
+    import onnx
+
+    import onward
+
+    spec = importlib.util.spec_from_file_location("prototype", ROOT / "examples/tensorflow_prototype_2019.py")
+    assert spec is not None
+    assert spec.loader is not None
+    prototype = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(prototype)
+    proto = prototype.author()
+    (info,) = proto.training_info
+    algorithm = info.algorithm
+    program = onward.compile(onward.load(proto))
+    (entry,) = program.entries.values()
+    fields = {f.name for f in onnx.TrainingInfoProto.DESCRIPTOR.fields}
+    assert {"algorithm", "update_binding"} <= fields
+    assert not {"initializer", "input", "output"} & fields  # they moved into the algorithm
+
+    def kind(name: str) -> str:
+        if name in program.parameters:
+            return "a `tf.Variable` of `state`, trainable"
+        if name in program.settings:
+            return "a `tf.Variable` of `settings`"
+        return "a `tf.Variable` of `state`" if name in program.state else "a constant"
+
+    def kinds(names: list[str]) -> str:
+        return "; ".join(f"{name}: {kind(name)}" for name in names)
+
+    def nodes(found: list[Any]) -> str:
+        return "; ".join(f"{n.op_type}: {_tensorflow_of(n, program)}" for n in found)
+
+    bindings = {b.key: b.value for b in info.update_binding}
+    replaced = entry.step.replaces
+    assert {state: f"next/{state}" for state in bindings} == {s: o for o, s in replaced.items()}
+    inputs = ", ".join(v.name for v in algorithm.input if v.name not in program.settings)
+    outputs = [v.name for v in algorithm.output if v.name not in bindings.values()]
+    rows = [
+        ("`graph.node`", "a call of a function", "`graph.node`", nodes(list(proto.graph.node))),
+        ("`graph.initializer`", "a variable", "`graph.initializer`", kinds([t.name for t in proto.graph.initializer])),
+        (
+            "`training_info.initializer`", "R was a placeholder; T and H were not read",
+            "`training_info.algorithm.initializer`", kinds([t.name for t in algorithm.initializer]),
+        ),
+        (
+            "`training_info.input`", "a placeholder for the label",
+            "`training_info.algorithm.input`, and those of the graph",
+            f"arguments of `train_step`: {', '.join(v.name for v in proto.graph.input)}, {inputs}",
+        ),
+        (
+            "`training_info.output`", "not read", "`training_info.algorithm.output`",
+            f"{', '.join(outputs)}: results of `train_step`; the others are bound",
+        ),
+        (
+            "`training_info.algorithm`", "a function; the words MSE and Adagrad were looked for",
+            "`training_info.algorithm`, a graph", nodes(list(algorithm.node)),
+        ),
+        (
+            "`training_info.update_binding`", "not read", "the same, with key and value exchanged",
+            "after the step, all at once: " + ", ".join(f"{k} = {v}" for k, v in bindings.items()),
+        ),
+    ]  # fmt: skip
+    lines = ["| 2019 | the prototype | today | TensorFlow |", "|---|---|---|---|"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _tensorflow_of(node: Any, program: Any) -> str:
+    """Return what a node becomes: the handler that the tensorflow backend registers, or the pass that lowers it."""
+    import re
+
+    if node.domain == "ai.onnx.preview.training":
+        lowered = {n.op_type for n in next(iter(program.entries.values())).step.model.graph}
+        assert node.op_type not in lowered
+        if node.op_type == "Gradient":
+            return "GradientTape"
+        return "plain operators, by `passes/optimizers.py`"
+    for path in sorted((ROOT / "src/onward/backends/tensorflow/ops").glob("*.py")):
+        if re.search(rf'"{node.op_type}"', path.read_text(encoding="utf-8")):
+            return f"`backends/tensorflow/ops/{path.name}`"
+    if re.search(rf'"{node.op_type}"', (ROOT / "src/onward/backends/graph/interpreter.py").read_text(encoding="utf-8")):
+        return "a constant"
+    raise SystemExit(f"the tensorflow backend has no handler for {node.op_type}")
+
+
 def main() -> int:
     measured = measure()
     pages = {
@@ -150,6 +248,7 @@ def main() -> int:
         ROOT / "docs/coverage.md": coverage_page(measured),
         ROOT / "docs/codes.md": codes_page(),
         ROOT / "CONTRIBUTING.md": contributing_page(),
+        ROOT / "docs/questions_2019.md": questions_page(),
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:

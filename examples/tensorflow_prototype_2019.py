@@ -55,7 +55,10 @@ def author() -> onnx.ModelProto:
             helper.make_node("Add", ["T", "one"], ["new_T"]),
         ],
         "adagrad",
-        [helper.make_tensor_value_info("label", TensorProto.FLOAT, ["N", 1])],
+        [
+            helper.make_tensor_value_info("label", TensorProto.FLOAT, ["N", 1]),
+            helper.make_tensor_value_info("R", TensorProto.FLOAT, []),  # with an initializer: a default, to be set
+        ],
         [
             helper.make_tensor_value_info("loss", TensorProto.FLOAT, []),
             helper.make_tensor_value_info("new_W", TensorProto.FLOAT, [1, 1]),

@@ -68,7 +68,7 @@ OBJECTS: dict[str, Any] = {
 }
 BACKENDS = {"onnxruntime": OnnxRuntimeSession, "reference": ReferenceSession, "torch": TorchSession}
 # Other libraries' names, and names that a page explains as its reader's own.
-FOREIGN_ROOTS = {"DistributedDataParallel", "nn", "onnx", "op", "optax", "torch"}
+FOREIGN_ROOTS = {"DistributedDataParallel", "nn", "onnx", "op", "optax", "tf", "torch"}
 FOREIGN_CALLS = {
     "DisableMemPattern",  # ONNX Runtime's C++ API
     "case",  # tests/cases

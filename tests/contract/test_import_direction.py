@@ -43,9 +43,10 @@ RANK = {name: rank for rank, names in enumerate(ARROW) for name in names}
 FRAMEWORKS = {
     "torch": ("backends/torch", "frontends/torch"),
     "onnxscript": ("frontends/torch",),
-    "tensorflow": ("backends/tensorflow",),
+    "tensorflow": ("backends/tensorflow", "frontends/tensorflow"),
+    "tf2onnx": ("frontends/tensorflow",),
     "jax": ("backends/jax", "frontends/jax", "frontends/jaxpr", "frontends/keras"),
-    "keras": ("backends/keras", "frontends/keras", "registration.py"),
+    "keras": ("backends/keras", "frontends/keras", "frontends/tensorflow", "registration.py"),
     "optax": ("frontends/jax",),
     "onnxruntime": ("backends/onnxruntime", "runtime.py"),
     "numba": ("backends/onnxruntime",),

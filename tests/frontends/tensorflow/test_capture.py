@@ -276,3 +276,51 @@ def test_tensorflow_returns_to_tensorflow():
 
     np.testing.assert_allclose(module(x), case.module(x), rtol=1e-5, atol=1e-6)
     assert float(module.train_step(x, t)["loss"]) == pytest.approx(float(squared(case.module(x), t)), rel=1e-5)
+
+
+def test_rows_of_a_variable_are_counted():
+    w, seen = weight(), tf.Variable(tf.zeros(5), trainable=False, name="seen")
+
+    def function(x, places):
+        seen.scatter_add(tf.IndexedSlices(tf.ones_like(places, tf.float32), places))
+        return x @ w + tf.gather(seen, places)[:, None]
+
+    places = np.array([0, 3, 3, 4], np.int64)
+    model = capture(function, example_inputs=(X, places))
+
+    trainer = onward.Trainer(model)
+    for _ in range(2):
+        trainer.step({"x": X, "places": places, "target": T})
+    assert trainer.state["seen"].tolist() == [2.0, 0.0, 0.0, 4.0, 2.0]
+
+
+def test_a_size_that_depends_on_the_data_stays_free():
+    w = weight()
+    model = capture(lambda x: tf.boolean_mask(x @ w, x[:, 0] > 0), loss=lambda y, t: tf.reduce_sum(y**2))
+
+    for x in (X, -X):
+        wanted = float(tf.reduce_sum(tf.boolean_mask(x @ w.numpy(), x[:, 0] > 0) ** 2))
+        feeds = {"x": x, "target": T} if "target" in model.targets else {"x": x}
+        assert float(onward.Trainer(model).step(feeds)["loss"]) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_stop_gradient_cuts_inside_of_a_loop():
+    w = weight()
+
+    def function(x):
+        return tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, tf.stop_gradient(tf.tanh(y)) @ w), [0, x])[1]
+
+    model = capture(function)
+
+    assert ("onward.gradients", "StopGradient", "") in model.ir.functions
+
+
+class _Lazy(tf.Module):
+    def __call__(self, x):
+        if not hasattr(self, "w"):
+            self.w = weight("lazy")
+        return x @ self.w
+
+
+def test_a_module_may_make_its_variables_in_the_first_call():
+    assert list(capture(_Lazy()).parameters) == ["lazy"]

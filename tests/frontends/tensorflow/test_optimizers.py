@@ -67,7 +67,7 @@ def test_a_schedule_follows_tensorflow(keras):
 def test_the_rate_is_a_setting_and_the_state_can_be_reset(keras):
     case = perceptron()
     x, t = case.batch(np.random.RandomState(0), 4)
-    optimizer = keras.optimizers.Adam(0.25)
+    optimizer = keras.optimizers.Adam(0.25, name="mine")
     optimizer.build(case.module.trainable_variables)
     optimizer.apply([0 * v + 1.0 for v in case.module.trainable_variables], case.module.trainable_variables)
 
@@ -76,8 +76,8 @@ def test_the_rate_is_a_setting_and_the_state_can_be_reset(keras):
     )
 
     trainer = onward.Trainer(model)
-    assert trainer.learning_rate_names == ("adam/learning_rate",)
-    assert int(trainer.state["adam/iteration"]) == 1
-    assert float(np.abs(trainer.state["adam/last_w_0_momentum"]).max()) > 0
+    assert trainer.learning_rate_names == ("mine/learning_rate",)
+    assert int(trainer.state["mine/iteration"]) == 1
+    assert float(np.abs(trainer.state["mine/last_w_0_momentum"]).max()) > 0
     (entry,) = model.entries
-    assert "adam/last_w_0_momentum" in entry.initialization_binding
+    assert "mine/last_w_0_momentum" in entry.initialization_binding

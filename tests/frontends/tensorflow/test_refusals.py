@@ -71,6 +71,19 @@ def lookup(x):
 TABLES: dict = {}
 
 
+def between_devices(x):
+    one = {"group_size": 1, "group_key": 1, "instance_key": 1, "ordering_token": []}
+    return tf.raw_ops.CollectiveReduceV2(input=x @ W, **one, merge_op="Add", final_op="Id")
+
+
+def clipped_in_a_loop(x):
+    return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, clipped(y @ W)), [0, x])[1]
+
+
+def for_four_rows(x):
+    return tf.ensure_shape(x, [4, 3]) @ W
+
+
 def make_variable(x):
     return x @ tf.Variable(tf.ones([3, 3]))
 
@@ -86,10 +99,14 @@ FUNCTIONS = {
     (lambda x: tf.nn.dropout(x @ W, 0.5)): ("A265", "inference draws random numbers", "training="),
     (lambda x: tf.math.erfinv(x @ W) + tf.math.lgamma(x)): ("A262", "`Lgamma` of TensorFlow", "`Erfinv` of TensorFlow"),
     (lambda x: tf.strings.as_string(x @ W)): ("A261", "not a tensor of numbers", "string"),
+    (lambda x: tf.reshape(x, [4, 3]) @ W): ("A263", "cannot run the captured graph", "dynamic=False"),
     (lambda x: x[:, :2] @ W): ("A261", "Dimensions must be equal", "test_refusals.py line"),
     make_variable: ("A261", "singleton tf.Variables", "make_variable"),
     (lambda x: x * 2.0): ("A264", "there is no variable to train", "trainable"),
     (lambda x: x @ FROZEN): ("A264", "there is no variable to train", "not trainable: frozen"),
+    between_devices: ("A262", "it communicates between devices", "CollectiveReduceV2"),
+    clipped_in_a_loop: ("A262", "tf.custom_gradient", "inside of a loop or branch"),
+    for_four_rows: ("A261", "not compatible with expected shape", "dynamic=False"),
     lookup: ("A262", "not a variable, such as a table", "Lookup"),
     3: ("A260", "something that can be called", "a tf.Module"),
     tf.Module: ("A260", "something that can be called", "call the class first"),

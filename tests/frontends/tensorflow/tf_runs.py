@@ -54,6 +54,7 @@ def errors(
     model = onward.from_tensorflow(
         case.module, loss=case.loss, optimizer=optimizer, example_inputs=x, example_targets=t
     )
+    assert onward.check(model).ok
     trainer = onward.Trainer(model, backend=backend)
     losses = []
     for x, t in batches(case, steps, size, last, seed=7):

@@ -33,7 +33,8 @@ def is_control(op_type: str) -> bool:
 class Bodies:
     """The functions of a graph, and copies of them in which variables are values."""
 
-    def __init__(self, library: Any, what: str) -> None:
+    def __init__(self, library: Any, what: str, differentiable: bool) -> None:
+        self.differentiable = differentiable
         self.known = {f.signature.name: f for f in library.function}
         self.made: dict[str, Any] = {}
         self.what = what
@@ -143,6 +144,11 @@ class Bodies:
             ]
         if "Random" in node.op or node.op == "RngReadAndSkip":
             return [_unsupported(node, place, "draw all random numbers before the loop or branch", A265)]
+        kind = node.attr["_gradient_op_type"].s if "_gradient_op_type" in node.attr else b""
+        if self.differentiable and kind.startswith(b"CustomGradient"):
+            return [
+                _unsupported(node, place, "a tf.custom_gradient would be lost; write it without its own derivative")
+            ]
         if node.op in ("NoOp", "Assert", "Print", "PrintV2"):
             function.node_def.remove(node)
             return []

@@ -6,8 +6,7 @@ TensorFlow and tf2onnx are imported on first use.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +71,12 @@ def from_tensorflow(
         MissingExtra: tensorflow or tf2onnx is not installed.
     """
     for package in ("tensorflow", "tf2onnx"):
-        if sys.modules.get(package, False) is None or importlib.util.find_spec(package) is None:
-            raise require_extra(package, "tensorflow", "onward.from_tensorflow")
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            raise require_extra(package, "tensorflow", "onward.from_tensorflow") from error
     from onward.frontends.tensorflow import examples
     from onward.frontends.tensorflow.build import build
     from onward.frontends.tensorflow.source import read_source
@@ -119,16 +122,21 @@ class _Capture:
         from onward.frontends.tensorflow import examples
         from onward.frontends.tensorflow.build import Parts
         from onward.frontends.tensorflow.optimizers import read_optimizer
-        from onward.frontends.tensorflow.source import input_names, leaf_paths, output_names
+        from onward.frontends.tensorflow.source import FIXED, input_names, leaf_paths, output_names
         from onward.frontends.tensorflow.trace import trace, weights_of
         from onward.frontends.tensorflow.verify import Oracle
 
         source = self.source
         specs = examples.specs(self.inputs, self.size, self.free)
         named = dict(zip(input_names(source, *self.inputs), tf.nest.flatten(specs), strict=True))
-        inference = trace(source.infer, specs, source.name, differentiable=source.train is source.infer)
+        hint = FIXED if self.free else ""
+        inference = trace(source.infer, specs, source.name, hint, differentiable=source.train is source.infer)
         self._check_inference(inference)
-        train = inference if source.train is source.infer else trace(source.train, specs, f"{source.name} in training")
+        train = (
+            inference
+            if source.train is source.infer
+            else trace(source.train, specs, f"{source.name} in training", hint)
+        )
         objective = _objective(loss, self.label)
         function = _probe if objective is not None else _loss_function(loss)
         self.takes_targets = objective is None

@@ -16,7 +16,7 @@ from onward.frontends.tensorflow.pure import A262, Draw, Pure
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import copy_nodes
 from onward.graph.schema import GRADIENT_DOMAIN
-from onward.graph.walk import ancestors
+from onward.graph.walk import all_nodes, ancestors
 from onward.model import serde
 
 GOLDEN, SPREAD = 0.61803398875, 3.4
@@ -32,7 +32,7 @@ class Translated:
     @property
     def stops(self) -> bool:
         """Whether a gradient ends inside of it."""
-        return any(node.op_type == STOP and node.domain == GRADIENT_DOMAIN for node in self.graph)
+        return any(node.op_type == STOP and node.domain == GRADIENT_DOMAIN for node in all_nodes(self.graph))
 
     def splice(
         self, op: Builder, arguments: Mapping[str, Value], wanted: Sequence[str], *, pattern: bool = False

@@ -103,7 +103,7 @@ class _Purifier:
         self.nodes = {node.name: node for node in source.node}
         self.made = tf.compat.v1.GraphDef()
         self.made.versions.CopyFrom(source.versions)
-        self.bodies = Bodies(source.library, what)
+        self.bodies = Bodies(source.library, what, differentiable)
         self.handles: dict[str, int] = {}  # the tensor of a handle: the variable
         self.current: dict[int, str] = {}
         self.generators: set[int] = set()  # variables that only hold the state of a generator of random numbers

@@ -187,6 +187,9 @@ def _is_function(given: Any) -> bool:
     return versions.is_concrete(given) or versions.is_tf_function(given) or inspect.isroutine(given)
 
 
+FIXED = "if it needs a fixed batch size, pass dynamic=False"
+
+
 @contextlib.contextmanager
 def user_errors(what: str, hint: str = "") -> Iterator[None]:
     """Turn any exception of the user's code into an ArgumentError with its place."""
@@ -206,9 +209,12 @@ def user_errors(what: str, hint: str = "") -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "in user code" not in line]
-    telling = [line for line in lines if not line.startswith(("File ", "^", "~"))]
-    chosen = telling[-1] if telling and "Error" in telling[-1] else telling[0] if telling else ""
+    """Return the line of a message that says what is wrong: TensorFlow puts lists of files around it."""
+    noise = ("File ", "^", "~", "[[", "Graph execution error", "Detected at node", "in user code", "<stack traces")
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if line and not line.startswith(noise)]
+    last = telling[-1] if telling else ""
+    chosen = last if "Error" in last or "Graph execution error:" in lines else telling[0] if telling else ""
     return chosen.removeprefix(f"{type(error).__name__}: ")[:300]
 
 
@@ -219,7 +225,7 @@ def _place_of(error: BaseException) -> str:
         if _is_users(frame.filename) and frame.line:
             found = f"{os.path.basename(frame.filename)} line {frame.lineno}: {frame.line}"
     for file, line, code in re.findall(r'File "(.+?)", line (\d+), in .+\n\s*(.*)', str(error)):
-        if _is_users(file):  # code that was converted for graphs is only in the message
+        if _is_users(file) and not code.startswith("File "):  # code that was converted for graphs is only here
             found = f"{os.path.basename(file)} line {line}: {code}"
     return found
 

@@ -19,7 +19,7 @@ from onward.frontends.tensorflow.build import Parts
 from onward.frontends.tensorflow.nodes import pattern
 from onward.frontends.tensorflow.optimizers import Traced
 from onward.frontends.tensorflow.pure import Pure
-from onward.frontends.tensorflow.source import Source, user_errors
+from onward.frontends.tensorflow.source import FIXED, Source, user_errors
 from onward.model.roles import entry_roles
 from onward.model.training_model import TrainingModel
 
@@ -44,7 +44,7 @@ class Oracle:
     def infer(self, inputs: tuple[Any, Any]) -> list[np.ndarray]:
         """Return the outputs of inference."""
         args, kwargs = inputs
-        with user_errors(self.source.name):
+        with user_errors(self.source.name, FIXED):
             return [np.asarray(t) for t in tf.nest.flatten(self.source.infer(*args, **kwargs))]
 
     def train(self, inputs: tuple[Any, Any], targets: Any) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -52,7 +52,7 @@ class Oracle:
         if self.step is not None and self.step.draws:
             return self._with_patterns(inputs, targets)
         args, kwargs = inputs
-        with user_errors(self.source.name), tf.GradientTape(watch_accessed_variables=False) as tape:
+        with user_errors(self.source.name, FIXED), tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.trained)
             value = self.loss(self.source.train(*args, **kwargs), targets)
         found = tape.gradient(value, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
