@@ -18,7 +18,10 @@ ClosedJaxpr = core.ClosedJaxpr
 Jaxpr = core.Jaxpr
 Equation = core.JaxprEqn
 Literal = core.Literal
-InconclusiveSize = core.InconclusiveDimensionOperation
+InconclusiveSize = (
+    core if hasattr(core, "InconclusiveDimensionOperation") else jax.core
+).InconclusiveDimensionOperation
+"""What JAX raises where it cannot compare a symbolic size; before 0.10 it is at another place."""
 
 VERSION: str = jax.__version__
 
