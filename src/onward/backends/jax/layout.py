@@ -24,9 +24,9 @@ Plain = Callable[[Instruction, list[Any]], Any]
 _ELEMENTWISE = frozenset([
     "Neg", "Abs", "Exp", "Log", "Sqrt", "Tanh", "Erf", "Floor", "Ceil", "Round", "Sign", "Reciprocal", "Relu",
     "Sigmoid", "Not", "IsNaN", "IsInf", "Softsign", "Mish", "HardSwish", "Add", "Sub", "Mul", "Div", "Pow", "Equal",
-    "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "And", "Or", "Xor", "Sum", "Mean", "Max", "Min", "Where", "Clip",
-    "Elu", "LeakyRelu", "Celu", "Selu", "ThresholdedRelu", "HardSigmoid", "Softplus", "Gelu", "Swish", "Cast", "CastLike",
-    "Identity",
+    "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "And", "Or", "Xor", "Sum", "Mean", "Max", "Min", "Where",
+    "Clip", "Elu", "LeakyRelu", "Celu", "Selu", "ThresholdedRelu", "HardSigmoid", "Softplus", "Gelu", "Swish", "Cast",
+    "CastLike", "Identity",
 ])  # fmt: skip
 _ASKS = frozenset(["Conv", "MaxPool", "AveragePool", "GlobalAveragePool"])
 _REDUCTIONS = frozenset(["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2"])

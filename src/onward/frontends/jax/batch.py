@@ -36,6 +36,8 @@ def another_batch(batch: Any, size: int) -> Any:
     def longer(array: Any) -> Any:
         if not np.ndim(array) or np.shape(array)[0] != size:
             return array
-        return jax.numpy.concatenate([array, array[::-1]] if size > 1 else [array, array])[: size + 1]
+        numbers = np.asarray(array)  # by numpy, because JAX would compile for each shape
+        longer = np.concatenate([numbers, numbers[::-1]] if size > 1 else [numbers, numbers])[: size + 1]
+        return jax.numpy.asarray(longer)
 
     return jax.tree.map(longer, batch)
