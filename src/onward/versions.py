@@ -41,7 +41,7 @@ SUPPORTED: Mapping[str, Range] = {
     "onnxscript": Range("0.7.1", "0.7", "torch"),
     "tensorflow-cpu": Range("2.21", "2.21", "tensorflow"),
     "numba": Range("0.60", "0.68", "fast"),
-    "jax": Range("0.7.2", "0.10", "jax"),
+    "jax": Range("0.5.0", "0.10", "jax"),
     "optax": Range("0.2.8", "0.2", "jax"),
     "keras": Range("3.15.1", "3.15", "keras"),
 }

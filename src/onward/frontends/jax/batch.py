@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from onward.frontends.jaxpr import versions
+
 NAME = "batch"
 
 
@@ -19,7 +21,7 @@ def batch_size(batch: Any) -> int | None:
 
 def struct_of(size: int | None, free: bool) -> Callable[[Any], Any]:
     """Return how an array of the batch is traced: with `free`, a first dimension of the batch's size is a symbol."""
-    symbol = jax.export.symbolic_shape(NAME)[0] if free else None
+    symbol = versions.free_size(NAME) if free else None
 
     def struct(array: Any) -> Any:
         shape = tuple(array.shape)

@@ -169,7 +169,8 @@ def _downhill(params: Any, gradients: Any) -> Any:
     """Return parameters nearby, a small step along the gradients; by numpy, because JAX compiles for each shape."""
 
     def move(p: np.ndarray, g: np.ndarray) -> np.ndarray:
-        return (p - 0.01 * g / (1.0 + np.abs(g).max(initial=0.0))).astype(p.dtype)
+        moved: np.ndarray = p - 0.01 * g / (1.0 + np.abs(g).max(initial=0.0))
+        return moved.astype(p.dtype)
 
     return jax.tree.map(lambda p, g: jax.numpy.asarray(move(np.asarray(p), np.asarray(g))), params, gradients)
 

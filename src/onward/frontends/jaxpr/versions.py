@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.export  # before JAX 0.8 it is not a part of `import jax`
 import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
@@ -34,6 +35,11 @@ def check_versions() -> None:
 def is_key(aval: Any) -> bool:
     """Return whether a value is a typed random key."""
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
+def free_size(name: str) -> Any:
+    """Return a symbol that stands for a size while JAX traces."""
+    return jax.export.symbolic_shape(name)[0]
 
 
 def size_value(size: Any, known: dict[str, Any]) -> Any:
