@@ -42,7 +42,7 @@ SUPPORTED: Mapping[str, Range] = {
     "tensorflow-cpu": Range("2.20", "2.21", "tensorflow"),
     "tf2onnx": Range("1.17", "1.17", "tensorflow"),
     "numba": Range("0.60", "0.68", "fast"),
-    "jax": Range("0.10.2", "0.10", "jax"),
+    "jax": Range("0.5.0", "0.10", "jax"),
     "optax": Range("0.2.8", "0.2", "jax"),
     "keras": Range("3.15.1", "3.15", "keras"),
 }

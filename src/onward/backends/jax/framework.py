@@ -11,6 +11,7 @@ import numpy as np
 
 from onward.backends.graph.framework import Framework
 from onward.backends.graph.host import Host
+from onward.backends.jax.layout import Laid, plain
 from onward.backends.jax.registry import REGISTRY
 from onward.backends.jax.tensors import Array, to_tensor
 from onward.errors import BackendError, Diagnostic
@@ -31,6 +32,9 @@ class Jax(Framework):
             return jnp.asarray(np.array(value.values, value.dtype).reshape(value.shape))
         sizes = [jnp.asarray(v, value.dtype) for v in value.values]  # the symbols of jax.export
         return jnp.stack(sizes).reshape(value.shape)
+
+    def tensor(self, value: Any, like: Sequence[Any] = ()) -> Any:
+        return super().tensor(plain(value), like)
 
     def read(self, tensor: Any) -> list[Any]:
         flat: list[Any] = concrete(tensor).reshape(-1).tolist()
@@ -69,4 +73,4 @@ def is_traced(value: Any) -> bool:
     """Return whether a value is not known while JAX traces."""
     if isinstance(value, list):
         return any(is_traced(v) for v in value)
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value.tensor if isinstance(value, Laid) else value, jax.core.Tracer)

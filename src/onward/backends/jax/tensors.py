@@ -6,6 +6,7 @@ ONNX computes with int64 and JAX, unless told otherwise, with int32. All code of
 
 from __future__ import annotations
 
+import importlib
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,10 +19,13 @@ from jax import Array as Array
 from onward.backends.graph.framework import B302
 from onward.errors import BackendError, Diagnostic
 
+_enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental").enable_x64
+"""Before JAX 0.8 it was experimental."""
+
 
 def wide() -> AbstractContextManager[Any]:
     """Return a context in which JAX has 64-bit types."""
-    context: AbstractContextManager[Any] = jax.enable_x64(True)
+    context: AbstractContextManager[Any] = _enable_x64(True)
     return context
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from onward.frontends.jaxpr import versions
+
 NAME = "batch"
 
 
@@ -19,7 +21,7 @@ def batch_size(batch: Any) -> int | None:
 
 def struct_of(size: int | None, free: bool) -> Callable[[Any], Any]:
     """Return how an array of the batch is traced: with `free`, a first dimension of the batch's size is a symbol."""
-    symbol = jax.export.symbolic_shape(NAME)[0] if free else None
+    symbol = versions.free_size(NAME) if free else None
 
     def struct(array: Any) -> Any:
         shape = tuple(array.shape)
@@ -36,6 +38,8 @@ def another_batch(batch: Any, size: int) -> Any:
     def longer(array: Any) -> Any:
         if not np.ndim(array) or np.shape(array)[0] != size:
             return array
-        return jax.numpy.concatenate([array, array[::-1]] if size > 1 else [array, array])[: size + 1]
+        numbers = np.asarray(array)  # by numpy, because JAX would compile for each shape
+        longer = np.concatenate([numbers, numbers[::-1]] if size > 1 else [numbers, numbers])[: size + 1]
+        return jax.numpy.asarray(longer)
 
     return jax.tree.map(longer, batch)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic, require_extra
 from onward.frontends.jax.trees import Leaf, Tree, read_tree
+from onward.frontends.jaxpr import versions
 from onward.frontends.jaxpr.random import Key
 from onward.frontends.jaxpr.translator import Translator, trace
 from onward.graph.builder import Builder, Names, Value
@@ -88,7 +89,7 @@ class Optax(Traced):
         self.optimizer = optimizer
         self.params = params
         try:
-            fresh = optimizer.init(params.values)
+            fresh = _initial(optimizer, params.values)
         except Exception as error:  # an optimizer may raise any type
             raise self.refuse(error, "init") from error
         self.fresh = read_tree(fresh, "optimizer", "optimizer=", (), prefix="optimizer.")
@@ -133,6 +134,14 @@ class Optax(Traced):
                 else "the step gives it the gradients, its state, the parameters, value= (the loss) and grad=",
             )
         )
+
+
+def _initial(optimizer: Any, params: Any) -> Any:
+    """Return the state with which an optimizer begins; compiled as a whole, if that is possible."""
+    try:
+        return versions.quick_jit(optimizer.init)(params)
+    except (TypeError, ValueError, AttributeError):  # it looks at numbers, or returns what is not an array
+        return optimizer.init(params)
 
 
 def _takes_extra(optimizer: Any) -> bool:

@@ -95,7 +95,7 @@ class _Comparison:
         ours = {p: results[g] for g, p in roles.gradients.items()}
         _compare(ours, [wanted[p] for p in names], "the gradient", where, together=True)
         self._statistics(data, new_state, where)
-        self.following = (_downhill(params, gradients), new_state, self.moments)
+        self.following = (params, new_state, self.moments)
         self._step(gradients, value, where)
 
     def move_on(self) -> None:
@@ -125,6 +125,7 @@ class _Comparison:
         """Compare the optimizer's update, fed with the gradients of JAX."""
         optimizer, parts = self.parts.optimizer, self.parts
         if self.update is None or not isinstance(optimizer, Traced) or self.step is None:
+            self.following = (_downhill(self.params, gradients), *self.following[1:])
             return
         new_params, new_state = self.step(gradients, self.moments, self.params, value)
         self.following = (new_params, self.following[1], new_state)
@@ -165,12 +166,13 @@ class _Comparison:
 
 
 def _downhill(params: Any, gradients: Any) -> Any:
-    """Return parameters nearby, a small step along the gradients."""
+    """Return parameters nearby, a small step along the gradients; by numpy, because JAX compiles for each shape."""
 
-    def move(p: Any, g: Any) -> Any:
-        return p - 0.01 * g / (1.0 + jax.numpy.abs(g).max(initial=0.0))
+    def move(p: np.ndarray, g: np.ndarray) -> np.ndarray:
+        moved: np.ndarray = p - 0.01 * g / (1.0 + np.abs(g).max(initial=0.0))
+        return moved.astype(p.dtype)
 
-    return jax.tree.map(lambda p, g: move(p, g).astype(p.dtype), params, gradients)
+    return jax.tree.map(lambda p, g: jax.numpy.asarray(move(np.asarray(p), np.asarray(g))), params, gradients)
 
 
 def _compare(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.export  # before JAX 0.8 it is not a part of `import jax`
 import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
@@ -18,7 +19,10 @@ ClosedJaxpr = core.ClosedJaxpr
 Jaxpr = core.Jaxpr
 Equation = core.JaxprEqn
 Literal = core.Literal
-InconclusiveSize = core.InconclusiveDimensionOperation
+InconclusiveSize = (
+    core if hasattr(core, "InconclusiveDimensionOperation") else jax.core
+).InconclusiveDimensionOperation
+"""What JAX raises where it cannot compare a symbolic size; before 0.10 it is at another place."""
 
 VERSION: str = jax.__version__
 
@@ -31,6 +35,11 @@ def check_versions() -> None:
 def is_key(aval: Any) -> bool:
     """Return whether a value is a typed random key."""
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
+def free_size(name: str) -> Any:
+    """Return a symbol that stands for a size while JAX traces."""
+    return jax.export.symbolic_shape(name)[0]
 
 
 def size_value(size: Any, known: dict[str, Any]) -> Any:

@@ -36,11 +36,20 @@ def flat_windows(window: Window, counts: list[int], sizes: list[int]) -> np.ndar
 
 @op("Conv")
 def conv(attributes: Attributes, x: Array, w: Array, b: Array | None = None) -> Array:
-    window = window_of(attributes, x.shape[2:], w.shape[2:])
+    last = bool(attributes.get("channels_last"))
+    window = window_of(attributes, x.shape[1:-1] if last else x.shape[2:], w.shape[2:])
+    image = lax.ConvDimensionNumbers(*_specs(x.ndim, last))
     y = lax.conv_general_dilated(
-        x, w, window.strides, window.pads, rhs_dilation=window.dilations, feature_group_count=attributes["group"]
-    )
-    return y if b is None else y + b.reshape(along(1, y.ndim))
+        x, w, window.strides, window.pads, rhs_dilation=window.dilations, feature_group_count=attributes["group"],
+        dimension_numbers=image,
+    )  # fmt: skip
+    return y if b is None else y + b.reshape(along(y.ndim - 1 if last else 1, y.ndim))
+
+
+def _specs(rank: int, last: bool) -> tuple[tuple[int, ...], ...]:
+    """Return where batch, channels and the other axes are: of the image, of the kernel, of the result."""
+    image = (0, rank - 1, *range(1, rank - 1)) if last else tuple(range(rank))
+    return image, tuple(range(rank)), image
 
 
 @op("ConvTranspose")

@@ -16,8 +16,8 @@ from onward.backends.jax.registry import Attributes, op
 from onward.backends.jax.tensors import Array
 
 
-def _per_channel(value: Array, rank: int) -> Array:
-    return value.reshape(along(1, rank))
+def _per_channel(value: Array, rank: int, axis: int = 1) -> Array:
+    return value.reshape(along(axis, rank))
 
 
 def _moments(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
@@ -30,12 +30,16 @@ def _moments(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
 @op("BatchNormalization")
 def batch_normalization(attributes: Attributes, x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Any:
     epsilon, rank = attributes["epsilon"], x.ndim
+    channels = rank - 1 if attributes.get("channels_last") else 1
+
+    def spread(value: Array) -> Array:
+        return _per_channel(value, rank, channels)
+
     if not attributes.get("training_mode", 0):
         factor = scale / jnp.sqrt(var + epsilon)
-        return ((x - _per_channel(mean, rank)) * _per_channel(factor, rank) + _per_channel(bias, rank)).astype(x.dtype)
-    axes = (0, *range(2, rank))
-    batch_mean, centred, batch_var = _moments(x, axes)
-    y = centred * lax.rsqrt(batch_var + epsilon) * _per_channel(scale, rank) + _per_channel(bias, rank)
+        return ((x - spread(mean)) * spread(factor) + spread(bias)).astype(x.dtype)
+    batch_mean, centred, batch_var = _moments(x, tuple(axis for axis in range(rank) if axis != channels))
+    y = centred * (lax.rsqrt(batch_var + epsilon) * spread(scale)) + spread(bias)
     if attributes.outputs == 1:
         return y.astype(x.dtype)
     m = attributes["momentum"]

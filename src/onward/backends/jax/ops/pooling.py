@@ -19,19 +19,24 @@ from onward.backends.jax.tensors import Array
 
 
 def _window(attributes: Attributes, x: Array) -> tuple[Window, list[int], Pads]:
-    window = window_of(attributes, x.shape[2:], attributes["kernel_shape"])
-    return window, *pooled(attributes, x.shape[2:], window)
+    sizes = x.shape[1:-1] if attributes.get("channels_last") else x.shape[2:]
+    window = window_of(attributes, sizes, attributes["kernel_shape"])
+    return window, *pooled(attributes, sizes, window)
 
 
 def _reduced(
-    x: Array, start: Any, function: Callable[..., Any], window: Window, counts: list[int], pads: Pads
+    x: Array, start: Any, function: Callable[..., Any], window: Window, counts: list[int], pads: Pads, last: Any = False
 ) -> Array:
     """Return `function` over each window of `x`, padded with `start`: a constant, without which JAX has no gradient."""
+
+    def full(inner: Any, one: Any) -> tuple[Any, ...]:
+        return (one, *inner, one) if last else (one, one, *inner)
+
     y: Array = lax.reduce_window(
-        x, np.asarray(start, x.dtype), function, (1, 1, *window.kernel), (1, 1, *window.strides),
-        ((0, 0), (0, 0), *pads), window_dilation=(1, 1, *window.dilations),
+        x, np.asarray(start, x.dtype), function, full(window.kernel, 1), full(window.strides, 1), full(pads, (0, 0)),
+        window_dilation=full(window.dilations, 1),
     )  # fmt: skip
-    return y[(..., *(slice(n) for n in counts))]
+    return y[full([slice(n) for n in counts], slice(None))]
 
 
 @op("MaxPool")
@@ -39,7 +44,7 @@ def max_pool(attributes: Attributes, x: Array) -> Any:
     window, counts, pads = _window(attributes, x)
     low = lowest(x.dtype)
     if attributes.outputs == 1:
-        return _reduced(x, low, lax.max, window, counts, pads)
+        return _reduced(x, low, lax.max, window, counts, pads, attributes.get("channels_last"))
     padded = pad_spatial(x, pads, low)
     index = flat_windows(window, counts, list(padded.shape[2:])).reshape(*counts, -1)
     windows = padded.reshape(*x.shape[:2], -1)[:, :, index]
@@ -66,13 +71,15 @@ def _unpadded(position: Array, x: Array, pads: Pads, order: int) -> Array:
 @op("AveragePool")
 def average_pool(attributes: Attributes, x: Array) -> Array:
     window, counts, pads = _window(attributes, x)
-    ones = jnp.ones((1, 1, *x.shape[2:]), x.dtype)
+    last = attributes.get("channels_last")
+    ones = jnp.ones((1, 1, *(x.shape[1:-1] if last else x.shape[2:])), x.dtype)
     beyond = pads
     if attributes.get("count_include_pad", 0):
         ones = pad_spatial(ones, window.pads, 1)
         beyond = [(0, p[1] - g[1]) for p, g in zip(pads, window.pads, strict=True)]
-    total = _reduced(x, 0, lax.add, window, counts, pads)
-    return total / _reduced(ones, 0, lax.add, window, counts, beyond)
+    total = _reduced(x, 0, lax.add, window, counts, pads, last)
+    count = _reduced(ones, 0, lax.add, window, counts, beyond)
+    return total / (jnp.moveaxis(count, 1, -1) if last else count)
 
 
 @op("LpPool")
@@ -89,7 +96,7 @@ def _spatial(x: Array) -> tuple[int, ...]:
 
 @op("GlobalAveragePool")
 def global_average_pool(attributes: Attributes, x: Array) -> Array:
-    return jnp.mean(x, _spatial(x), keepdims=True)
+    return jnp.mean(x, tuple(range(1, x.ndim - 1)) if attributes.get("channels_last") else _spatial(x), keepdims=True)
 
 
 @op("GlobalMaxPool")
