@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,7 +56,7 @@ def _print(found: Diagnosis, console: Console, limit: int | None) -> None:
     report = found.report
     if report.findings:
         counts = f"{counted(len(report.errors), 'error')}, {counted(len(report.warnings), 'warning')}"
-        counts += f" (`onward check {found.source}`)"
+        counts += f" (`onward check {shlex.quote(found.source)}`)"
         _line(console, "check", counts, "bold red" if report.errors else "yellow")
     else:
         _line(console, "check", "no findings", "green")

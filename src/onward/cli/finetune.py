@@ -18,7 +18,7 @@ import typer
 from typer import Option
 
 from onward.cli.options import DataOptions, open_data
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.errors import A101, ArgumentError, DataError, Diagnostic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,7 @@ def refuse_making(options: FineTuneOptions, file: Path) -> None:
                 f"`{file}` already says how it is trained",
                 found=", ".join(given),
                 needed="a plain inference model for these options",
-                hint=f"onward strip {file} -o plain.onnx gives the plain model",
+                hint=f"onward strip {shlex.quote(str(file))} -o plain.onnx gives the plain model",
             )
         )
 
@@ -207,6 +207,8 @@ class _Choices:
         self.options, self.columns, self.source = options, columns, source
         self.output, self.width, self.ending, self.logits = _scored_output(trainer, options)
         targets = _targets(source, trainer, columns)
+        if options.loss is None:
+            _require_numbers(targets, columns.get(_LABELS, _LABELS), source)
         self.names, self.values, self.kind = _meaning(targets, source)
         self.count = len(self.names) or len(self.values)
         self.classes = self._new_head()
@@ -426,7 +428,7 @@ def _scored_output(trainer: Trainer, options: TrainOptions) -> tuple[str, int, s
                 f"the model has {len(outputs)} outputs of numbers",
                 found=", ".join(f"`{v.name}`" for v in outputs) or "none",
                 needed="--on VALUE, what the loss reads" if outputs else "a model with an output that can be trained",
-                hint=f"onward doctor {options.file} says what can be trained",
+                hint=f"onward doctor {shlex.quote(str(options.file))} says what can be trained",
             )
         )
     dims = shapes.dims(chosen[0]) or ()
@@ -437,6 +439,24 @@ def _scored_output(trainer: Trainer, options: TrainOptions) -> tuple[str, int, s
     if kind == "SigmoidPair":  # two columns of one number
         width, kind = 1, "Sigmoid"
     return chosen[0].name or "", width, kind, before
+
+
+def _require_numbers(targets: np.ndarray, column: str, source: DataSource) -> None:
+    """Raise if arrays hold names of classes, which only a table or folders turn into numbers."""
+    if targets.dtype.kind not in "OUS" or source.classes:
+        return
+    from onward.train.data.matching import T112
+
+    shown = ", ".join(f"`{name}`" for name in list(dict.fromkeys(targets.ravel().tolist()))[:5])
+    raise DataError(
+        Diagnostic(
+            T112,
+            f"`{column}` holds text, and arrays hold the numbers of classes",
+            found=shown,
+            needed="whole numbers from 0",
+            hint="in Python: names, numbers = numpy.unique(labels, return_inverse=True); a table may hold names",
+        )
+    )
 
 
 def _targets(source: DataSource, trainer: Trainer, columns: dict[str, str]) -> np.ndarray:
