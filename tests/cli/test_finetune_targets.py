@@ -282,3 +282,22 @@ def test_a_logistic_regression_of_scikit_learn_as_it_comes(work):
 
     assert "cross_entropy of `LinearClassifier/Gemm:out`" in result.stderr
     assert (pandas.read_csv("p.csv")["output_probability.class"] == truth).mean() > 0.9
+
+
+def test_a_loss_takes_its_settings_in_the_one_command(work):
+    """The hint of the error for CTC names `--set-loss`."""
+    reader = model("z = MatMul(x, W) y = Softmax(z)", "float[N, 6, 5] y", "float[N, 6, 4] x", W=np.ones((4, 5)))
+    onnx.save(reader, "reader.onnx")
+    lengths = {"labels/output_lengths": np.full(30, 6), "labels/label_lengths": np.full(30, 2)}
+    np.savez("a.npz", x=RNG.standard_normal((30, 6, 4)).astype(np.float32), labels=np.ones((30, 2), int), **lengths)
+
+    refused = call("train", "reader.onnx", "-d", "a.npz", "--loss", "ctc", "-e", 1, "--inference", "tuned.onnx")
+    settings = ["--set-loss", "logits=True", "--set-loss", "time_axis=1"]
+    result = ok(
+        "train", "reader.onnx", "-d", "a.npz", "--loss", "ctc", "--on", "z", *settings, "-e", 1,
+        "--inference", "tuned.onnx",
+    )  # fmt: skip
+
+    assert "CTC(logits=True)" in str(refused.exception)
+    assert "--set-loss logits=True --set-loss time_axis=1" in result.stderr
+    assert json.loads(ok("evaluate", "tuned.onnx", "-d", "a.npz", "-m", "cer", "--json").stdout)["cer"] >= 0

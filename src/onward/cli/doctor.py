@@ -119,10 +119,11 @@ def _runtime(found: Diagnosis) -> tuple[str, str]:
 
 def _output(advice: object) -> tuple[str, str]:
     from onward.diagnosis.examination import OutputAdvice
+    from onward.surgery.splice import shape_text
 
     assert isinstance(advice, OutputAdvice)
-    shape = "of unknown rank" if advice.shape is None else str(["?" if d is None else d for d in advice.shape])
-    head = f"`{advice.name}` {advice.kind} {shape.replace(chr(39), '')}: "
+    shape = "of unknown rank" if advice.shape is None else shape_text(advice.shape)
+    head = f"`{advice.name}` {advice.kind} {shape}: "
     if not advice.readable:
         return head + f"no loss can read it, {advice.reason}", "yellow"
     if advice.trains is False:
