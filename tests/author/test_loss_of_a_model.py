@@ -355,3 +355,34 @@ def test_a_loss_does_not_read_integers(build) -> None:
     assert str(caught.value) == (
         "error[A115]: `MSE` cannot read output `k`\n  at output=\n  found: int64\n  needed: a floating-point tensor"
     )
+
+
+NORMALISED = (
+    "s = Softmax(z) n = ReduceL1(s, axis) none = Equal(n, zero) d = Where(none, one, n) p = Div(s, d)"  # skl2onnx
+)
+
+
+def test_a_softmax_that_is_normalised_again_is_a_softmax(build) -> None:
+    """Every classifier of several classes that skl2onnx makes of a logistic regression."""
+    text = f"m (float[N, 3] x) => (float[N, 2] p) {{ z = MatMul(x, W) {NORMALISED} }}"
+    numbers = {"axis": np.array([-1]), "zero": np.float32(0), "one": np.float32(1)}
+
+    with pytest.raises(ArgumentError, match="is already a Softmax") as caught:
+        make_trainable(build(text, W=f32(3, 2), **numbers), loss="cross_entropy")
+
+    assert 'output="z"' in str(caught.value)
+
+
+def test_a_loss_may_name_an_output_that_is_a_map_in_the_file(build) -> None:
+    text = "m (float[N, 3] x) => (float[N, 2] p) { z = MatMul(x, W) p = Relu(z) }"
+    proto = build(text, W=f32(3, 2))
+    proto.graph.node.add(op_type="ZipMap", domain="ai.onnx.ml", input=["p"], output=["by_name"]).attribute.append(
+        helper.make_attribute("classlabels_int64s", [0, 1])
+    )
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    entry = helper.make_map_type_proto(onnx.TensorProto.INT64, helper.make_tensor_type_proto(1, []))
+    proto.graph.output[0].CopyFrom(helper.make_value_info("by_name", helper.make_sequence_type_proto(entry)))
+
+    model = make_trainable(proto, loss="mse", output="by_name")
+
+    assert list(model.parameters) == ["W"]

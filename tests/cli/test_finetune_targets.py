@@ -227,3 +227,77 @@ def test_a_table_with_other_separators_says_so(work):
     error = call("train", "five.onnx", "-d", "t.csv", "--classes", "auto").exception
 
     assert "the columns of `t.csv` are separated by ';'" in str(error)
+
+
+def test_arrays_of_other_names_feed_the_tuned_file_too(work):
+    """What training found out by itself, evaluate and predict find out as well."""
+    np.savez("a.npz", pixels=X, y=KIND)
+    ok("train", "five.onnx", "-d", "a.npz", "--classes", "auto", "-e", 1, "--inference", "tuned.onnx")
+
+    judged = ok("evaluate", "tuned.onnx", "-d", "a.npz", "-m", "accuracy", "--json")
+    ok("predict", "tuned.onnx", "-d", "a.npz", "-o", "p.csv")
+
+    right = np.mean(pandas.read_csv("p.csv")["class"].to_numpy() == KIND)
+    assert json.loads(judged.stdout)["accuracy"] == pytest.approx(right)
+
+
+def test_two_arrays_that_could_be_the_input_are_a_choice_for_the_user(work):
+    np.savez("a.npz", first=X, second=X)
+
+    result = call("predict", "line.onnx", "-d", "a.npz")
+
+    assert result.exit_code == 1
+    assert "no column `x` in the data" in str(result.exception) + result.stderr
+
+
+def test_names_of_classes_in_arrays_are_refused(work):
+    np.savez("a.npz", x=X, y=np.array(["ja", "nein", "doch"])[KIND])
+
+    result = call("train", "five.onnx", "-d", "a.npz", "--classes", "auto", "-e", 1, "--inference", "tuned.onnx")
+
+    assert result.exit_code == 1
+    assert "`y` holds text, and arrays hold the numbers of classes" in str(result.exception) + result.stderr
+
+
+def test_a_command_in_a_hint_can_be_pasted(work):
+    proto = model("a = MatMul(x, W) y = Relu(a)", "float[N, 5] y, float[N, 5] a", W=RNG.standard_normal((4, 5)))
+    onnx.save(proto, "my file.onnx")
+    np.savez("a.npz", x=X, y=KIND)
+
+    result = call("train", "my file.onnx", "-d", "a.npz", "-e", 1, "--inference", "tuned.onnx")
+
+    assert "onward doctor 'my file.onnx'" in str(result.exception) + result.stderr
+
+
+def test_a_logistic_regression_of_scikit_learn_as_it_comes(work):
+    """Its Softmax is normalised again and becomes a map; the loss reads the logits in front of it all."""
+    skl2onnx = pytest.importorskip("skl2onnx")
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    truth = np.array(["ant", "bee", "cow"])[KIND]
+    made = linear_model.LogisticRegression(C=1e-3).fit(X, truth)
+    onnx.save(skl2onnx.to_onnx(made, X[:1]), "sk.onnx")
+
+    result = ok("train", "sk.onnx", "-d", table(truth), "--lr", 0.05, "-e", 5, "--inference", "tuned.onnx")
+    ok("predict", "tuned.onnx", "-d", "t.csv", "-o", "p.csv")
+
+    assert "cross_entropy of `LinearClassifier/Gemm:out`" in result.stderr
+    assert (pandas.read_csv("p.csv")["output_probability.class"] == truth).mean() > 0.9
+
+
+def test_a_loss_takes_its_settings_in_the_one_command(work):
+    """The hint of the error for CTC names `--set-loss`."""
+    reader = model("z = MatMul(x, W) y = Softmax(z)", "float[N, 6, 5] y", "float[N, 6, 4] x", W=np.ones((4, 5)))
+    onnx.save(reader, "reader.onnx")
+    lengths = {"labels/output_lengths": np.full(30, 6), "labels/label_lengths": np.full(30, 2)}
+    np.savez("a.npz", x=RNG.standard_normal((30, 6, 4)).astype(np.float32), labels=np.ones((30, 2), int), **lengths)
+
+    refused = call("train", "reader.onnx", "-d", "a.npz", "--loss", "ctc", "-e", 1, "--inference", "tuned.onnx")
+    settings = ["--set-loss", "logits=True", "--set-loss", "time_axis=1"]
+    result = ok(
+        "train", "reader.onnx", "-d", "a.npz", "--loss", "ctc", "--on", "z", *settings, "-e", 1,
+        "--inference", "tuned.onnx",
+    )  # fmt: skip
+
+    assert "CTC(logits=True)" in str(refused.exception)
+    assert "--set-loss logits=True --set-loss time_axis=1" in result.stderr
+    assert json.loads(ok("evaluate", "tuned.onnx", "-d", "a.npz", "-m", "cer", "--json").stdout)["cer"] >= 0

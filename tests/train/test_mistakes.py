@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
-from onward.errors import OnwardError
+import onward
+from onward.errors import DataError, OnwardError
 from onward.train import (
     BestSoFar,
     DataSource,
@@ -351,3 +353,37 @@ def test_the_tester_notices_an_error_that_says_nothing():
 
     with pytest.raises(AssertionError, match="does not say what is needed"):
         problems_of(fail)
+
+
+def reader_of_symbols():
+    """Return a trainer for a network that reads three symbols and a blank in each of six steps, with CTC."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> net (float[N, 6, 2] x) => (float[N, 6, 4] y) '
+        "<float[2, 4] W = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8}> { z = MatMul(x, W) y = Softmax(z) }"
+    )
+    loss = onward.losses.CTC(time_axis=1, logits=True)
+    return onward.Trainer(onward.make_trainable(proto, loss=loss, output="z", optimizer="sgd"))
+
+
+def symbols(labels, lengths):
+    count = len(labels)
+    return {
+        "x": np.ones((count, 6, 2), np.float32),
+        "labels": np.array(labels),
+        "labels/output_lengths": np.full(count, 6),
+        "labels/label_lengths": np.array(lengths),
+    }
+
+
+def test_a_symbol_beyond_the_alphabet_is_compared_with_the_alphabet_and_not_with_the_steps():
+    with pytest.raises(DataError, match=r"holds class 5, and output `y` has 4 classes[\s\S]*0 to 3"):
+        reader_of_symbols().fit(symbols([[1, 5]] * 4, [2] * 4), epochs=1, progress="none")
+
+
+def test_more_labels_than_steps_are_the_reason_of_an_infinite_ctc_loss():
+    with pytest.raises(onward.OnwardError) as caught:
+        reader_of_symbols().fit(symbols([[1, 2, 3, 1, 2, 3, 1]] * 4, [7] * 4), epochs=1, progress="none")
+
+    assert "a sample may have more labels than the output has steps" in str(caught.value)
+    assert "zero_infinity=True" in str(caught.value)
+    assert "(Constant)" not in str(caught.value)

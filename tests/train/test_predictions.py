@@ -357,3 +357,39 @@ def test_predictions_are_computed_batch_by_batch():
 
     assert len(taken) == 1
     assert [len(b) for b in batches] == [4, 2]
+
+
+def two_outputs():
+    """Return a trained file with a second output of as many numbers, and what the loss read second in the file."""
+    proto = model(
+        "other = MatMul(x, V) z = MatMul(x, W) y = Softmax(z)",
+        outputs="float[N, 3] other, float[N, 3] y",
+        W=W,
+        V=-W,
+    )
+    made = onward.make_trainable(proto, loss="cross_entropy", output="z", optimizer="sgd")
+    trainer = onward.Trainer(made)
+    labels = np.array(["ja", "nein", "vielleicht"])[(X @ W).argmax(axis=1)]
+    trainer.fit({"x": X, "labels": labels}, epochs=1, progress=False, learning_rate=0.0)
+    return trainer
+
+
+@pytest.mark.parametrize("kind", ["training model", "inference model"])
+def test_the_names_of_classes_are_those_of_the_output_that_the_loss_read(kind):
+    trainer = two_outputs()
+    if kind == "inference model":
+        trainer = onward.Trainer(trainer.to_inference())
+
+    rows = list(trainer.predictions(X))
+
+    best = (X @ W).argmax(axis=1)
+    assert [r["y"]["class"] for r in rows] == [["ja", "nein", "vielleicht"][i] for i in best]
+    np.testing.assert_allclose([r["other"] for r in rows], -X @ W, rtol=1e-5)  # plain numbers
+
+
+def test_a_tuned_file_is_evaluated_by_the_output_that_the_loss_read():
+    tuned = onward.Trainer(two_outputs().to_inference())
+
+    found = tuned.evaluate({"x": X, "labels": (X @ W).argmax(axis=1)}, metrics=["accuracy"])
+
+    assert found["accuracy"] == 1.0

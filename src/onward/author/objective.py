@@ -17,7 +17,7 @@ from onward.author.training_mode import TrainingForward
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.shapes import infer, infer_shapes
-from onward.graph.walk import reads
+from onward.graph.walk import reads, unmapped
 from onward.losses import NAMES, Distillation, LabelSpec, Loss, by_name, custom
 from onward.losses.base import ANY_NUMBER
 from onward.model.roles import Role, mark
@@ -94,7 +94,7 @@ class Objective:
             if term.outputs is None:
                 outputs = list(graph.outputs)
             else:
-                outputs = [find_value(values, name, graph) for name in term.outputs]
+                outputs = [unmapped(find_value(values, name, graph)) for name in term.outputs]
             if wanted not in (len(outputs), ANY_NUMBER):
                 raise wrong_outputs(outputs, wanted, loss_name, given=term.outputs is not None)
             if wanted != ANY_NUMBER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,7 +56,7 @@ def _print(found: Diagnosis, console: Console, limit: int | None) -> None:
     report = found.report
     if report.findings:
         counts = f"{counted(len(report.errors), 'error')}, {counted(len(report.warnings), 'warning')}"
-        counts += f" (`onward check {found.source}`)"
+        counts += f" (`onward check {shlex.quote(found.source)}`)"
         _line(console, "check", counts, "bold red" if report.errors else "yellow")
     else:
         _line(console, "check", "no findings", "green")
@@ -118,10 +119,11 @@ def _runtime(found: Diagnosis) -> tuple[str, str]:
 
 def _output(advice: object) -> tuple[str, str]:
     from onward.diagnosis.examination import OutputAdvice
+    from onward.surgery.splice import shape_text
 
     assert isinstance(advice, OutputAdvice)
-    shape = "of unknown rank" if advice.shape is None else str(["?" if d is None else d for d in advice.shape])
-    head = f"`{advice.name}` {advice.kind} {shape.replace(chr(39), '')}: "
+    shape = "of unknown rank" if advice.shape is None else shape_text(advice.shape)
+    head = f"`{advice.name}` {advice.kind} {shape}: "
     if not advice.readable:
         return head + f"no loss can read it, {advice.reason}", "yellow"
     if advice.trains is False:

@@ -18,12 +18,13 @@ import typer
 from typer import Option
 
 from onward.cli.options import DataOptions, open_data
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.errors import A101, ArgumentError, DataError, Diagnostic
 
 if TYPE_CHECKING:
     import numpy as np
 
     from onward.cli.train import TrainOptions
+    from onward.losses import Loss
     from onward.model.training_model import TrainingModel
     from onward.train import Preparation, Trainer
     from onward.train.data import DataSource
@@ -45,6 +46,9 @@ class FineTuneOptions(DataOptions):
         _tune(metavar="auto|N|FILE|NAMES", help="A new head: auto takes the classes of the data."),
     ] = None
     loss: Annotated[str | None, _tune(help="cross_entropy, mse, … (default: by the targets and the output).")] = None
+    set_loss: Annotated[
+        list[str] | None, _tune("--set-loss", metavar="NAME=VALUE", help="A setting of the loss; may be repeated.")
+    ] = None
     train: Annotated[
         list[str] | None,
         _tune(
@@ -66,7 +70,8 @@ class FineTuneOptions(DataOptions):
     def asks_to_make(self) -> list[str]:
         """Return the options that only a file without training information takes."""
         given = {"--classes": self.classes, "--loss": self.loss, "--train": self.train, "--optimizer": self.optimizer,
-                 "--on": self.on, "--cut": self.cut, "--head": self.head, "--dequantize": self.dequantize}  # fmt: skip
+                 "--on": self.on, "--cut": self.cut, "--head": self.head, "--dequantize": self.dequantize,
+                 "--set-loss": self.set_loss}  # fmt: skip
         return [option for option, value in given.items() if value]
 
 
@@ -89,7 +94,7 @@ def refuse_making(options: FineTuneOptions, file: Path) -> None:
                 f"`{file}` already says how it is trained",
                 found=", ".join(given),
                 needed="a plain inference model for these options",
-                hint=f"onward strip {file} -o plain.onnx gives the plain model",
+                hint=f"onward strip {shlex.quote(str(file))} -o plain.onnx gives the plain model",
             )
         )
 
@@ -115,7 +120,7 @@ def fine_tune(options: TrainOptions) -> tuple[TrainingModel, TrainOptions]:
     settings = {"learning_rate": choices.rate}
     model = make_trainable(
         options.file,
-        loss=choices.loss,
+        loss=choices.made_loss,
         optimizer=by_name(choices.optimizer, **settings),
         train=choices.train,
         output=choices.on,
@@ -207,10 +212,13 @@ class _Choices:
         self.options, self.columns, self.source = options, columns, source
         self.output, self.width, self.ending, self.logits = _scored_output(trainer, options)
         targets = _targets(source, trainer, columns)
+        if options.loss is None:
+            _require_numbers(targets, columns.get(_LABELS, _LABELS), source)
         self.names, self.values, self.kind = _meaning(targets, source)
         self.count = len(self.names) or len(self.values)
         self.classes = self._new_head()
         self.loss = options.loss or self._loss(targets)
+        self.made_loss = self._with_settings()
         reads_logits = self.loss in ("cross_entropy", "bce_with_logits") and self.classes is None
         self.on = options.on or (self.logits if reads_logits else self.output)
         self.metric = self._metric()
@@ -303,6 +311,15 @@ class _Choices:
         scored = by_name(self.loss).expects() is not None and self.loss != "kl_div"
         return ["accuracy"] if scored else []
 
+    def _with_settings(self) -> str | Loss:
+        """Return the loss with the settings that were given for it."""
+        if not self.options.set_loss:
+            return self.loss
+        from onward.cli.make_trainable import parse_settings
+        from onward.losses import by_name
+
+        return by_name(self.loss, **parse_settings(self.options.set_loss, "--set-loss"))
+
     def _loss(self, targets: np.ndarray) -> str:
         width = self.width if self.classes is None else 2  # a new head has a score per class
         if self.kind == "classes":
@@ -343,7 +360,7 @@ class _Choices:
             schedule=options.schedule or "cosine",
             warmup=options.warmup,
             best=options.best or self.validation is not None,
-            classes=None, loss=None, train=None, optimizer=None, on=None, cut=None, head=None,
+            classes=None, loss=None, set_loss=None, train=None, optimizer=None, on=None, cut=None, head=None,
             dequantize=False, target=None, features=None,
         )  # fmt: skip
 
@@ -380,6 +397,7 @@ class _Choices:
         make = ["onward", "make-trainable", str(self.options.file), "--loss", self.loss]
         make += ["--optimizer", self.optimizer, "--learning-rate", f"{self.rate:g}"]
         make += [part for pattern in patterns for part in ("--train", pattern)]
+        make += [part for given in self.options.set_loss or [] for part in ("--set-loss", given)]
         make += ["--classes", self.classes] if self.classes is not None else []
         make += ["--on", self.on] if self.on else []
         make += ["--cut", self.options.cut] if self.options.cut else []
@@ -426,7 +444,7 @@ def _scored_output(trainer: Trainer, options: TrainOptions) -> tuple[str, int, s
                 f"the model has {len(outputs)} outputs of numbers",
                 found=", ".join(f"`{v.name}`" for v in outputs) or "none",
                 needed="--on VALUE, what the loss reads" if outputs else "a model with an output that can be trained",
-                hint=f"onward doctor {options.file} says what can be trained",
+                hint=f"onward doctor {shlex.quote(str(options.file))} says what can be trained",
             )
         )
     dims = shapes.dims(chosen[0]) or ()
@@ -437,6 +455,24 @@ def _scored_output(trainer: Trainer, options: TrainOptions) -> tuple[str, int, s
     if kind == "SigmoidPair":  # two columns of one number
         width, kind = 1, "Sigmoid"
     return chosen[0].name or "", width, kind, before
+
+
+def _require_numbers(targets: np.ndarray, column: str, source: DataSource) -> None:
+    """Raise if arrays hold names of classes, which only a table or folders turn into numbers."""
+    if targets.dtype.kind not in "OUS" or source.classes:
+        return
+    from onward.train.data.matching import T112
+
+    shown = ", ".join(f"`{name}`" for name in list(dict.fromkeys(targets.ravel().tolist()))[:5])
+    raise DataError(
+        Diagnostic(
+            T112,
+            f"`{column}` holds text, and arrays hold the numbers of classes",
+            found=shown,
+            needed="whole numbers from 0",
+            hint="in Python: names, numbers = numpy.unique(labels, return_inverse=True); a table may hold names",
+        )
+    )
 
 
 def _targets(source: DataSource, trainer: Trainer, columns: dict[str, str]) -> np.ndarray:

@@ -46,6 +46,7 @@ OPTIONS = {
     "logits": "--set-loss logits",
     "reduction": "--set-loss reduction",
     "weight": "--set-loss weight",
+    "zero_infinity": "--set-loss zero_infinity",
     "gradients": "--set-backend gradients",
 }
 """The arguments whose option has another name, or that are settings."""

@@ -195,7 +195,10 @@ def _sizes(model: TrainingModel) -> dict[str, int]:
 
 def _advice(value: ir.Value) -> OutputAdvice:
     kind = str(value.type).lower() if value.type is not None else "unknown"
-    advice = OutputAdvice(value.name or "", kind, dims(value), readable=False)
+    shape = dims(value)
+    if unmapped(value) is not value:
+        kind, shape = "map from class to probability", dims(unmapped(value))
+    advice = OutputAdvice(value.name or "", kind, shape, readable=False)
     axis, value = 1, unmapped(value)
     made_by = maker(value)
     if made_by is not None and made_by.op_type == "ZipMap" and made_by.inputs[0] is not None:  # a map of probabilities

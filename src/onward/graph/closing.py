@@ -119,8 +119,22 @@ def sigmoid_by_hand(node: ir.Node) -> ir.Value | None:
     return _negated(exp.inputs[0]) if top is None or _is_number(top, 1.0) else None
 
 
+def normalised(node: ir.Node) -> ir.Value | None:
+    """Return the x of x / sum(|x|), as scikit-learn's Normalizer writes it; None if `node` is no such Div."""
+    top, bottom = (node.inputs[0], node.inputs[1]) if node.op_type == "Div" else (None, None)
+    total = None if bottom is None else bottom.producer()
+    if total is not None and total.op_type == "Where" and _is_number(total.inputs[1], 1.0):  # rows of zeros stay
+        total = None if total.inputs[2] is None else total.inputs[2].producer()
+    summed = total is not None and total.op_type in ("ReduceL1", "ReduceSum") and total.inputs[0] is top
+    return top if summed else None
+
+
 def _by_hand(node: ir.Node) -> Closing | None:
     """Return the Softmax or Sigmoid that is written out and whose last node is `node`."""
+    if (shares := normalised(node)) is not None:
+        inner = closing(shares)
+        if inner is not None and inner.kind == "Softmax":
+            return inner  # its sum is 1 already
     exponential = softmax_by_hand(node)
     if exponential is not None:
         return None if exponential.inputs[0] is None else Closing("Softmax", node, exponential.inputs[0])

@@ -15,9 +15,14 @@ from onward.graph.walk import constant_of, reads, unmapped
 from onward.model.roles import EntryRoles
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
 
-# The last ones are of a Softmax or Sigmoid that is written out, of an old Softmax that is given back its shape, and of
-# the two columns 1 - p and p.
-_WRITTEN_OUT = frozenset({"Log", "Exp", "Neg", "Reciprocal", "ReduceSum", "ReduceMax", "Div", "Sub", "Shape", "Concat"})
+# The last ones are of a Softmax or Sigmoid that is written out, of an old Softmax that is given back its shape, of the
+# two columns 1 - p and p, and of scikit-learn's Normalizer.
+_WRITTEN_OUT = frozenset(
+    {
+        "Log", "Exp", "Neg", "Reciprocal", "ReduceSum", "ReduceMax", "Div", "Sub", "Shape", "Concat", "ReduceL1",
+        "Equal", "Where",
+    }
+)  # fmt: skip
 _CHEAP = PASSING | ACTIVATIONS | _WRITTEN_OUT | {"Constant"}
 
 

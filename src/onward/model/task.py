@@ -11,6 +11,8 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
+from onward.model.readings import readings
+from onward.model.roles import entry_roles
 from onward.model.training_model import TrainingModel
 
 TASK = "onward.task"
@@ -29,25 +31,27 @@ class Task:
     """What an output means.
 
     `kind` is "classes" (one of them is right), "labels" (each may be right), "ctc" (classes over time, with a blank),
-    or "values" (plain numbers). `axis` is the axis of the classes, for "ctc" that of the time.
+    or "values" (plain numbers). `axis` is the axis of the classes, for "ctc" that of the time. `output` is the output
+    that the loss read, or that derives from what it read, where the model has several; empty where it has one.
     """
 
     kind: str
     axis: int = 1
     blank: int = 0
+    output: str = ""
 
     def text(self) -> str:
         """Return the task as the metadata entry stores it."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return json.dumps({k: v for k, v in dataclasses.asdict(self).items() if v != ""}, sort_keys=True)
 
     @classmethod
     def of_loss(cls, described: str) -> Task | None:
         """Return the task behind a loss, as its description in the file says; None if that says nothing.
 
         >>> Task.of_loss("CrossEntropy(reduction='mean', axis=-1)")
-        Task(kind='classes', axis=-1, blank=0)
+        Task(kind='classes', axis=-1, blank=0, output='')
         >>> Task.of_loss("MSE(reduction='mean')")
-        Task(kind='values', axis=1, blank=0)
+        Task(kind='values', axis=1, blank=0, output='')
         """
         try:
             call = ast.parse(described, mode="eval").body
@@ -67,8 +71,8 @@ class Task:
         """Return the task in the metadata of an inference model; None if there is none."""
         try:
             found = json.loads(metadata.get(TASK, "null"))
-            return cls(str(found["kind"]), int(found["axis"]), int(found["blank"]))
-        except (ValueError, TypeError, KeyError):  # absent, or written by hand
+            return cls(str(found["kind"]), int(found["axis"]), int(found["blank"]), str(found.get("output", "")))
+        except (ValueError, TypeError, KeyError, AttributeError):  # absent, or written by hand
             return None
 
 
@@ -85,9 +89,13 @@ def task_of(model: TrainingModel) -> Task | None:
 
     >>> from onward.samples import build
     >>> task_of(build("digits"))
-    Task(kind='classes', axis=1, blank=0)
+    Task(kind='classes', axis=1, blank=0, output='')
     """
     for entry in model.entries:
         if entry.algorithm is not None:
-            return Task.of_loss(entry.algorithm.metadata_props.get("onward.loss", ""))
+            task = Task.of_loss(entry.algorithm.metadata_props.get("onward.loss", ""))
+            if task is None or len(model.graph.outputs) < 2:
+                return task
+            read = next(iter(readings(model, entry, entry_roles(model, entry))), None)
+            return dataclasses.replace(task, output="" if read is None else read.output)
     return Task.of_metadata(model.ir.metadata_props)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onward.graph.builder import Value
-from onward.graph.closing import Closing, closing, maker, reduction_of, sigmoid_by_hand
+from onward.graph.closing import Closing, closing, maker, normalised, reduction_of, sigmoid_by_hand
 from onward.graph.shapes import dims
 from onward.graph.walk import constant_of, reads
 from onward.surgery.class_axis import Trace, Untraceable, follow
@@ -123,8 +123,10 @@ def _data_of(node: ir.Node, computed: set[Value]) -> Value | None:
             return data[0]
         first, second = node.inputs
         reduction = reduction_of(second)
-        if (reduction is not None and reduction.inputs[0] is first) or sigmoid_by_hand(node) is not None:
-            return first  # Softmax or Sigmoid by hand
+        if reduction is not None and reduction.inputs[0] is first:
+            return first  # Softmax by hand
+        if sigmoid_by_hand(node) is not None or normalised(node) is not None:
+            return first
     return None
 
 

@@ -311,7 +311,13 @@ def described(value: Value) -> str:
 
 def shape_text(sizes: Sequence[int | str | None] | None) -> str:
     """Return a shape as a message writes it: [N, 3, ?]."""
-    return "of unknown shape" if sizes is None else f"[{', '.join('?' if d is None else str(d) for d in sizes)}]"
+    if sizes is None:
+        return "of unknown shape"
+    short = ("?" if d is None or len(str(d)) > LONGEST_SIZE else str(d) for d in sizes)  # no formula of other sizes
+    return f"[{', '.join(short)}]"
+
+
+LONGEST_SIZE = 24  # letters
 
 
 __all__ = ["A132", "A133", "HeadSource", "attach", "check_consistent", "cut", "find_values", "open_copy", "splice"]

@@ -17,6 +17,7 @@ from onward.errors import A101, ArgumentError, DataError, Diagnostic, OnwardErro
 from onward.graph import shapes
 from onward.graph.closing import closing
 from onward.model.readings import Reading
+from onward.model.task import Task
 from onward.model.training_model import FLOAT_TYPES
 from onward.train import metrics as known
 from onward.train.metrics import ConfusionMatrix, Metric, get_metrics, label
@@ -166,13 +167,16 @@ def _numeric(program: Program) -> list[str]:
 def default_output(program: Program) -> str:
     """Return the output that metrics read: the one that the loss reads, or that derives from it; empty without one.
 
-    A model that does not say what its loss reads, such as an inference model, gives its first floating-point output,
-    else its first output of numbers.
+    An inference model may say in its metadata what the loss of its training read. One that does not gives its first
+    floating-point output, else its first output of numbers.
     """
     read = next(_readings(program), None)
     if read is not None:
         return read.output
     graph = program.infer_graph.model.graph
+    task = Task.of_metadata(program.infer_graph.model.metadata_props)
+    if task is not None and task.output in [v.name for v in graph.outputs]:
+        return task.output
     floats = [v.name or "" for v in graph.outputs if v.dtype in FLOAT_TYPES]
     return next(iter([*floats, *_numeric(program)]), "")
 

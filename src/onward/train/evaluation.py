@@ -14,6 +14,7 @@ from onward.compiler import loss_over_batches as totals
 from onward.compiler.program import Program, TensorSpec, total_names
 from onward.errors import BackendError, DataError, Diagnostic
 from onward.graph import shapes
+from onward.model.task import Task
 from onward.train.asked import Asked
 from onward.train.data.matching import T115, Matching, Preparation, fixed_batch
 from onward.train.data.prefetch import read_ahead
@@ -93,18 +94,21 @@ def _negative_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Dia
 
 def _bad_labels(program: Program, feeds: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Yield integer targets beyond the number of classes; called only after a failure, since 255 may mean "ignore"."""
+    task = Task.of_metadata(program.infer_graph.model.metadata_props)
+    axis = 1 if task is None else -1 if task.kind == "ctc" else task.axis
     for output in program.infer_graph.model.graph.outputs:
         dims = [d if isinstance(d, int) else 0 for d in shapes.dims(output) or ()]
+        count = dims[axis] if -len(dims) <= axis < len(dims) else 0
         for target in program.targets:
             values = np.asarray(feeds.get(target.name, ()))
-            is_class = values.dtype.kind in "iu" and values.size and len(dims) == values.ndim + 1 and dims[1] > 0
-            if is_class and int(values.max()) >= dims[1]:
+            is_class = values.dtype.kind in "iu" and values.size and len(dims) == values.ndim + 1 and count > 0
+            if is_class and int(values.max()) >= count:
                 highest = int(values.max())
                 yield Diagnostic(
                     T115,
-                    f"`{target.name}` holds class {highest}, and output `{output.name}` has {dims[1]} classes",
+                    f"`{target.name}` holds class {highest}, and output `{output.name}` has {count} classes",
                     found=f"classes from {int(values.min())} to {highest} in this batch",
-                    needed=f"0 to {dims[1] - 1}",
+                    needed=f"0 to {count - 1}",
                 )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from onward.arguments import check_name
 from onward.backends.base import Outputs, Session
 from onward.errors import A101, ArgumentError, Diagnostic, NumericError
+from onward.model.task import Task
 from onward.train.first_bad import FirstBad, find_first_bad, is_finite
 from onward.train.position import Position
 
@@ -176,6 +177,16 @@ class NumericGuard:
         loss = self._session.program.loss
         return all(is_finite(np.asarray(v)) for name, v in outputs.items() if name == loss or np.ndim(v) == 0)
 
+    def _hint(self, loss: Any) -> str:
+        task = Task.of_metadata(self._session.program.infer_graph.model.metadata_props)
+        infinite = not isinstance(loss, str) and bool(np.isinf(np.float64(loss)))
+        if task is not None and task.kind == "ctc" and infinite:
+            return (
+                "a sample may have more labels than the output has steps (a repeated label needs one step more): "
+                "shorten them, or let the loss leave such samples out with zero_infinity=True"
+            )
+        return "lower the learning rate or clip the gradients"
+
     def _bad_state(self, state: Arrays) -> list[str]:
         return [
             name
@@ -235,7 +246,7 @@ class NumericGuard:
             place=first.place,
             found=found,
             needed="finite numbers; the state is the one before this step",
-            hint=first.hint or "lower the learning rate or clip the gradients",
+            hint=first.hint or self._hint(value),
         )
 
 

@@ -76,7 +76,8 @@ def make_predictions(
     size = 256 if batch_size is None else as_whole("batch_size", batch_size, 1, problems)
     if problems:
         raise ArgumentError(problems)
-    if not wishes.classes:
+    known = not wishes.classes
+    if known:
         wishes = dataclasses.replace(wishes, classes=preparation.classes)
     if isinstance(x, (str, Path)):
         data = open_unlabelled(x, program.inputs, program.targets, preparation, keep)
@@ -84,8 +85,9 @@ def make_predictions(
         data = x if isinstance(x, Named) else Named(as_source(x, None, program.inputs, (), preparation))
     check_images(data.source)
     kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in program.inputs}}
-    matching = match(data.source, program.inputs, (), dataclasses.replace(preparation, columns=kept))
-    return Predictions(trainer, data, matching, fixed_batch(program.inputs) or size, list(outputs or names), wishes)
+    matching = match(data.source, program.inputs, (), dataclasses.replace(preparation, columns=kept), lenient=True)
+    size = fixed_batch(program.inputs) or size
+    return Predictions(trainer, data, matching, size, list(outputs or names), wishes, known_classes=known)
 
 
 def _some(value: str | None) -> list[str]:
@@ -106,8 +108,11 @@ class Predictions:
         batch_size: int,
         outputs: Sequence[str],
         wishes: Wishes,
+        *,
+        known_classes: bool = False,
     ) -> None:
         self._trainer, self._data, self._matching = trainer, data, matching
+        self._known_classes = known_classes  # the model names its classes, not the caller
         self._batch_size, self._outputs, self._wishes = batch_size, list(outputs), wishes
         self._readers: list[_Reader] = []
         self.notes: list[str] = []
@@ -147,13 +152,16 @@ class Predictions:
     def _make_readers(self, arrays: dict[str, np.ndarray], count: int) -> list[_Reader]:
         program = self._trainer.program
         task = Task.of_metadata(program.infer_graph.model.metadata_props)
-        about = _told(program, self._outputs)
+        about = _told(program, self._outputs, task)
         readers, problems = [], []
         for name, array in arrays.items():
             own = task if name in about else None
             ending = _ending(program, name)
-            kind = self._wishes.kind or _kind_of(array, own, self._wishes, ending)
-            reader = _Reader(name, kind, own or Task(kind, -1), self._wishes, ending)
+            wishes = self._wishes
+            if about and own is None and self._known_classes:
+                wishes = dataclasses.replace(wishes, classes=())  # the names are those of another output
+            kind = wishes.kind or _kind_of(array, own, wishes, ending)
+            reader = _Reader(name, kind, own or Task(kind, -1), wishes, ending)
             problem = reader.problem(array, count) or self._no_scores(name, array, own)
             readers.append(reader)
             if problem is not None:
@@ -232,9 +240,11 @@ def _ending(program: Program, output: str) -> str:
     return "" if found is None else str(found.kind)
 
 
-def _told(program: Program, outputs: Sequence[str]) -> list[str]:
-    """Return the outputs that the task of the model is about: the only one of several that can hold scores."""
+def _told(program: Program, outputs: Sequence[str], task: Task | None) -> list[str]:
+    """Return the outputs that the task of the model is about: as it says, or the only one that can hold scores."""
     values = {v.name or "": v for v in program.infer_graph.model.graph.outputs}
+    if task is not None and task.output in values:
+        return [task.output]
     floats = [n for n in outputs if values[n].dtype in FLOAT_TYPES]
     return floats if len(floats) == 1 else []
 

@@ -386,7 +386,8 @@ class Trainer:
         preparation = with_columns(preparation, target, features, program.inputs, wanted)
         source = as_source(x, y, program.inputs, wanted, preparation, part="evaluate")
         targets = evaluation.loose_targets(program, source) if program.first is None else wanted
-        matching = match(source, program.inputs, targets, preparation, sizes=self._sizes)
+        lenient = program.first is None
+        matching = match(source, program.inputs, targets, preparation, sizes=self._sizes, lenient=lenient)
         size = fixed_batch(self._specs) or batch_size or 256
         if program.first is None and (not metrics or not targets):
             raise ArgumentError(
@@ -414,7 +415,7 @@ class Trainer:
         preparation = with_columns(preparation, None, features, self.program.inputs, ())
         source = as_source(x, None, self.program.inputs, (), preparation, part="evaluate")
         kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in self.program.inputs}}
-        matching = match(source, self.program.inputs, (), dataclasses.replace(preparation, columns=kept))
+        matching = match(source, self.program.inputs, (), dataclasses.replace(preparation, columns=kept), lenient=True)
         size = fixed_batch(self.program.inputs) or batch_size or 256
         outputs = evaluation.run_prediction(self.session, source, matching, size)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs

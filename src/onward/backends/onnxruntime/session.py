@@ -393,7 +393,8 @@ class OnnxRuntimeSession(Session):
                         needed=versions.runtime_needed(
                             onnxruntime.__version__, model.opset_imports[""], model.ir_version or 0
                         ),
-                        hint="try backend='torch' or backend='reference'"
+                        hint=_sizes_hint(fixed)
+                        + "try backend='torch' or backend='reference'"
                         + ("; " + newer if (newer := versions.beyond_tested(_INSTALLED)) else ""),
                     )
                 ) from error
@@ -471,6 +472,12 @@ def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
             array.view(np.uint16 if array.itemsize == 2 else np.uint8), ir.DataType.from_numpy(array.dtype).value
         )
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _sizes_hint(fixed: Sizes) -> str:
+    """Return which sizes of the batch the graph was loaded for: a model may take multiples of 32 only."""
+    shown = ", ".join(f"{name}={size}" for name, size in fixed if name.isidentifier())
+    return f"the model may not take a batch of these sizes: {shown}; " if shown else ""
 
 
 def _failure(error: Exception, key: str) -> BackendError:

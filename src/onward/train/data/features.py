@@ -288,7 +288,7 @@ def _check_categories(raw: RawColumn, place: str) -> None:
     if 2 * numbers >= len(cells):
         odd = next((c for c in cells if not _is_number(c)), cells[0])
         found = f"text such as {odd!r} among numbers" if numbers < len(cells) else f"numbers as text, such as {odd!r}"
-        hint = f"correct it, or if these are categories, say so: categorical=['{raw.name}'] (--categorical {raw.name})"
+        hint = f"correct it, or if these are categories, say so: categorical=['{raw.name}']"
         raise DataError(
             Diagnostic(T142, f"column `{raw.name}` holds numbers as text", place=place, found=found, hint=hint)
         )

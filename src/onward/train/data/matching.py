@@ -240,8 +240,11 @@ def match(
     *,
     batch_size: int | None = None,
     sizes: SizeRule | None = None,
+    lenient: bool = False,
 ) -> Matching:
     """Return how the source feeds the model.
+
+    With `lenient`, a column of another name feeds the one input, or the one target, that has none, if no other can.
 
     Raises:
         DataError: listing every column that is missing or does not fit, with both sides.
@@ -259,6 +262,8 @@ def match(
     columns = {spec.name: spec for spec in found}
     wanted = [(spec, False) for spec in inputs] + [(spec, True) for spec in targets]
     mapping = {n: c if isinstance(c, str) else ",".join(c) for n, c in preparation.columns.items()}
+    if lenient and not source.positional:
+        mapping = {**_only_choices(columns, inputs, targets, mapping), **mapping}
     if source.renamed or (source.positional and not set(mapping.values()) & set(columns)):
         mapping = {}  # already applied to a table, or meant for other data: the position decides
     chosen, problems = _choose_columns(
@@ -276,6 +281,27 @@ def match(
     if problems:
         raise DataError(problems)
     return Matching(feeds, sizes)
+
+
+def _only_choices(
+    columns: Mapping[str, TensorSpec],
+    inputs: Sequence[TensorSpec],
+    targets: Sequence[TensorSpec],
+    mapping: Mapping[str, str],
+) -> dict[str, str]:
+    """Return column for the one input without a column, and for the one target without, where only one can be meant."""
+    found: dict[str, str] = {}
+    taken = {mapping.get(s.name, s.name) for s in (*inputs, *targets)}
+    for specs in (inputs, targets):
+        missing = [s for s in specs if s.name not in mapping and s.name not in columns]
+        free = [c for c in columns.values() if c.name not in taken]
+        if len(missing) == 1:
+            (spec,) = missing
+            fitting = [c for c in free if _plan_shape(tuple(c.shape), spec.shape) is not None]
+            if len(fitting) == 1:
+                found[spec.name] = fitting[0].name
+                taken.add(fitting[0].name)
+    return found
 
 
 def _choose_columns(
