@@ -40,7 +40,7 @@ test: $(VENV)/.dev $(VENV)/oldest/.made lint
 FRAMEWORK_TESTS ?= tests/backends/test_tensorflow_*.py tests/backends/test_jax_*.py tests/frontends/jax tests/frontends/keras \
 	src/onward/backends/tensorflow
 # In a run of their own, with Keras on TensorFlow: a process has Keras on one backend.
-ON_TENSORFLOW ?= tests/frontends/tensorflow
+ON_TENSORFLOW ?= tests/frontends/tensorflow src/onward/frontends/tensorflow
 test-frameworks: $(VENV)/frameworks/.made
 	$(VENV)/frameworks/bin/python -m pytest -n 2 --dist worksteal -q $(FRAMEWORK_TESTS)
 	KERAS_BACKEND=tensorflow $(VENV)/frameworks/bin/python -m pytest -n 2 --dist worksteal -q $(ON_TENSORFLOW)

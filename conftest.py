@@ -9,7 +9,8 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # before the first import of Kera
 _HOMES = {
     "jax": ["backends/jax", "frontends/jax", "frontends/jaxpr", "frontends/keras"],
     "keras": ["frontends/keras"],
-    "tensorflow": ["backends/tensorflow"],
+    "tensorflow": ["backends/tensorflow", "frontends/tensorflow"],
+    "tf2onnx": ["frontends/tensorflow"],
 }
 
 collect_ignore_glob = [
