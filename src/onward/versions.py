@@ -42,9 +42,9 @@ SUPPORTED: Mapping[str, Range] = {
     "tensorflow-cpu": Range("2.20", "2.21", "tensorflow"),
     "tf2onnx": Range("1.17", "1.17", "tensorflow"),
     "numba": Range("0.60", "0.68", "fast"),
-    "jax": Range("0.5.0", "0.10", "jax"),
-    "optax": Range("0.2.8", "0.2", "jax"),
-    "keras": Range("3.15.1", "3.15", "keras"),
+    "jax": Range("0.7.2", "0.10", "jax", untested="0.8.1 to 0.10.1"),
+    "optax": Range("0.2.5", "0.2", "jax", untested="0.2.6 and 0.2.7"),
+    "keras": Range("3.12.0", "3.15", "keras", untested="3.12.1 to 3.15.0"),
 }
 
 
