@@ -26,17 +26,24 @@ def register_with_keras() -> None:
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Finds Keras as Python does; once it is loaded, the classes are registered."""
+    """Finds Keras as Python does; once it is loaded, and not only looked for, the classes are registered."""
+
+    _searching = False
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> Any:
-        if fullname != "keras":
+        if fullname != "keras" or self._searching:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searching = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 load(module)
                 _register()
 

@@ -251,6 +251,17 @@ def test_from_keras_gives_the_file_back(way: str, tmp_path: Path) -> None:
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_a_search_for_keras_before_its_import_does_not_lose_the_classes_of_files() -> None:
+    code = """import importlib.util, onward
+importlib.util.find_spec("keras")
+import keras
+print(keras.saving.get_registered_object("onward>OnnxModel").__name__)"""
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+
+    assert done.stdout.split() == ["OnnxModel"], done.stderr
+
+
 def test_a_model_with_another_loss_and_optimizer_is_traced_again() -> None:
     model = onward.to_keras(trainable())
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
