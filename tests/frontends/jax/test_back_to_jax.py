@@ -13,7 +13,7 @@ from frontends.jax.jax_models import CASES, Case
 from frontends.jax.jax_runs import feeds, named, takes_key
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm", "gru", "transformer"])
+@pytest.mark.parametrize("name", ["cnn", "lstm", "transformer"])
 def test_a_captured_model_returns_to_jax(name: str):
     case: Case = CASES[name](np.float32)
     random = np.random.RandomState(0)
