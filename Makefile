@@ -36,13 +36,13 @@ demo: $(VENV)/.core
 test: $(VENV)/.dev $(VENV)/oldest/.made lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
-# What needs Keras and TensorFlow, which `make test` leaves out, and JAX beside them. About ten minutes.
+# What needs Keras and TensorFlow, which `make test` leaves out, and all of JAX, of which `make test` takes a sample.
 FRAMEWORK_TESTS ?= tests/backends/test_tensorflow_*.py tests/backends/test_jax_*.py tests/frontends/jax tests/frontends/keras \
 	src/onward/backends/tensorflow
 # In a run of their own, with Keras on TensorFlow: a process has Keras on one backend.
 ON_TENSORFLOW ?= tests/frontends/tensorflow src/onward/frontends/tensorflow
 test-frameworks: $(VENV)/frameworks/.made
-	$(VENV)/frameworks/bin/python -m pytest -n 2 --dist worksteal -q $(FRAMEWORK_TESTS)
+	ONWARD_WHOLE=1 $(VENV)/frameworks/bin/python -m pytest -n 2 --dist worksteal -q $(FRAMEWORK_TESTS)
 	KERAS_BACKEND=tensorflow $(VENV)/frameworks/bin/python -m pytest -n 2 --dist worksteal -q $(ON_TENSORFLOW)
 
 # Under two minutes: lint, and the tests that most changes concern.

@@ -1,12 +1,11 @@
 """The JAX interpreter against ONNX's own node tests, with a strict list of what it cannot do.
 
-JAX compiles every operator for every shape, so a run of all tests takes minutes: `ONWARD_ALL_NODE_TESTS=1`. Otherwise
+JAX compiles every operator for every shape, so a run of all tests takes minutes (`ONWARD_WHOLE=1`). Otherwise
 every sixteenth test runs, and every known gap.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -15,11 +14,11 @@ import pytest
 import tomllib
 
 from backends.node_tests import cases, difference, jax_backend, outcome
+from whole import WHOLE
 
 jax = pytest.importorskip("jax")
 
 GAPS = tomllib.loads((Path(__file__).parent.parent / "known_gaps.toml").read_text())["jax_node_tests"]
-ALL = bool(os.environ.get("ONWARD_ALL_NODE_TESTS"))
 
 
 def is_gap(name: str) -> bool:
@@ -29,7 +28,7 @@ def is_gap(name: str) -> bool:
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str]:
     found = list(cases())
-    chosen = [case for i, case in enumerate(found) if ALL or i % 16 == 0 or is_gap(case.name)]
+    chosen = [case for i, case in enumerate(found) if WHOLE or i % 16 == 0 or is_gap(case.name)]
     assert len({case.name for case in chosen}) == len(chosen)
     return {case.name: outcome(case, jax_backend()) for case in chosen}
 
@@ -38,7 +37,7 @@ def test_every_node_test_passes_but_the_known_gaps(outcomes: dict[str, str]) -> 
     unexpected = {name: found for name, found in outcomes.items() if found != "passed" and not is_gap(name)}
 
     assert unexpected == {}
-    assert sum(found == "passed" for found in outcomes.values()) > (1780 if ALL else 100)
+    assert sum(found == "passed" for found in outcomes.values()) > (1780 if WHOLE else 100)
 
 
 def test_the_known_gaps_are_less_than_a_tenth() -> None:

@@ -14,11 +14,12 @@ import optax
 import onward
 from frontends.jax.jax_models import CASES, Case, cnn
 from frontends.jax.jax_runs import errors
+from whole import sample
 
 NEEDS = {"linen": "flax", "nnx": "flax", "equinox": "equinox"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sample(CASES, ["mlp", "cnn", "lstm", "nnx", "equinox"]))
 def test_a_half_trained_model_continues_as_in_jax(name: str):
     pytest.importorskip(NEEDS.get(name, "jax"))
 
@@ -27,7 +28,7 @@ def test_a_half_trained_model_continues_as_in_jax(name: str):
     assert all(error <= 1e-5 for error in found.values()), found
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "cnn", "lstm"])
+@pytest.mark.parametrize("name", sample(["linear", "mlp", "cnn", "lstm"], ["linear"]))
 def test_a_fresh_model_trains_as_in_jax(name: str):
     found = errors(CASES[name](np.float32), before=0, steps=50)
 
@@ -35,7 +36,7 @@ def test_a_fresh_model_trains_as_in_jax(name: str):
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", ["linear", "lstm", "gru"])
+@pytest.mark.parametrize("name", sample(["linear", "lstm", "gru"], ["gru"]))
 def test_in_float64_the_numbers_are_those_of_jax(name: str):
     found = errors(CASES[name](np.float64), before=7, steps=50)
 
@@ -43,7 +44,7 @@ def test_in_float64_the_numbers_are_those_of_jax(name: str):
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", ["cnn", "linen", "nnx"])
+@pytest.mark.parametrize("name", sample(["cnn", "linen", "nnx"], ["linen"]))
 def test_in_float64_convolutions_agree_on_the_jax_backend(name: str):
     """ONNX Runtime has no convolution in float64."""
     pytest.importorskip(NEEDS.get(name, "jax"))
