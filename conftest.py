@@ -8,7 +8,7 @@ import os
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before the first import of Keras, which fixes it for the process
 _HOMES = {
     "jax": ["backends/jax", "frontends/jax", "frontends/jaxpr", "frontends/keras"],
-    "keras": ["frontends/keras"],
+    "keras": ["backends/keras", "frontends/keras"],
     "tensorflow": ["backends/tensorflow", "frontends/tensorflow"],
     "tf2onnx": ["frontends/tensorflow"],
 }

@@ -186,7 +186,7 @@ def test_every_reader_of_this_environment_delivers_all_photos(
     monkeypatch.setattr(reading, "BATCH", 4)
     reading.write_photos(tmp_path, 14)
 
-    result = reading.time_reader(reader, tmp_path, workers)
+    result = reading.time_reader(reader, tmp_path, workers, limit=14)
 
     assert result["images"] == 10  # after the first batch
     assert result["rate"] > 0
