@@ -17,7 +17,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     page = re.sub(r"<!-- not run:.*?-->\n", "", PAGES["docs/tensorflow.md"].read_text())
     monkeypatch.chdir(tmp_path)
 
-    assert run_page(page, "docs/tensorflow.md") == 4
+    assert run_page(page, "docs/tensorflow.md") == 5
 
     assert (tmp_path / "saved_model" / "saved_model.pb").exists()
     assert (tmp_path / "tensorflow.train.onnx").exists()

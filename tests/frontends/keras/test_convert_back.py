@@ -63,7 +63,7 @@ def test_a_folder_becomes_a_saved_model(source: onward.TrainingModel) -> None:
     ("line", "problem"),
     [
         ("net.train.onnx -o net.h5", "the name of a .keras file, or of a folder"),
-        ("net.h5 -o net.keras", "a .keras file of Keras 3, or a training model"),
+        ("net.h5 -o net.keras", "a .keras file of Keras 3, a SavedModel, or a training model"),
         ("net.keras -o other.keras", "the name of a training model"),
         ("net.train.onnx --entry no -o net.keras", "needed: one of: train"),
         ("missing.onnx -o net.keras", "missing.onnx"),
