@@ -50,7 +50,8 @@ def convert(
         onward convert model.keras -o model.train.onnx
         onward convert model.train.onnx -o again.keras
     """
-    saved_model = (file / "saved_model.pb").exists()
+    # A folder may be a checkpoint, too; but nothing is written as .onnx except from a SavedModel.
+    saved_model = file.is_dir() and ((file / "saved_model.pb").exists() or output.suffix == ".onnx")
     if saved_model or file.suffix == ".keras":
         if output.suffix != ".onnx":
             raise _refused(output, "output", f"the name of a training model (.onnx), because `{file}` is none")
