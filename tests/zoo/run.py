@@ -99,6 +99,7 @@ def page(results: dict[str, Result]) -> str:
         "| infer | `to_inference` keeps inputs and outputs, and runs |",
         "| torch | PyTorch computes the same gradients |",
         "| save | saving and loading loses nothing |",
+        "| step | processor time of one of the three steps, all threads together |",
         "",
         "| file | producer | opset | MB | " + " | ".join(_SHORT[s] for s in STAGES[1:]) + " | step |",
         "|---|---|---|---|" + "---|" * len(STAGES),
