@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -186,3 +187,18 @@ def test_tf_data_gives_samples_or_batches():
 
     for data in (samples, samples.batch(16)):
         np.testing.assert_array_equal(train(data).parameters["W1"], expected.parameters["W1"])
+
+
+def test_dicts_whose_first_axes_differ_are_batches_where_they_have_all_axes_of_the_model():
+    """A recurrent state has one row for each direction: its first axis is not the batch (pythainlp's thai2rom)."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        recurrent (float[1, steps, 3] x) => (float[2, steps, 2] state) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
+            layer = MatMul (x, w)
+            state = Concat <axis = 0> (layer, layer)
+        }""")
+    trainer = onward.Trainer(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.01)))
+    batch = {"x": np.ones((1, 1, 3), "f"), trainer.input_names[1]: np.zeros((2, 1, 2), "f")}
+
+    history = trainer.fit([batch, batch], epochs=2, progress=False)
+
+    assert history["loss"][1] < history["loss"][0]

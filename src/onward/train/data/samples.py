@@ -227,10 +227,19 @@ def _is_sample(item: Any, specs: Specs) -> bool:
     by_name = {s.name: arrays[s.name] for s in specs if s.name in arrays}
     pairs = [(a, s) for s in specs for n, a in by_name.items() if n == s.name]
     pairs = pairs or list(zip(arrays.values(), specs, strict=False))
+    if pairs and all(_is_whole(a, s) for a, s in pairs):
+        return False  # also where first axes differ: a recurrent state has one row for each layer
     if not pairs or (len({a.shape[:1] for a, _ in pairs}) == 1 and all(_fits_batch(a, s) for a, s in pairs)):
         single = all(a.ndim == len(s.shape) - 1 for a, s in pairs)  # both would do: the number of axes decides
         return bool(pairs) and single and all(fits_shape((None, *a.shape), s.shape) for a, s in pairs)
     return all(fits_shape((None, *a.shape), s.shape) for a, s in pairs)
+
+
+def _is_whole(array: np.ndarray, spec: TensorSpec) -> bool:
+    """Return whether an array has all axes of an input or target, with the sizes that the model fixes."""
+    return array.ndim == len(spec.shape) and all(
+        size == fixed for size, fixed in zip(array.shape, spec.shape, strict=True) if isinstance(fixed, int)
+    )
 
 
 def _fits_batch(array: np.ndarray, spec: TensorSpec) -> bool:
