@@ -374,7 +374,7 @@ def test_a_model_that_was_never_quantized_cannot_be_quantized_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("domain", "op_type"), [("com.microsoft", "MatMulNBits"), ("onnx.brevitas", "Quant"), ("my.ops", "QLinearMagic")]
+    ("domain", "op_type"), [("com.microsoft", "QMoE"), ("onnx.brevitas", "Quant"), ("my.ops", "QLinearMagic")]
 )
 def test_operators_without_a_float_form_are_refused_before_the_first_step(domain: str, op_type: str) -> None:
     node = helper.make_node(op_type, ["x", "W"], ["h"], name="odd", domain=domain)

@@ -30,6 +30,10 @@ NORM = [numbers(2, 3, 8), numbers(2, 3, 8, seed=1), numbers(8, seed=2), numbers(
 IDS = ints([1, 4, 2], [0, 3, 3])
 TABLES = [numbers(5, 8, seed=1), numbers(6, 8, seed=2), numbers(2, 8, seed=3)]
 ATTENTION = {"num_heads": 2}
+GROUPED = [numbers(2, 5, 64), numbers(2, 5, 32, seed=1), numbers(2, 5, 32, seed=2)]  # the kernel wants heads of 16
+PAST = [numbers(2, 2, 3, 16, seed=3), numbers(2, 2, 3, 16, seed=4)]
+FIVE, EIGHT, ANGLES = np.array(5, np.int32), np.array(8, np.int32), [numbers(9, 8, seed=5), numbers(9, 8, seed=6)]
+SHARED = {"num_heads": 4, "kv_num_heads": 2}
 
 # name: operator, inputs (None: absent), attributes, number of outputs
 CASES: dict[str, tuple[str, list[Any], dict[str, Any], int]] = {
@@ -100,6 +104,29 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], int]] = {
     "RotaryEmbedding partial": (
         "RotaryEmbedding", [numbers(2, 3, 12), ints([0, 1, 2], [4, 5, 9], dtype=np.int64), COS, SIN],
         {"rotary_embedding_dim": 4, "num_heads": 2}, 1),
+    "GroupQueryAttention": ("GroupQueryAttention", [*GROUPED, None, None, ints(4, 4), FIVE], SHARED, 3),
+    "GroupQueryAttention joined": (
+        "GroupQueryAttention", [numbers(2, 5, 128), None, None, None, None, ints(4, 4), FIVE], SHARED, 3),
+    "GroupQueryAttention past": (
+        "GroupQueryAttention", [*(x[:1] for x in [*GROUPED, *PAST]), ints(7), EIGHT], {"scale": 0.3, **SHARED}, 3),
+    "GroupQueryAttention one token": (
+        "GroupQueryAttention", [*(x[:, :1] for x in GROUPED), *PAST, ints(3, 3), np.array(4, np.int32)], SHARED, 3),
+    "GroupQueryAttention rotary": (
+        "GroupQueryAttention", [*(x[:1] for x in [*GROUPED, *PAST]), ints(7), EIGHT, *ANGLES],
+        {"do_rotary": 1, **SHARED}, 3),
+    "GroupQueryAttention rotary interleaved": (
+        "GroupQueryAttention", [*GROUPED, None, None, ints(4, 4), FIVE, *ANGLES],
+        {"do_rotary": 1, "rotary_interleaved": 1, **SHARED}, 3),
+    "GroupQueryAttention window and cap": (
+        "GroupQueryAttention", [*GROUPED, None, None, ints(4, 4), FIVE],
+        {"local_window_size": 2, "softcap": 0.5, **SHARED}, 3),
+    "GroupQueryAttention bias": (
+        "GroupQueryAttention", [*GROUPED, None, None, ints(4, 4), FIVE, None, None, None,
+                                numbers(1, 4, 5, 5, seed=7)], SHARED, 3),
+    "TransposeMatMul": ("TransposeMatMul", [numbers(4, 3), numbers(4, 5)], {"transA": 1}, 1),
+    "CDist": ("CDist", [numbers(3, 4), numbers(5, 4, seed=1)], {"metric": "sqeuclidean"}, 1),
+    "CDist euclidean": ("CDist", [numbers(3, 4), numbers(5, 4, seed=1)], {"metric": "euclidean"}, 1),
+    "Trilu": ("Trilu", [numbers(3, 4), np.array(1)], {"upper": 0}, 1),
 }  # fmt: skip
 by_case = pytest.mark.parametrize("name", list(CASES))
 
@@ -176,6 +203,29 @@ def test_the_result_is_valid_with_unknown_dimensions_and_has_gradients(name: str
             output.type.tensor_type.shape.dim.add().dim_param = f"{output.name}_{axis}"
     lowered = gradient(plain, of="y0", wrt=floats)
     onnx.checker.check_model(lowered, full_check=True)
+
+
+def test_samples_with_pasts_of_other_lengths_attend_to_their_own() -> None:
+    proto, feeds = model_of("GroupQueryAttention one token", 17)
+    feeds["x5"] = ints(3, 2)  # the second sample has two keys before its new one, and the cache has room for three
+
+    _, plain = decomposed(proto)
+
+    for actual, expected in zip(run(plain, feeds), run(proto, feeds), strict=True):
+        filled = (slice(None), slice(None), slice(0, 3)) if actual.ndim == 4 else ()  # the last place of it is unused
+        np.testing.assert_allclose(actual[0], expected[0], rtol=1e-4, atol=2e-6)
+        np.testing.assert_allclose(actual[filled], expected[filled], rtol=1e-4, atol=2e-6)
+
+
+def test_a_past_without_a_present_stays() -> None:
+    """Without outputs for it, ONNX Runtime's kernel ignores the past."""
+    proto, _ = model_of("GroupQueryAttention past", 17)
+    del proto.graph.node[0].output[1:]
+    del proto.graph.output[1:]
+
+    changed, _ = decomposed(proto)
+
+    assert not changed
 
 
 def test_what_cannot_be_expressed_stays() -> None:

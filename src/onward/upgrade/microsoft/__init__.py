@@ -15,7 +15,9 @@ import onnx_ir as ir
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Names, Value
 from onward.upgrade.microsoft import attention as attention  # importing it registers its decompositions
+from onward.upgrade.microsoft import blockwise as blockwise
 from onward.upgrade.microsoft import classical as classical
+from onward.upgrade.microsoft import grouped as grouped
 from onward.upgrade.microsoft import plain as plain
 from onward.upgrade.microsoft import quantized as quantized
 from onward.upgrade.microsoft.call import CLASSICAL, DOMAIN, SIMPLIFIED, TABLE, Call, CannotDecompose, Decomposition
@@ -92,8 +94,13 @@ def _replace(graph: walk.GraphLike, node: ir.Node, decomposition: Decomposition,
             graph.insert_before(node, identity)
             result = identity.outputs[0]
         edit.take_place(output, result)
+    given = list(node.inputs)
     graph.remove(node, safe=True)
     edit.remove_dead_nodes(graph, op.nodes)
+    for value in given:  # what was unpacked does not stay beside its copy
+        if value is not None and value.is_initializer() and not value.is_graph_input() and not _is_used(value):
+            assert value.graph is not None
+            value.graph.initializers.pop(value.name, None)  # type: ignore[arg-type]  # an initializer has a name
     return True
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.builder import Value
+from onward.graph.builder import Builder, Value
 from onward.upgrade.microsoft.call import Call, CannotDecompose, decomposes
 
 _END = np.array([np.iinfo(np.int64).max])
@@ -29,7 +29,7 @@ def attention(call: Call) -> list[Value | None]:
     else:
         parts = op.multi("Split", joined, outputs=3, axis=-1, num_outputs=3 if op.opset >= 18 else None)
     count = int(call.attr("num_heads", 1))
-    q, k, v = (_heads(call, part, count) for part in parts)
+    q, k, v = (in_heads(op, part, count) for part in parts)
     if past is not None:
         k = op.Concat(op.Gather(past, np.array(0), axis=0), k, axis=2)
         v = op.Concat(op.Gather(past, np.array(1), axis=0), v, axis=2)
@@ -57,8 +57,8 @@ def multi_head_attention(call: Call) -> list[Value | None]:
         key = op.Add(key, op.Slice(bias, width, twice))
         value = op.Add(value, op.Slice(bias, twice, _END))
     count = int(call.attr("num_heads", 1))
-    q = _heads(call, query, count)
-    k, v = (key, value) if separate else (_heads(call, key, count), _heads(call, value, count))
+    q = in_heads(op, query, count)
+    k, v = (key, value) if separate else (in_heads(op, key, count), in_heads(op, value, count))
     past_key, past_value = call.input(6), call.input(7)
     if past_key is not None and past_value is not None:
         k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
@@ -69,10 +69,9 @@ def multi_head_attention(call: Call) -> list[Value | None]:
     return [result, k, v]
 
 
-def _heads(call: Call, value: Value, count: int) -> Value:
+def in_heads(op: Builder, value: Value, count: int) -> Value:
     """Return [N, heads, S, size] from [N, S, heads * size]."""
-    split = call.op.Reshape(value, np.array([0, 0, count, -1]))
-    return call.op.Transpose(split, perm=[0, 2, 1, 3])
+    return op.Transpose(op.Reshape(value, np.array([0, 0, count, -1])), perm=[0, 2, 1, 3])
 
 
 def _head_size(call: Call, joined: Value, count: int, sizes: list[int] | None) -> int | None:
@@ -147,13 +146,12 @@ def rotary_embedding(call: Call) -> list[Value | None]:
         raise CannotDecompose("packed batches")
     packed = call.rank(x) == 3
     half = call.shape(call.size(call.required(2), 1))
-    whole = op.Mul(half, np.array([2]))
     partial = bool(call.attr("rotary_embedding_dim", 0))
     if packed:
         count = int(call.attr("num_heads", 0))
         if partial and not count:
             raise CannotDecompose("num_heads is needed with rotary_embedding_dim")
-        parts = [0, 0, count, -1] if count else [0, 0, -1, whole]
+        parts = [0, 0, count, -1] if count else [0, 0, -1, op.Mul(half, np.array([2]))]
         value = op.Reshape(x, call.shape(*parts))
     else:
         value = x
@@ -165,23 +163,29 @@ def rotary_embedding(call: Call) -> list[Value | None]:
     heads = np.array([2 if packed else 1])
     scale = float(call.attr("scale", 1.0))
     cos, sin = (op.Unsqueeze(op.Gather(call.required(i), places, axis=0), heads) for i in (2, 3))
+    result = rotate(op, value, cos, sin, half, bool(call.attr("interleaved", 0)), partial=partial)
+    if packed:
+        result = op.Reshape(result, np.array([0, 0, -1]))
+    return [result if scale == 1.0 else op.Mul(result, scale)]
+
+
+def rotate(
+    op: Builder, x: Value, cos: Value, sin: Value, half: Value, interleaved: bool, *, partial: bool = True
+) -> Value:
+    """Return `x` with pairs of its first 2 `half` coordinates turned; with `partial` it may have more than these."""
     start, last, step = np.array([0]), np.array([-1]), np.array([2])
-    if call.attr("interleaved", 0):
-        first = op.Slice(value, start, whole, last, step)
-        second = op.Slice(value, np.array([1]), whole, last, step)
+    whole = op.Mul(half, step)
+    if interleaved:
+        first, second = op.Slice(x, start, whole, last, step), op.Slice(x, np.array([1]), whole, last, step)
     else:
-        first, second = op.Slice(value, start, half, last), op.Slice(value, half, whole, last)
+        first, second = op.Slice(x, start, half, last), op.Slice(x, half, whole, last)
     turned = [
         op.Sub(op.Mul(first, cos), op.Mul(second, sin)),
         op.Add(op.Mul(first, sin), op.Mul(second, cos)),
     ]
-    if call.attr("interleaved", 0):
+    if interleaved:
         pairs = op.Concat(*(op.Unsqueeze(t, last) for t in turned), axis=-1)
-        result = op.Reshape(pairs, call.shape(0, 0, 0, -1))
+        result = op.Reshape(pairs, np.array([0, 0, 0, -1]))
     else:
         result = op.Concat(*turned, axis=-1)
-    if partial:
-        result = op.Concat(result, op.Slice(value, whole, _END, last), axis=-1)
-    if packed:
-        result = op.Reshape(result, np.array([0, 0, -1]))
-    return [result if scale == 1.0 else op.Mul(result, scale)]
+    return op.Concat(result, op.Slice(x, whole, _END, last), axis=-1) if partial else result

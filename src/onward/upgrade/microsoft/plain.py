@@ -71,6 +71,7 @@ def _activate(op: Builder, name: str, x: Value, parameters: list[float]) -> Valu
 
 
 @decomposes("FusedMatMul")
+@decomposes("TransposeMatMul")
 def fused_mat_mul(call: Call) -> list[Value | None]:
     """Y = alpha A' B', each transposed as its attributes say."""
     op = call.op
@@ -189,3 +190,33 @@ def embed_layer_normalization(call: Call) -> list[Value | None]:
     else:
         lengths = op.Expand(np.array(0, np.int32), call.shape(call.size(ids, 0)))
     return [made[0], lengths, total]
+
+
+# -- the rest ------------------------------------------------------------------------------------------------
+
+
+@decomposes("BiasAdd")
+def bias_add(call: Call) -> list[Value | None]:
+    """Y = X + bias + skip."""
+    return [call.op.Add(call.op.Add(call.required(0), call.required(1)), call.required(2))]
+
+
+@decomposes("CDist")
+def cdist(call: Call) -> list[Value | None]:
+    """C[i, j] = |A[i] - B[j]|, or its square."""
+    op = call.op
+    difference = op.Sub(op.Unsqueeze(call.required(0), np.array([1])), op.Unsqueeze(call.required(1), np.array([0])))
+    squares = (
+        op.ReduceSumSquare(difference, np.array([2]), keepdims=0)
+        if op.opset >= 18
+        else op.ReduceSum(op.Mul(difference, difference), np.array([2]), keepdims=0)
+    )
+    return [squares if call.attr("metric", "sqeuclidean") == "sqeuclidean" else op.Sqrt(squares)]
+
+
+@decomposes("Trilu")
+def trilu(call: Call) -> list[Value | None]:
+    """Y = the upper or lower triangle of X, as the standard defines it."""
+    if call.op.opset < 14:
+        raise CannotDecompose("the standard has Trilu from opset 14 on")
+    return [call.op.Trilu(call.required(0), call.input(1), upper=call.attr("upper", None))]
