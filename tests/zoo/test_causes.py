@@ -494,3 +494,48 @@ def test_check_accepts_a_wrong_stated_rank_in_a_loop_that_returns_an_input_uncha
 
     assert report.ok, report.errors
     assert [d.code for d in report.warnings if d.code == "C412"] == ["C412"]
+
+
+def test_initializers_inside_branches_are_trained_also_where_branches_give_them_one_name() -> None:
+    """onnx-asr 0.6's resample: the filter of each rate is an initializer of the branch that uses it."""
+    model = parse("""net (float[N, 2] x, bool p) => (float[N, 2] y) {
+        y = If(p) <
+            then_branch = t () => (float[N, 2] a) <float[2, 2] w = {1, 2, 3, 4}> { a = MatMul(x, w) },
+            else_branch = f () => (float[N, 2] b) <float[2] w = {5, 6}> {
+                double = Add(w, w)
+                b = Mul(x, double)
+            }
+        >
+    }""")
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.01))
+    x = np.ones((3, 2), F32)
+
+    assert sorted(p.shape.rank() for p in trainable.parameters.values()) == [1, 2]
+    for p in (True, False):
+        feeds = {"x": x, "p": np.array(p)}
+        (expected,) = session(model).run(["y"], feeds)
+        (actual,) = session(onward.to_inference(trainable)).run(["y"], feeds)
+        np.testing.assert_array_equal(actual, expected)
+        trainer = onward.Trainer(trainable)
+        losses = [float(trainer.step({**feeds, trainer.input_names[-1]: 0 * x})["loss"]) for _ in range(3)]
+        assert losses[2] < losses[1] < losses[0]
+
+
+def test_a_range_that_reads_a_vector_of_one_number_loads_when_sizes_are_settled() -> None:
+    """onnx-asr 0.6's nemo80: the limit is a Shape of one axis, which ONNX Runtime refuses once it knows it."""
+    model = parse("""net (float[N, T] x) => (float[N, T] y) <float[5] w = {1, 2, 3, 4, 5}> {
+        length = Shape<start = 1, end = 2>(x)
+        zero = Constant<value_int = 0>()
+        one = Constant<value_int = 1>()
+        more = Add(length, zero)
+        place = Range(zero, more, one)
+        weight = CastLike(place, x)
+        scaled = Mul(x, w)
+        y = Mul(scaled, weight)
+    }""")
+    trainer = onward.Trainer(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.01)))
+    batch = {"x": np.ones((2, 5), F32), trainer.input_names[-1]: np.zeros((2, 5), F32)}
+
+    history = trainer.fit([batch, batch], epochs=2, progress=False)
+
+    assert history["loss"][1] < history["loss"][0]

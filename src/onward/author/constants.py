@@ -1,14 +1,15 @@
-"""Convert weights in `Constant` nodes to initializers (decision 12)."""
+"""Convert weights in `Constant` nodes, and those inside branches and loops, to initializers (decision 12)."""
 
 from __future__ import annotations
 
+import collections
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
 from onward.graph.builder import Names
-from onward.graph.walk import all_nodes
+from onward.graph.walk import all_nodes, subgraphs
 from onward.model.trainable import WEIGHT_INPUTS, final_uses
 from onward.model.training_model import FLOAT_TYPES
 
@@ -20,40 +21,63 @@ def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) 
     """Turn every `Constant` node that holds a weight into an initializer of the same name; return the initializers.
 
     A floating-point constant counts as a weight if it has two elements or more, or if an operator reads it as a weight.
-    A single number in arithmetic stays a constant, unless one of `patterns` matches it. Constants inside the bodies of
-    If, Loop and Scan move to the outer graph. The results of the model do not change.
+    A single number in arithmetic stays a constant, unless one of `patterns` matches it. Constants and initializers
+    inside the bodies of If, Loop and Scan move to the outer graph. The results of the model do not change.
     """
     lifted = []
+    used = collections.Counter(_defined(graph))
     for node in list(all_nodes(graph)):
+        for inner in subgraphs(node):
+            for value in list(inner.initializers.values()):
+                tensor = value.const_value
+                if tensor is None or value.is_graph_input() or not _is_weight(value, tensor, patterns):
+                    continue
+                del inner.initializers[value.name]  # type: ignore[arg-type]  # an initializer has a name
+                lifted.append(_lift(value, tensor, graph, names, used))
         if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
             continue
         output = node.outputs[0]
         tensor = ir.convenience.get_const_tensor(output)
-        if tensor is None or tensor.dtype not in FLOAT_TYPES or output.is_graph_output():
+        if tensor is None or not _is_weight(output, tensor, patterns):
             continue
-        named = any(p.strip("*") and fnmatch.fnmatchcase(output.name or "", p) for p in patterns)
-        if not named and tensor.size < 2 and not any((n.op_type, i) in _LIFTED for n, i in final_uses(output)):
-            continue
-        lifted.append(_lift(node, output, tensor, graph, names))
+        lifted.append(_lift(output, tensor, graph, names, used))
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
     return lifted
 
 
-def _lift(node: ir.Node, output: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph, names: Names) -> ir.Value:
-    name = output.name or names.unique("weight")
-    inner = node.graph
-    if inner is not graph and name in graph.initializers:
+def _defined(graph: ir.Graph) -> Iterator[str]:
+    """Yield the name of each value that a graph or a body in it defines; branches may use one name each."""
+    yield from (v.name or "" for v in graph.inputs)
+    yield from graph.initializers
+    for node in graph:
+        yield from (v.name or "" for v in node.outputs)
+        for inner in subgraphs(node):
+            yield from _defined(inner)
+
+
+def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, patterns: Sequence[str]) -> bool:
+    if tensor.dtype not in FLOAT_TYPES or value.is_graph_output():
+        return False
+    named = any(p.strip("*") and fnmatch.fnmatchcase(value.name or "", p) for p in patterns)
+    return named or tensor.size >= 2 or any((n.op_type, i) in _LIFTED for n, i in final_uses(value))
+
+
+def _lift(
+    inner: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph, names: Names, used: collections.Counter[str]
+) -> ir.Value:
+    name = inner.name or names.unique("weight")
+    if used[name] > 1:
         name = names.unique(name)
     array = tensor.numpy()
     value = ir.Value(
         name=name,
         type=ir.TensorType(tensor.dtype),
         shape=ir.Shape(array.shape),
-        doc_string=output.doc_string,
+        doc_string=inner.doc_string,
         const_value=ir.tensor(array, name=name),
-        metadata_props=dict(output.metadata_props),
+        metadata_props=dict(inner.metadata_props),
     )
-    ir.convenience.replace_all_uses_with(output, value)
-    assert inner is not None
-    inner.remove(node, safe=True)
+    ir.convenience.replace_all_uses_with(inner, value)
     graph.register_initializer(value)
     return value

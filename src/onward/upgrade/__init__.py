@@ -25,6 +25,7 @@ from onward.upgrade.dequantize import DequantizeWeights
 from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
 from onward.upgrade.microsoft import decompose_microsoft, has_microsoft
 from onward.upgrade.opset import convert_model
+from onward.upgrade.ranges import has_vector_range, make_scalar_ranges
 
 __all__ = ["normalise", "upgrade"]
 
@@ -55,6 +56,18 @@ class ForgetNegativeSizes(Pass):
         for value in _declared(unit.training):
             if value.shape is not None and _has_negative_size(value):
                 value.shape = ir.Shape([None if isinstance(d, int) and d < 0 else d for d in value.shape])
+        return True
+
+
+class ScalarRanges(Pass):
+    """Make each vector that `Range` reads a scalar; the unit gets a new model if there are any."""
+
+    def run(self, unit: Unit) -> bool:
+        if not has_vector_range([*_graphs(unit.training), *unit.training.ir.functions.values()]):
+            return False
+        unit.training = from_light(*to_light(unit.training))
+        for graph in [*_graphs(unit.training), *unit.training.ir.functions.values()]:
+            make_scalar_ranges(graph, unit.opset)
         return True
 
 
@@ -120,7 +133,14 @@ def normalise(
     """
     unit = Unit(serde.load(source), name="normalise", trace=trace)
     floats = (DequantizeWeights(),) if dequantize else ()
-    gate = (SortNodes(), ForgetNegativeSizes(), UpgradeOperators(), *floats, ReplaceMicrosoftOperators())
+    gate = (
+        SortNodes(),
+        ForgetNegativeSizes(),
+        UpgradeOperators(),
+        ScalarRanges(),
+        *floats,
+        ReplaceMicrosoftOperators(),
+    )
     run_passes(gate, unit)
     return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training
 
