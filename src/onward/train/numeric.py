@@ -185,7 +185,7 @@ class NumericGuard:
                 "a sample may have more labels than the output has steps (a repeated label needs one step more): "
                 "shorten them, or let the loss leave such samples out with zero_infinity=True"
             )
-        return "lower the learning rate or clip the gradients"
+        return "lower the learning rate, clip the gradients, or freeze a weight whose slope is infinite where it starts"
 
     def _bad_state(self, state: Arrays) -> list[str]:
         return [
