@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import onward
 from author.small import MLP, f32, gradient
 from onward import losses, optimizers, samples, schedules
 from onward.author import make_trainable
@@ -175,15 +176,27 @@ def test_bfloat16_is_refused_because_gradient_does_not_take_it(build) -> None:
 
 
 def test_a_taken_name_asks_for_another(build) -> None:
-    text = "m (float[N, 3] labels) => (float[N, 2] y) { y = MatMul(labels, W) }"
+    text = "m (float[N, 3] x) => (float[N, 2] y) { y = MatMul(x, W) }"
 
     with pytest.raises(ArgumentError) as caught:
-        make_trainable(build(text, W=f32(3, 2)), loss="mse")
+        make_trainable(build(text, W=f32(3, 2)), loss="mse", label="x")
 
     assert str(caught.value) == (
-        "error[A112]: the model already has a value called `labels`\n  at label=\n"
-        '  needed: a name that the model does not use\n\nhint: pass label="target/labels" or another free name'
+        "error[A112]: the model already has a value called `x`\n  at label=\n"
+        '  needed: a name that the model does not use\n\nhint: pass label="target/x" or another free name'
     )
+
+
+def test_the_default_names_give_way_to_those_of_the_model(build) -> None:
+    """mne-icalabel's ICLabelNet has an output `labels`."""
+    text = "m (float[N, 3] loss) => (float[N, 2] labels) { labels = MatMul(loss, W) }"
+
+    trainer = onward.Trainer(make_trainable(build(text, W=f32(3, 2)), loss="mse", optimizer=optimizers.SGD(0.1)))
+
+    assert trainer.input_names == ("loss", "target/labels")
+    batch = {"loss": f32(4, 3), "target/labels": f32(4, 2)}
+    losses = [float(trainer.step(batch)["train/loss"]) for _ in range(2)]
+    assert losses[1] < losses[0]
 
 
 @pytest.mark.parametrize("argument", ["label", "loss_name"])

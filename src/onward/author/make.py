@@ -53,6 +53,7 @@ from onward.surgery.splice import HeadSource
 from onward.upgrade import normalise, upgrade
 
 A112 = "A112"
+_LABELS, _LOSS = "labels", "loss"  # the default names
 A113 = "A113"
 A114 = "A114"
 A118 = "A118"
@@ -73,8 +74,8 @@ def make_trainable(
     train: str | Sequence[str] = "*",
     freeze: str | Sequence[str] = (),
     output: str | Sequence[str] | None = None,
-    label: LabelArgument = "labels",
-    loss_name: str = "loss",
+    label: LabelArgument = _LABELS,
+    loss_name: str = _LOSS,
     batch_norm: str = "train",
     unbiased_variance: bool = False,
     keep_shared: bool = False,
@@ -105,7 +106,8 @@ def make_trainable(
             lists those that no gradient reaches.
         freeze: glob or globs of weights to freeze, although `train` matches them.
         output: name of the value that the loss reads (default: the model's only output), or several names.
-        label: name of the label input; {name: (dtype, shape)} for a custom loss; None if the loss reads no labels.
+        label: name of the label input (where the model has a value `labels`, the default is `target/labels`);
+            {name: (dtype, shape)} for a custom loss; None if the loss reads no labels.
         loss_name: name of the loss output.
         batch_norm: "train" normalises with batch statistics, and updates the running ones, wherever scale or bias are
             trained, so that frozen layers stay frozen (as in Keras); "always" does so everywhere (as PyTorch's
@@ -175,8 +177,11 @@ def make_trainable(
                 needed="a name or an object of onward.optimizers",
             )
         )
-    objective = resolve_loss(loss, output, label)
     work = _prepare(model, entry, dequantize)
+    taken = all_names(work.graph) | _names_of_entries(work)
+    label = f"target/{_LABELS}" if label == _LABELS and _LABELS in taken else label
+    loss_name = f"train/{_LOSS}" if loss_name == _LOSS and _LOSS in taken else loss_name
+    objective = resolve_loss(loss, output, label)
     model_of_teacher = read_teacher(teacher, objective.losses, work)
     needed = max([loss.least_opset() for loss in objective.losses], default=1)
     if model_of_teacher is not None:

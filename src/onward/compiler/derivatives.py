@@ -17,9 +17,10 @@ from onward.graph import edit, shapes, walk
 from onward.graph.builder import Names, Value
 from onward.model.serde import Source
 from onward.model.training_model import TrainingModel
-from onward.passes.base import Unit, collector_paused
+from onward.passes.base import Unit, collector_paused, run_passes
 from onward.passes.gradients import LowerGradients
 from onward.passes.pads import PadEveryAxis
+from onward.passes.scatter import ScatterInFloat32
 from onward.upgrade import normalise
 
 
@@ -123,7 +124,7 @@ def _forward_mode(model: Source, of: str, wrt: Sequence[str] | str) -> onnx.Mode
     if cotangent.uses():  # only its shape is read, which is the shape of the target
         cotangent.replace_all_uses_with(target)
     graph.inputs.remove(cotangent)
-    PadEveryAxis()(Unit(lowered))
+    run_passes((PadEveryAxis(), ScatterInFloat32()), Unit(lowered))
     return lowered.proto()
 
 
@@ -169,7 +170,7 @@ def _differentiate(
     edit.remove_dead_nodes(graph, backward.op.nodes)
     if functions:
         outline(lowered.ir, backward.groups, backward.op.nodes, scope.names)
-    PadEveryAxis()(Unit(lowered))
+    run_passes((PadEveryAxis(), ScatterInFloat32()), Unit(lowered))
     return lowered.proto()
 
 

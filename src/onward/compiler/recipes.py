@@ -37,6 +37,7 @@ from onward.passes.optimizers import LowerOptimizers
 from onward.passes.pads import PadEveryAxis
 from onward.passes.randomness import LowerRandomness, RemoveDropout
 from onward.passes.running_statistics import ProtectRunningStatistics
+from onward.passes.scatter import ScatterInFloat32
 from onward.passes.sequences import SequencesToTensors
 
 
@@ -275,6 +276,7 @@ FINISH: tuple[Pass, ...] = (
     *_PLAIN,
     RemoveDeadNodes(),
     PadEveryAxis(),
+    ScatterInFloat32(),
     MergeEqualNodes(),
     ProtectRunningStatistics(),
     RemoveUnusedInputs(),
