@@ -100,7 +100,8 @@ def _open_folder(
 
     images_by_class = find_images(path)
     if images_by_class:
-        return open_images(path, images_by_class, inputs, preparation.classes)
+        skip = preparation.damaged == "skip"
+        return open_images(path, images_by_class, inputs, preparation.classes, skip_damaged=skip)
     raise DataError(
         Diagnostic(
             T130,
