@@ -23,6 +23,7 @@ from onward.author.new_head import HeadArguments
 from onward.author.objective import build_loss, resolve_loss
 from onward.author.phases import Phase, check_phases, make_phases
 from onward.author.quantized_weights import quantized_weights, rounds
+from onward.author.sequence_loss import ctc_of
 from onward.author.teacher import Teacher, embed_teacher, read_teacher
 from onward.author.tied_weights import tied_layers
 from onward.author.tied_weights import untie as untie_weights
@@ -175,8 +176,10 @@ def make_trainable(
                 needed="a name or an object of onward.optimizers",
             )
         )
-    objective = resolve_loss(loss, output, label)
     work = _prepare(model, entry, dequantize)
+    if loss == "ctc" and not new_head.given and (output is None or isinstance(output, str)):
+        loss, output = ctc_of(work, output)  # nobody has chosen its settings
+    objective = resolve_loss(loss, output, label)
     model_of_teacher = read_teacher(teacher, objective.losses, work)
     needed = max([loss.least_opset() for loss in objective.losses], default=1)
     if model_of_teacher is not None:

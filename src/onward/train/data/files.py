@@ -12,7 +12,7 @@ from onward.arguments import did_you_mean, near_files
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic
 from onward.train.data import idx
-from onward.train.data.matching import Preparation
+from onward.train.data.preparation import Preparation
 from onward.train.data.source import ArrayColumn, ColumnSource, DataSource
 
 T130 = "T130"

@@ -18,7 +18,7 @@ from onward.reading.pictures import (
     pillow,
     usable_pictures,
 )
-from onward.train.data.matching import number_classes
+from onward.train.data.class_numbers import number_classes
 from onward.train.data.source import ArrayColumn, Column, ColumnSource, DataSource
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
