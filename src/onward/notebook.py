@@ -12,6 +12,7 @@ _STYLE = (
     ".onward th,.onward td{padding:.2em .8em;border-bottom:1px solid rgba(128,128,128,.3);text-align:left;"
     "vertical-align:top}.onward td.n,.onward th.n{text-align:right}.onward .soft{opacity:.65}"
     ".onward .error{color:#d1333f}.onward .warning{color:#b86e00}.onward .note{color:#2563c9}"
+    ".onward svg{max-width:100%;height:auto}.onward .sideways{overflow-x:auto}"
     ".onward .good{color:#1b8a5a}.onward progress{width:16em;vertical-align:middle}</style>"
 )
 
@@ -45,7 +46,8 @@ def grid(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None
         for row in rows
     )
     caption = f'<div class="soft">{escape(note)}</div>' if note else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{caption}"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="sideways">{table}</div>{caption}'
 
 
 def cell(value: object) -> str:

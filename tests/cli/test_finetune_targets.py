@@ -284,20 +284,57 @@ def test_a_logistic_regression_of_scikit_learn_as_it_comes(work):
     assert (pandas.read_csv("p.csv")["output_probability.class"] == truth).mean() > 0.9
 
 
-def test_a_loss_takes_its_settings_in_the_one_command(work):
-    """The hint of the error for CTC names `--set-loss`."""
-    reader = model("z = MatMul(x, W) y = Softmax(z)", "float[N, 6, 5] y", "float[N, 6, 4] x", W=np.ones((4, 5)))
-    onnx.save(reader, "reader.onnx")
-    lengths = {"labels/output_lengths": np.full(30, 6), "labels/label_lengths": np.full(30, 2)}
-    np.savez("a.npz", x=RNG.standard_normal((30, 6, 4)).astype(np.float32), labels=np.ones((30, 2), int), **lengths)
+def reader_and_lines(blank: int = 0, **more):
+    """Write a reader of two letters (class 0 of the data is the blank) and thirty lines; return the labels."""
+    weight = RNG.standard_normal((4, 5))
+    onnx.save(model("z = MatMul(x, W) y = Softmax(z)", "float[N, 6, 5] y", "float[N, 6, 4] x", W=weight), "reader.onnx")
+    labels = np.where(RNG.random((30, 2)) < 0.5, 1, 2) - (blank > 0)
+    labels[:7, 1] = -1
+    np.savez("a.npz", x=RNG.standard_normal((30, 6, 4)).astype(np.float32), labels=labels, **more)
+    return labels
 
-    refused = call("train", "reader.onnx", "-d", "a.npz", "--loss", "ctc", "-e", 1, "--inference", "tuned.onnx")
-    settings = ["--set-loss", "logits=True", "--set-loss", "time_axis=1"]
+
+def test_a_loss_takes_its_settings_in_the_one_command(work):
+    reader_and_lines(**{"labels/output_lengths": np.full(30, 6), "labels/label_lengths": np.full(30, 2)})
+    settings = ["--set-loss", "logits=True", "--set-loss", "time_axis=1", "--set-loss", "zero_infinity=True"]
+
     result = ok(
         "train", "reader.onnx", "-d", "a.npz", "--loss", "ctc", "--on", "z", *settings, "-e", 1,
         "--inference", "tuned.onnx",
     )  # fmt: skip
 
-    assert "CTC(logits=True)" in str(refused.exception)
-    assert "--set-loss logits=True --set-loss time_axis=1" in result.stderr
+    assert "--set-loss time_axis=1 --set-loss logits=True --set-loss zero_infinity=True" in result.stderr
     assert json.loads(ok("evaluate", "tuned.onnx", "-d", "a.npz", "-m", "cer", "--json").stdout)["cer"] >= 0
+
+
+@pytest.mark.parametrize("head", [[], ["--classes", "a,b"]])
+@pytest.mark.parametrize("blank", [0, 2])
+def test_ctc_needs_nothing_but_its_name(work, head, blank):
+    """The graph says where time and logits are; the lengths follow from the labels."""
+    labels = reader_and_lines(blank)
+    arguments = ["train", "reader.onnx", "-d", "a.npz", "--loss", "ctc", *head, "-e", 2, "--validation", 0]
+    arguments += ["--set-loss", f"blank={blank}"] if blank else []
+
+    result = ok(*arguments, "--inference", "tuned.onnx")
+    without = Path("tuned.onnx").read_bytes()
+    with np.load("a.npz") as data:
+        lengths = {"labels/output_lengths": np.full(30, 6), "labels/label_lengths": (labels >= 0).sum(1)}
+        np.savez("a.npz", x=data["x"], labels=labels, **lengths)
+    ok(*arguments, "--inference", "tuned.onnx")
+
+    assert f"class {blank} is the blank; a row ends at its first -1 or {blank}; every step of the output counts" in (
+        result.stderr
+    )
+    assert onnx.load("tuned.onnx").graph.output[0].type.tensor_type.shape.dim[2].dim_value == (3 if head else 5)
+    assert Path("tuned.onnx").read_bytes() == without
+
+
+def test_the_printed_commands_for_ctc_give_the_same_bytes(work):
+    reader_and_lines(2)
+
+    result = ok(
+        "train", "reader.onnx", "-d", "a.npz", "--loss", "ctc", "--classes", "a,b", "--set-loss", "blank=2", "-e", 1,
+        "--inference", "tuned.onnx",
+    )  # fmt: skip
+
+    same_by_hand(result.stderr)

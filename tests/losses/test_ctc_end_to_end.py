@@ -80,6 +80,95 @@ def test_a_network_learns_to_read_words_of_different_lengths() -> None:
     assert losses.ctc_decode(np.asarray(trainer.predict(x))) == words
 
 
+def trained_reader(blank: int = 0) -> onward.Trainer:
+    loss = losses.CTC(blank=blank, time_axis=1, logits=True)
+    return onward.Trainer(onward.make_trainable(recogniser(), loss=loss, optimizer=onward.Adam(0.1)))
+
+
+@pytest.mark.parametrize("padding", [-1, 4])
+@pytest.mark.parametrize("as_batches", [False, True])
+def test_lengths_that_the_data_does_not_have_are_derived(padding: int, as_batches: bool) -> None:
+    """The oracle is the loss of PyTorch with the lengths given."""
+    x = RNG.normal(size=(5, 9, 6)).astype(np.float32)
+    counts = np.array([3, 1, 0, 2, 3])
+    labels = np.where(np.arange(3) < counts[:, None], RNG.integers(0, 4, (5, 3)), padding)
+    trainer = trained_reader(blank=4)
+    data = [{"x": x, "labels": labels}] if as_batches else {"x": x, "labels": labels}
+
+    found = trainer.evaluate(data)["loss"]
+
+    scores = F.log_softmax(torch.from_numpy(np.asarray(trainer.predict(x))).double(), 2).transpose(0, 1)
+    times, sizes = torch.full((5,), 9), torch.from_numpy(counts)
+    expected = F.ctc_loss(scores, torch.from_numpy(np.maximum(labels, 0)), times, sizes, blank=4)
+    assert found == pytest.approx(float(expected), rel=1e-5)
+    trainer.fit(data, epochs=2, progress=False)
+
+
+def test_arrays_by_position_need_no_lengths_either() -> None:
+    x, labels = RNG.normal(size=(5, 9, 6)).astype(np.float32), np.array([[1, 2], [3, -1], [4, 1], [2, 0], [1, 1]])
+
+    history = trained_reader().fit(x, labels, epochs=2, metrics=["cer"], progress=False)
+
+    assert np.isfinite(history["loss"]).all()
+
+
+def test_labels_behind_the_padding_are_refused_before_the_first_step() -> None:
+    """Letters are often numbered from 0, which is the blank."""
+    x, labels = np.zeros((40, 9, 6), np.float32), np.ones((40, 3), int)
+    labels[37] = 2, 0, 1
+    trainer = trained_reader()
+
+    with pytest.raises(DataError, match="T116") as caught:
+        trainer.fit(x, labels, epochs=1, batch_size=4, shuffle=False, progress=False)
+
+    assert trainer.steps == 0
+    (problem,) = caught.value.diagnostics
+    assert (problem.found, "as in Keras" in problem.hint) == ("2, 0, 1 (row 37 of the batch)", True)
+    assert "`labels/label_lengths` (N,)" in problem.needed
+
+
+def test_the_error_rate_has_the_blank_and_the_axis_of_the_loss() -> None:
+    """Class 4 is the blank, and there are as many steps as samples."""
+    words = [[0, 1], [2], [3, 3]]
+    x = np.zeros((3, 3, 6), np.float32)
+    trainer = trained_reader(blank=4)
+    labels = np.array([w + [-1] * (2 - len(w)) for w in words])
+
+    found = trainer.evaluate({"x": x, "labels": labels}, metrics=["cer"])["cer"]
+
+    decoded = losses.ctc_decode(np.asarray(trainer.predict(x)), blank=4)
+    wanted = sum(edits(a, b) for a, b in zip(decoded, words, strict=True)) / 5
+    assert found == pytest.approx(wanted)
+    assert found != pytest.approx(1.0) or decoded == [[]] * 3
+
+
+@pytest.mark.parametrize(
+    ("ending", "reads"), [("y = Softmax(z)", "z"), ("y = LogSoftmax(z)", "y"), ("y = Identity(z)", "y")]
+)
+@pytest.mark.parametrize("time_first", [False, True])
+def test_the_word_ctc_finds_time_and_logits(ending: str, reads: str, time_first: bool) -> None:
+    order = "perm = [1, 0, 2]" if time_first else "perm = [0, 1, 2]"
+    shape = "7, N" if time_first else "N, 7"
+    proto = onnx.parser.parse_model(f"""
+    <ir_version: 8, opset_import: ["": 18]>
+    net (float[N, 7, 6] x) => (float[{shape}, 5] y) {{
+        t = Transpose <{order}> (x)
+        z = MatMul(t, W)
+        {ending}
+    }}""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(RNG.normal(size=(6, 5)).astype(np.float32), "W"))
+    x, labels = RNG.normal(size=(4, 7, 6)).astype(np.float32), np.array([[1, 2], [3, -1], [4, 4], [1, 3]])
+
+    trainer = onward.Trainer(onward.make_trainable(proto, loss="ctc"))
+
+    scores = np.einsum("ntf,fc->tnc", x, onnx.numpy_helper.to_array(proto.graph.initializer[0]))
+    expected = F.ctc_loss(
+        F.log_softmax(torch.from_numpy(scores), 2), torch.from_numpy(np.maximum(labels, 0)),
+        torch.full((4,), 7), torch.tensor([2, 1, 2, 2]),
+    )  # fmt: skip
+    assert trainer.evaluate(x, labels)["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_decoding_drops_repeats_and_blanks_and_what_is_past_the_end() -> None:
     best = np.array([[1, 1, 0, 1, 2, 2], [0, 0, 3, 3, 0, 3]])
     scores = np.eye(4)[best]

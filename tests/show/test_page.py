@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -343,6 +344,18 @@ def irregular_model(count: int = 120) -> onnx.ModelProto:
     nodes += [helper.make_node("Mul", [f"v{count}", "/a/Constant_output_0"], ["y"])]
     graph = helper.make_graph(nodes, "irregular", [value("v0", [8])], [value("y", [8])])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_weights_that_are_stored_as_integers_are_counted_beside_the_others():
+    weight = onnx.numpy_helper.from_array(np.ones((8, 4), np.int8), "q")
+    scale = onnx.numpy_helper.from_array(np.float32(0.1), "s")
+    nodes = [helper.make_node("DequantizeLinear", ["q", "s"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = helper.make_graph(nodes, "quantised", [value("x", [2, 8])], [value("y", [2, 4])], [weight, scale])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+    data = data_of(render_page(serde.from_proto(proto)))
+
+    assert (data["integers"], data["weights"]) == (32, 33)
 
 
 def test_a_part_without_a_name_says_what_is_in_it():

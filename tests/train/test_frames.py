@@ -146,8 +146,26 @@ def test_a_missing_value_in_a_column_that_had_none_is_refused_by_default():
 def test_rows_that_need_a_preparation_are_not_prepared_by_themselves():
     trainer = onward.Trainer(regression())
 
-    with pytest.raises(DataError, match="T144"):
+    with pytest.raises(DataError) as caught:
         trainer.evaluate(cars(), target=TARGET, features=COLUMNS)
+
+    power, origin = caught.value.diagnostics
+    assert {power.code, origin.code} == {"T144"}
+    assert power.message == "column `Horsepower` needs a preparation of the training, and the model stores none"
+    assert power.place.endswith(", for input `x`")
+    assert power.found == "6 empty cells, first in row 33"
+    assert origin.found == "text, such as 'USA'"
+    assert origin.needed == "float32 numbers in every row, or a model that was trained on such a table"
+    assert "checkpoint directory" in origin.hint
+
+
+def test_a_wish_to_rescale_needs_training_rows_too():
+    trainer = onward.Trainer(regression())
+
+    with pytest.raises(DataError, match=r"T144.*Weight_in_lbs") as caught:
+        trainer.evaluate(cars(), target=TARGET, features=["Weight_in_lbs"], preparation=STANDARD)
+
+    assert caught.value.diagnostics[0].found == "a wish: rescale is standard"
 
 
 def test_numbers_with_a_slip_and_free_text_are_not_taken_for_categories():

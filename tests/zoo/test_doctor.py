@@ -254,6 +254,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert text.returncode == 0
     assert "trains    2 weights (15 numbers): `W`, `b`" in text.stdout
     assert "cross_entropy of `z` suits it" in text.stdout
+    one_command = f"onward train {path} --data DATA --classes auto --inference tuned.onnx"
+    assert one_command in " ".join(text.stdout.split())
     assert json.loads(plain.stdout)["parameters"] == {"W": 12, "b": 3}
     assert nothing.returncode == 2
     assert "Traceback" not in nothing.stderr

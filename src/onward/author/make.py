@@ -23,6 +23,7 @@ from onward.author.new_head import HeadArguments
 from onward.author.objective import build_loss, resolve_loss
 from onward.author.phases import Phase, check_phases, make_phases
 from onward.author.quantized_weights import quantized_weights, rounds
+from onward.author.sequence_loss import ctc_of
 from onward.author.teacher import Teacher, embed_teacher, read_teacher
 from onward.author.tied_weights import tied_layers
 from onward.author.tied_weights import untie as untie_weights
@@ -181,6 +182,8 @@ def make_trainable(
     taken = all_names(work.graph) | _names_of_entries(work)
     label = f"target/{_LABELS}" if label == _LABELS and _LABELS in taken else label
     loss_name = f"train/{_LOSS}" if loss_name == _LOSS and _LOSS in taken else loss_name
+    if loss == "ctc" and not new_head.given and (output is None or isinstance(output, str)):
+        loss, output = ctc_of(work, output)  # nobody has chosen its settings
     objective = resolve_loss(loss, output, label)
     model_of_teacher = read_teacher(teacher, objective.losses, work)
     needed = max([loss.least_opset() for loss in objective.losses], default=1)

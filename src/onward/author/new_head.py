@@ -8,6 +8,7 @@ from typing import Any
 
 from onward.author.objective import as_loss
 from onward.author.scale import A115
+from onward.author.sequence_loss import with_graph
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.closing import closing
 from onward.graph.shapes import dims
@@ -87,9 +88,7 @@ def _by_graph(loss: Loss, work: TrainingModel, made: NewHead) -> Loss:
         axis = 1 if made.axis == 1 else made.axis - len(sizes)
         return dataclasses.replace(loss, axis=axis)  # type: ignore[type-var]  # losses with an axis are dataclasses
     if isinstance(loss, CTC):
-        found = closing(work.values()[made.output])
-        logarithms = found is not None and found.kind == "LogSoftmax"
-        return dataclasses.replace(loss, logits=not logarithms, time_axis=_time_axis(work, made))
+        return with_graph(loss, work, made.output, made.logits)
     return loss
 
 
@@ -98,15 +97,6 @@ def _class_axis(loss: Loss) -> int | None:
     one_of_several = loss.expects() in (Scale.SOFTMAX_LOGITS, Scale.LOG_PROBABILITIES)
     axis = getattr(loss, "axis", None) if one_of_several else None
     return axis if isinstance(axis, int) else None
-
-
-def _time_axis(work: TrainingModel, made: NewHead) -> int:
-    """Return the axis of time of a CTC head: not that of the batch, by the names and sizes of the dimensions."""
-    sizes = dims(work.values()[made.logits]) or ()
-    batch = next((d[0] for v in work.graph.inputs if (d := dims(v)) and len(d) > 1), None)
-    if len(sizes) == 3 and batch is not None and sizes[1] == batch and sizes[0] != batch:
-        return 0
-    return 1
 
 
 def _check(loss: Loss, work: TrainingModel, made: NewHead) -> None:

@@ -100,6 +100,10 @@ def _print(found: Diagnosis, console: Console, limit: int | None) -> None:
         console.print()
         for index, command in enumerate(found.commands):
             _line(console, "" if index else "next", command, "bold")
+    if any(o.trains and o.loss == "cross_entropy" and len(o.shape or ()) == 2 for o in found.outputs) and found.source:
+        file = shlex.quote(found.source)
+        command = f"onward train {file} --data DATA --classes auto --inference tuned.onnx"
+        _line(console, "or", f"{command}   (a new head for classes of your own)", "bold")
 
 
 def _by(producer: str) -> str:

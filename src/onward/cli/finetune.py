@@ -33,6 +33,7 @@ _tune = functools.partial(Option, rich_help_panel="Fine-tuning a plain model")
 _TARGETS = ("labels", "label", "target", "targets", "class", "y")
 _LABELS = "labels"
 _YES_OR_NO = ("bce", "bce_with_logits")
+_SETTLED = ("blank", "time_axis", "logits")  # settings of CTC
 _FEW = 20  # samples: with fewer, none are held back for validation
 _MOST_NAMES = 200  # characters of class names in a printed command
 
@@ -219,8 +220,11 @@ class _Choices:
         self.classes = self._new_head()
         self.loss = options.loss or self._loss(targets)
         self.made_loss = self._with_settings()
+        self.set_loss = options.set_loss or []
         reads_logits = self.loss in ("cross_entropy", "bce_with_logits") and self.classes is None
         self.on = options.on or (self.logits if reads_logits else self.output)
+        if self.loss == "ctc":
+            self._settle_ctc()
         self.metric = self._metric()
         self.train: str | list[str] = options.train or ("head" if self.classes is not None else "*")
         self.optimizer = options.optimizer or "adamw"
@@ -320,6 +324,17 @@ class _Choices:
 
         return by_name(self.loss, **parse_settings(self.options.set_loss, "--set-loss"))
 
+    def _settle_ctc(self) -> None:
+        """Complete the settings of CTC: the graph says which axis is time, and what the Softmax at the end reads."""
+        from onward.cli.make_trainable import complete_ctc, parse_settings
+
+        given = parse_settings(self.options.set_loss or [], "--set-loss")
+        self.made_loss, reads = complete_ctc(self.options.file, given, self.on)
+        self.set_loss = [f"{name}={getattr(self.made_loss, name)}" for name in ("blank", "time_axis", "logits")]
+        self.set_loss += [text for text in self.options.set_loss or [] if text.partition("=")[0] not in _SETTLED]
+        if self.classes is None and reads is not None:
+            self.on = reads
+
     def _loss(self, targets: np.ndarray) -> str:
         width = self.width if self.classes is None else 2  # a new head has a score per class
         if self.kind == "classes":
@@ -379,6 +394,7 @@ class _Choices:
             ("data", f"{size}, targets: {told}".lstrip(", "), "--data, --target"),
             ("head", head.get("text", f"kept: `{self.output}`"), "--classes"),
             ("loss", f"{self.loss} of `{read}`", "--loss, --on"),
+            ("labels", self._about_labels(), "--set-loss blank") if self.loss == "ctc" else ("", "", ""),
             ("trained", f"{shown} ({why}): {numbers}, {frozen} weights frozen", "--train"),
             ("optimizer", f"{self.optimizer}, rate {self.rate:g}, warm-up, then a cosine to 0",
              "--optimizer, --lr, --schedule, --warmup"),
@@ -390,6 +406,15 @@ class _Choices:
         lines = [f"  {name:<11}{value}   ({option})" for name, value, option in rows if name]
         return f"fine-tuning `{self.options.file}`:\n" + "\n".join(lines)
 
+    def _about_labels(self) -> str:
+        """Return what CTC takes the labels for."""
+        blank = getattr(self.made_loss, "blank", 0)
+        names = [c.name for c in self.source.specs()]
+        known = {name for name in (_LABELS + "/output_lengths", _LABELS + "/label_lengths") if name in names}
+        steps = "" if _LABELS + "/output_lengths" in known else "; every step of the output counts"
+        ends = "" if _LABELS + "/label_lengths" in known else f"; a row ends at its first -1 or {blank}"
+        return f"class {blank} is the blank{ends}{steps}"
+
     def commands(self, filled: TrainOptions) -> str:
         """Return the two commands that do the same."""
         made = self.options.file.with_suffix(".train.onnx")
@@ -397,7 +422,7 @@ class _Choices:
         make = ["onward", "make-trainable", str(self.options.file), "--loss", self.loss]
         make += ["--optimizer", self.optimizer, "--learning-rate", f"{self.rate:g}"]
         make += [part for pattern in patterns for part in ("--train", pattern)]
-        make += [part for given in self.options.set_loss or [] for part in ("--set-loss", given)]
+        make += [part for given in self.set_loss for part in ("--set-loss", given)]
         make += ["--classes", self.classes] if self.classes is not None else []
         make += ["--on", self.on] if self.on else []
         make += ["--cut", self.options.cut] if self.options.cut else []
@@ -461,7 +486,7 @@ def _require_numbers(targets: np.ndarray, column: str, source: DataSource) -> No
     """Raise if arrays hold names of classes, which only a table or folders turn into numbers."""
     if targets.dtype.kind not in "OUS" or source.classes:
         return
-    from onward.train.data.matching import T112
+    from onward.train.data.feed import T112
 
     shown = ", ".join(f"`{name}`" for name in list(dict.fromkeys(targets.ravel().tolist()))[:5])
     raise DataError(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
+
+if TYPE_CHECKING:
+    from onward.losses import Loss
 
 
 def make_trainable(
@@ -95,6 +98,9 @@ def make_trainable(
     options = parse_settings(loss_setting or [], "--set-loss")
     _check_loss_file(loss, options)
     chosen: Any = Path(loss) if loss.endswith(".onnx") else losses.by_name(loss, **options) if options else loss
+    if loss == "ctc" and options and not (on and len(on) > 1):
+        chosen, reads = complete_ctc(file, options, on[0] if on else None)
+        on = [reads] if reads is not None and classes is None and cut is None and head is None else on
     model = run(
         file,
         loss=chosen,
@@ -127,6 +133,14 @@ def make_trainable(
         f"wrote `{output}`: {counted(len(model.parameters), 'parameter')} ({counted(count, 'number')}) to train, "
         f"{len(model.frozen)} frozen; feed {', '.join(f'`{n}`' for n in [*model.inputs, *model.targets])}"
     )
+
+
+def complete_ctc(file: Path, options: dict[str, Any], on: str | None) -> tuple[Loss, str | None]:
+    """Return CTC with the settings that were given, the others as the graph says, and the value that it reads."""
+    from onward.author.sequence_loss import ctc_of
+    from onward.model import serde
+
+    return ctc_of(serde.load(file), on, **options)
 
 
 def _check_loss_file(loss: str, options: dict[str, Any]) -> None:

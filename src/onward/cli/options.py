@@ -87,6 +87,8 @@ class DataOptions:
     unknown: Annotated[str | None, data_option(help="A category that training did not have: error or ignore.")] = None
     rescale: Annotated[str | None, data_option(help="Rescale columns of numbers: standard or min_max.")] = None
 
+    damaged: Annotated[str | None, data_option(help="An image that cannot be decoded: error or skip.")] = None
+
     def preparation(self, base: Preparation) -> Preparation:
         """Return `base` with the changes that the options ask for.
 
@@ -119,12 +121,14 @@ class DataOptions:
     def _table_changes(self, problems: list[Diagnostic]) -> dict[str, Any]:
         """Return the changes for the columns of a table; each word is checked here, where its option is known."""
         from onward.train.data.features import ENCODINGS, FILLS, RESCALES, UNKNOWN
+        from onward.train.data.preparation import DAMAGED
 
         changes: dict[str, Any] = {"missing_indicator": True} if self.missing_indicator else {}
         words = (
             ("categories", self.categories, ENCODINGS),
             ("unknown", self.unknown, UNKNOWN),
             ("rescale", self.rescale, RESCALES),
+            ("damaged", self.damaged, DAMAGED),
         )
         for name, word, known in words:
             if word is not None and word not in known:

@@ -15,7 +15,7 @@ from onward.cli.finetune import FineTuneOptions, fine_tune, is_plain, refuse_mak
 from onward.cli.learning_rate import course
 from onward.cli.make_trainable import parse_settings
 from onward.cli.options import as_fraction, data_option, open_data, split_names, takes, with_columns
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.errors import A101, ArgumentError, DataError, Diagnostic
 
 if TYPE_CHECKING:
     from onward.train import Callback, Preparation, Trainer
@@ -270,6 +270,7 @@ def train(options: TrainOptions) -> None:
         return
     validation = _validation(options.validation, trainer, preparation, source, entry)
     asked = split_names(options.metric)
+    before = trainer.steps
     try:
         history = trainer.fit(
             source,
@@ -299,6 +300,11 @@ def train(options: TrainOptions) -> None:
         whole = trainer.steps > 0 and isinstance(stop, (Interrupted, SystemExit))
         typer.echo(_farewell(trainer, options.checkpoint, results if whole else []), err=True)
         if whole:
+            _finish(trainer, options, results)
+        raise
+    except DataError:  # found in the middle of the run: the steps before it must not be lost
+        if trainer.steps > before and trainer.session.processes == 1:
+            typer.echo(_farewell(trainer, options.checkpoint, results), err=True)
             _finish(trainer, options, results)
         raise
     _finish(trainer, options, results)

@@ -24,10 +24,11 @@ class CTC(ReducedLoss):
 
     The output holds log-probabilities, [T, N, C], or [N, T, C] with `time_axis=1`. There are three label inputs: the
     labels, int64 [N, S], padded with any value; the number of steps of each output; the number of labels of each
-    sample. The recursion over time is one `Scan`.
+    sample. `Trainer` derives the lengths that the data does not have: every step counts, and a row of labels ends at
+    its first negative number or its first blank. The recursion over time is one `Scan`.
 
     Args:
-        blank: the index of the class that means no label.
+        blank: the index of the class that means no label: 0, as in PyTorch; Keras has it last.
         zero_infinity: the loss of impossible alignments is 0 instead of ∞.
         time_axis: 0 or 1.
         logits: the output holds logits instead of log-probabilities: what a `Softmax` at the end of a model reads.
@@ -59,7 +60,8 @@ class CTC(ReducedLoss):
                     f"output `{outputs[0].name}` is not a sequence of class scores",
                     place="loss `CTC`",
                     found=f"shape {list(shape)}",
-                    needed="three dimensions: time, batch, classes",
+                    needed="time, batch, classes (time_axis=0), or batch, time, classes (time_axis=1)",
+                    hint='name the value that holds the scores of each step: output="…"',
                 )
             )
         batch = shape[1 - self.time_axis]

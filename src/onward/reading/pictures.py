@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ _GAP = 2.0
 _ORIENTATION = 0x0112  # the EXIF entry
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # the last bytes of a file that was not cut off
 _THREADS = 8  # for files on slow disks
-_MOST_NAMED = 20
+MOST_NAMED = 20
+_SKIP = 'Preparation(damaged="skip") leaves out the images that cannot be decoded'
 
 
 def pillow() -> Any:
@@ -119,9 +121,9 @@ def _named_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SyntaxError, image_module.DecompressionBombWarning) as error:
-        raise DataError(Diagnostic(T150, f"the image `{path}` cannot be decoded: {error}")) from error
+        raise DataError(Diagnostic(T150, f"the image `{path}` cannot be decoded: {error}", hint=_SKIP)) from error
     except image_module.DecompressionBombError as error:
-        raise DataError(Diagnostic(T150, f"the image `{path}` is too large: {error}")) from error
+        raise DataError(Diagnostic(T150, f"the image `{path}` is too large: {error}", hint=_SKIP)) from error
 
 
 def check_pictures(paths: Sequence[str]) -> None:
@@ -132,31 +134,74 @@ def check_pictures(paths: Sequence[str]) -> None:
     Raises:
         DataError: names the images, all at once.
     """
+    problems = [problem for found in _in_threads(_short_look, paths) for problem in found]
+    if problems:
+        raise _all_at_once(problems)
+
+
+def usable_pictures(paths: Sequence[str]) -> tuple[list[str], list[Diagnostic]]:
+    """Decode every image, at an eighth of its size where the format allows; return those that can be, and the problems.
+
+    Raises:
+        DataError: none of them can be decoded.
+    """
+    problems = dict(zip(paths, _in_threads(_full_look, paths), strict=True))
+    usable = [path for path in paths if not problems[path]]
+    damaged = [problem for found in problems.values() for problem in found]
+    if damaged and not usable:
+        raise _all_at_once(damaged, hint="")
+    return usable, damaged
+
+
+def _all_at_once(problems: Sequence[Diagnostic], hint: str = _SKIP) -> DataError:
+    """Return the error that names the images, of very many the first, and gives the hint once."""
+    named = [dataclasses.replace(problem, hint="") for problem in problems[:MOST_NAMED]]
+    if len(problems) > MOST_NAMED:
+        named.append(Diagnostic(T150, f"{len(problems) - MOST_NAMED} more images cannot be used"))
+    return DataError([*named[:-1], dataclasses.replace(named[-1], hint=hint)])
+
+
+def _in_threads(look: Callable[[str], list[Diagnostic]], paths: Sequence[str]) -> list[list[Diagnostic]]:
+    """Return what `look` finds wrong with each image."""
     if not paths:
-        return
+        return []
     from concurrent.futures import ThreadPoolExecutor  # a worker does without it, and starts faster
+
+    def look_at(part: Sequence[str]) -> list[list[Diagnostic]]:
+        return [look(path) for path in part]
 
     pillow().init()  # not in each thread
     parts = [paths[first : first + 64] for first in range(0, len(paths), 64)]
     with _bombs_are_errors(), ThreadPoolExecutor(_THREADS) as pool:
-        problems = [problem for found in pool.map(_problems, parts) for problem in found]
-    if len(problems) > _MOST_NAMED:
-        more = f"{len(problems) - _MOST_NAMED} more images cannot be used"
-        problems = [*problems[:_MOST_NAMED], Diagnostic(T150, more)]
-    if problems:
-        raise DataError(problems)
+        return [found for part in pool.map(look_at, parts) for found in part]
 
 
-def _problems(paths: Sequence[str]) -> list[Diagnostic]:
-    """Return why images cannot be decoded, of those that seem so."""
-    problems: list[Diagnostic] = []
-    for path in paths:
-        try:
-            if _may_be_cut_off(path):
-                _decode(path, "", None)
-        except DataError as error:
-            problems += error.diagnostics
-    return problems
+def _short_look(path: str) -> list[Diagnostic]:
+    """Return why the image cannot be decoded, if its first and last bytes tell."""
+    try:
+        if _may_be_cut_off(path):
+            _decode(path, "", None)
+    except DataError as error:
+        return list(error.diagnostics)
+    return []
+
+
+def _full_look(path: str) -> list[Diagnostic]:
+    """Return why the image cannot be decoded; a file that has not changed since is not decoded again."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return [Diagnostic(T150, f"the image `{path}` cannot be decoded: {error}", hint=_SKIP)]
+    return _decoding_problems(path, found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _decoding_problems(path: str, _size: int, _changed: int) -> list[Diagnostic]:
+    try:
+        _decode(path, "L", (1.0, 1.0))
+    except DataError as error:
+        return list(error.diagnostics)
+    return []
 
 
 def _may_be_cut_off(path: str) -> bool:

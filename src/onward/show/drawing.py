@@ -384,10 +384,19 @@ def held_tensor(value: ir.Value) -> ir.TensorProtocol | None:
     return tensor if isinstance(tensor, ir.TensorProtocol) else None
 
 
+_SMALL_INTEGERS = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4})
+
+
 def weights_of(nodes: Iterable[ir.Node]) -> int:
     """Return how many numbers the nodes read from initializers and from all but the smallest Constant nodes."""
     tensors = {v: held_tensor(v) for node in nodes for v in node.inputs if v is not None}
     return sum(t.size for v, t in tensors.items() if t is not None and (v.producer() is None or t.size > _FEW))
+
+
+def integers_of(nodes: Iterable[ir.Node]) -> int:
+    """Return how many numbers of at most eight bits the nodes read from initializers: quantised weights."""
+    tensors = {v: v.const_value for node in nodes for v in node.inputs if v is not None and v.is_initializer()}
+    return sum(t.size for t in tensors.values() if t is not None and t.dtype in _SMALL_INTEGERS)
 
 
 def _input_name(node: ir.Node, index: int) -> str:

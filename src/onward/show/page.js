@@ -26,6 +26,7 @@ const chip = (a, b) => $("chips").append(el("span", {class: "chip"}, el("b", {},
 const first = facts.entries[0];
 const weights = facts.parameters.elements + facts.frozen.elements;
 if (weights) chip(num(weights), "weights"); else if (data.weights) chip(num(data.weights), "weights in Constant nodes");
+if (data.integers) chip(num(data.integers), "weights as integers");
 chip(num(facts.nodes.count), "nodes");
 if (first && first.optimizer.length) chip(first.optimizer[0].name, first.optimizer[0].settings.learning_rate !== undefined ? `lr ${first.optimizer[0].settings.learning_rate}` : "");
 if (first && first.loss) chip(lossName(first.loss), "loss");

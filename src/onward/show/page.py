@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onward.graph.shapes import infer_shapes
 from onward.model.training_model import TrainingModel
-from onward.show.drawing import Drawings, weights_of
+from onward.show.drawing import Drawings, integers_of, weights_of
 from onward.show.summary import summarize
 
 _MOST_FUNCTIONS = 40  # drawn at most
@@ -26,6 +26,7 @@ def render_page(model: TrainingModel, title: str = "") -> str:
     facts = summarize(model)
     data: dict[str, Any] = {"title": title or facts["name"] or "model", "facts": facts, "drawings": draw(model)}
     data["weights"] = weights_of(model.graph)
+    data["integers"] = integers_of(model.graph)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     parts = importlib.resources.files("onward.show")
     page = (parts / "page.html").read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ def attach_head(
     logits: Value | None = None
     if head is None:
         assert classes is not None
-        made, weights, logits = _linear(work, features, classes.count, kind, activation, seed)
+        made, weights, logits = linear_head(work, features, classes.count, kind, activation, seed)
     else:
         name_of_features = features.name or ""
         results, weights = splice(work, head, [features])
@@ -151,7 +151,7 @@ def _features(value: Value) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _linear(
+def linear_head(
     work: TrainingModel, features: Value, count: int, kind: str | None, activation: str, seed: int
 ) -> tuple[Value, list[str], Value]:
     """Add a linear layer over `features`; return its result, its weights and its logits."""
@@ -201,4 +201,4 @@ def fresh_weight(shape: tuple[int, ...], axis: int, seed: int) -> np.ndarray:
     return np.asarray((2.0 * uniform(seed, 0, shape) - 1.0) / math.sqrt(fan_in))
 
 
-__all__ = ["attach_head", "fresh_weight"]
+__all__ = ["attach_head", "fresh_weight", "linear_head"]

@@ -20,6 +20,7 @@ from onward.model.stash import from_light, to_light
 from onward.model.training_model import TrainingModel
 from onward.runtime import evaluate
 from onward.surgery.class_list import Classes, ClassList, read_classes
+from onward.surgery.classifier import find_classifier, replace_classifier
 from onward.surgery.head import Head, name_of
 from onward.surgery.notes import NewHead, write_note
 from onward.surgery.own_head import attach_head, fresh_weight
@@ -123,7 +124,11 @@ def change_head(
     infer_shapes(work.ir)
     if cut is None and head is None:
         assert wanted is not None
-        made = _resize(work, find_head(work, output), wanted, activation, old_classes, seed)
+        classifier = find_classifier(work.graph, output)
+        if classifier is not None:
+            made = replace_classifier(work, classifier, wanted, activation, old_classes, seed)
+        else:
+            made = _resize(work, find_head(work, output), wanted, activation, old_classes, seed)
     else:
         made = attach_head(work, wanted, output, cut, head, activation, seed)
     set_class_names(work, () if wanted is None else wanted.names)

@@ -21,7 +21,9 @@ from onward.train.asked import class_count, default_output
 from onward.train.callbacks import Callback, as_callback
 from onward.train.checkpoint import Checkpoint
 from onward.train.data import Data
-from onward.train.data.matching import T115, Preparation, fixed_batch
+from onward.train.data.class_numbers import T115
+from onward.train.data.matching import fixed_batch
+from onward.train.data.preparation import Preparation
 from onward.train.data.source import ColumnSource, DataSource
 from onward.train.metrics import Metric
 from onward.train.numeric import MODES

@@ -20,7 +20,7 @@ from onward.model.readings import Reading
 from onward.model.task import Task
 from onward.model.training_model import FLOAT_TYPES
 from onward.train import metrics as known
-from onward.train.metrics import ConfusionMatrix, Metric, get_metrics, label
+from onward.train.metrics import CharacterErrorRate, ConfusionMatrix, Metric, get_metrics, label
 
 
 @dataclasses.dataclass(eq=False)
@@ -94,6 +94,7 @@ def ask(
             continue
         if isinstance(given, str):
             metric.from_logits = gives_logits(program, found.output)
+            _follow_loss(metric, program)
         problems += _trial(program, found, specs)
         if for_steps and not found.in_step:
             problems.append(_not_in_step(program, found))
@@ -101,6 +102,13 @@ def ask(
     if problems:
         raise ArgumentError(problems)
     return placed
+
+
+def _follow_loss(metric: Metric, program: Program) -> None:
+    """Give the character error rate the blank and the axis of time that the loss of the model has."""
+    task = Task.of_metadata(program.infer_graph.model.metadata_props)
+    if isinstance(metric, CharacterErrorRate) and task is not None and task.kind == "ctc":
+        metric.blank, metric.time_axis = task.blank, task.axis
 
 
 def _place(program: Program, metric: Metric, targets: Sequence[TensorSpec], problems: list[Diagnostic]) -> Asked | None:

@@ -16,8 +16,10 @@ from onward.errors import BackendError, DataError, Diagnostic
 from onward.graph import shapes
 from onward.model.task import Task
 from onward.train.asked import Asked
-from onward.train.data.matching import T115, Matching, Preparation, fixed_batch
+from onward.train.data.class_numbers import T115
+from onward.train.data.matching import Matching, fixed_batch
 from onward.train.data.prefetch import read_ahead
+from onward.train.data.preparation import Preparation
 from onward.train.data.source import Batch, DataSource, batch_length, no_batches
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from onward.arguments import shown
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
-from onward.train.data.matching import T110, T112, Feed, SizeRule
+from onward.train.data.feed import T112, Feed
+from onward.train.data.matching import T110, SizeRule
 from onward.train.data.source import T106, to_array
 
 

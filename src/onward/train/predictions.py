@@ -22,7 +22,8 @@ from onward.model.training_model import FLOAT_TYPES
 from onward.train import evaluation
 from onward.train.data import Data, as_source
 from onward.train.data.images import check_images
-from onward.train.data.matching import Matching, Preparation, fixed_batch, match
+from onward.train.data.matching import Matching, fixed_batch, match
+from onward.train.data.preparation import Preparation
 from onward.train.data.unlabelled import Named, open_unlabelled
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ max-width:110px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
 .matrix th.row{text-align:right;position:sticky;left:0;background:var(--card)}
 .dense{border-spacing:1px}.dense td{min-width:21px;height:21px;padding:1px;font-size:11px;border-radius:3px}
 .dense th{font-size:11px;padding:1px 2px;max-width:74px}.dense .none{font-size:0}
-.matrix caption{caption-side:bottom;color:var(--soft);font-size:13px;padding-top:8px}
+.below{text-align:center;color:var(--soft);font-size:13px;margin:8px 0 0}
 footer{color:var(--soft);font-size:13px;margin-top:20px}
 @media (max-width:640px){.screen{display:none}.phone{display:block}main{padding:20px 12px 40px}.card{padding:14px}
 .plain{padding:4px}.tiles{grid-template-columns:1fr 1fr;gap:10px}.tile b{font-size:21px}.numbers th{white-space:nowrap}
@@ -253,10 +253,11 @@ def _confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str], *, valid
     total = sum(sum(row) for row in matrix)
     caption = f"rows: true class, columns: predicted class; {right:,} of {total:,} right"
     caption += f"; {len(matrix)} of {every:,} classes occur" if len(matrix) < every else ""
-    table = f"<caption>{caption}</caption><tr><th></th>{head}</tr>{''.join(body)}"
+    table = f"<tr><th></th>{head}</tr>{''.join(body)}"
     return (
         f'<section class="card wide"><h2>Confusion matrix on the {data} data</h2><div class="sideways">'
-        f'<table class="matrix{" dense" * (len(matrix) > _DENSE)}">{table}</table></div></section>'
+        f'<table class="matrix{" dense" * (len(matrix) > _DENSE)}">{table}</table></div>'
+        f'<p class="below">{caption}</p></section>'
     )
 
 

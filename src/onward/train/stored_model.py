@@ -24,7 +24,7 @@ from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.class_names import PREPARATION as PREPARATION
 from onward.storage.checkpoints import CheckpointReader, is_run
 from onward.train.data.embed import embed_preparation
-from onward.train.data.matching import Preparation
+from onward.train.data.preparation import Preparation
 
 if TYPE_CHECKING:
     from onward.model.training_model import TrainingModel

@@ -38,8 +38,11 @@ from onward.train.checkpoint import (
 )
 from onward.train.data import Data, as_source
 from onward.train.data.augmenting import bind
+from onward.train.data.feed import Feed, numpy_dtype
 from onward.train.data.images import check_images
-from onward.train.data.matching import Feed, Preparation, SizeRule, fixed_batch, match, numpy_dtype
+from onward.train.data.lengths import Lengths
+from onward.train.data.matching import SizeRule, fixed_batch, match
+from onward.train.data.preparation import Preparation
 from onward.train.data.source import DataSource
 from onward.train.feeds import step_feeds
 from onward.train.history import History
@@ -327,7 +330,8 @@ class Trainer:
         self, source: DataSource, preparation: Preparation, settings: FitSettings, program: Program
     ) -> Validation:
         targets = evaluation.evaluated_targets(program, preparation)
-        matching = match(source, program.inputs, targets, preparation, sizes=self._sizes)
+        lengths = Lengths.of(program)
+        matching = match(source, program.inputs, targets, preparation, sizes=self._sizes, lengths=lengths)
         return Validation(source, matching, fixed_batch(self._specs) or max(settings.batch_size, 64))
 
     def find_learning_rate(
@@ -353,7 +357,8 @@ class Trainer:
         preparation = check_preparation(preparation, self.preparation)
         source = as_source(x, y, program.inputs, program.targets, preparation)
         size = fixed_batch(self._specs) or whole("batch_size", batch_size, 1)
-        matching = match(source, program.inputs, program.targets, preparation, sizes=self._sizes)
+        lengths = Lengths.of(program)
+        matching = match(source, program.inputs, program.targets, preparation, sizes=self._sizes, lengths=lengths)
         return find_learning_rate(
             self, program, source, matching,
             lowest=lowest, highest=highest, steps=steps, batch_size=size, seed=whole("seed", seed, 0), entry=entry,
@@ -387,7 +392,8 @@ class Trainer:
         source = as_source(x, y, program.inputs, wanted, preparation, part="evaluate")
         targets = evaluation.loose_targets(program, source) if program.first is None else wanted
         lenient = program.first is None
-        matching = match(source, program.inputs, targets, preparation, sizes=self._sizes, lenient=lenient)
+        rules: dict[str, Any] = {"sizes": self._sizes, "lenient": lenient, "lengths": Lengths.of(program)}
+        matching = match(source, program.inputs, targets, preparation, **rules)
         size = fixed_batch(self._specs) or batch_size or 256
         if program.first is None and (not metrics or not targets):
             raise ArgumentError(

@@ -15,8 +15,11 @@ from onward.train.arguments import FitSettings, hold_back, remember_data
 from onward.train.data import Data, as_source
 from onward.train.data.augmenting import with_probabilities
 from onward.train.data.choice import columns_for
+from onward.train.data.feed import Feed, numpy_dtype
 from onward.train.data.images import check_images
-from onward.train.data.matching import T110, Feed, Matching, Preparation, SizeRule, match, numpy_dtype
+from onward.train.data.lengths import Lengths
+from onward.train.data.matching import T110, Matching, SizeRule, match
+from onward.train.data.preparation import Preparation
 from onward.train.data.sampling import balanced
 from onward.train.data.source import ArrayColumn, ColumnSource, DataSource
 from onward.train.data.table import TableSource
@@ -90,7 +93,8 @@ def open_training_data(
         spec = weight_spec(whole_program, weighted)
         wanted = [*program.targets, spec]
         preparation = dataclasses.replace(preparation, columns={**preparation.columns, spec.name: column})
-    matching = match(source, program.inputs, wanted, preparation, batch_size=size, sizes=sizes)
+    lengths = Lengths.of(program)
+    matching = match(source, program.inputs, wanted, preparation, batch_size=size, sizes=sizes, lengths=lengths)
     if settings.class_weight is not None or settings.sampler is not None:
         wanted_by = "sampler" if settings.sampler else "class_weight"
         classes = ClassTarget.of(program, source, matching, preparation, wanted_by)

@@ -21,7 +21,9 @@ from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.model.training_model import TrainingModel
 from onward.train.asked import class_count
-from onward.train.data.matching import Feed, Matching, Preparation
+from onward.train.data.feed import Feed
+from onward.train.data.matching import Matching
+from onward.train.data.preparation import Preparation
 from onward.train.data.source import Batch, ColumnSource, DataSource
 
 T145 = "T145"

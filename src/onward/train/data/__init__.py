@@ -12,7 +12,8 @@ from onward.arguments import a_or_an
 from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.train.data.frame import Frame, frame_library, is_records
-from onward.train.data.matching import T110, Matching, Preparation, match
+from onward.train.data.matching import T110, Matching, match
+from onward.train.data.preparation import Preparation
 from onward.train.data.samples import is_of, open_samples
 from onward.train.data.source import (
     ArrayColumn,

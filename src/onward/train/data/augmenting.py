@@ -15,9 +15,11 @@ from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic
 from onward.reading.pictures import PictureReader
 from onward.reading.samples import Field, Samples
+from onward.train.data.feed import Feed, numpy_dtype
 from onward.train.data.images import ImageColumn, channels_of
-from onward.train.data.matching import Feed, Matching, Preparation, numpy_dtype
+from onward.train.data.matching import Matching
 from onward.train.data.mixing import Mixer
+from onward.train.data.preparation import Preparation
 from onward.train.data.source import Column, ColumnSource, DataSource, SubsetColumn
 
 _TAKES_PROBABILITIES = (

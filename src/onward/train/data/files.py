@@ -12,7 +12,7 @@ from onward.arguments import did_you_mean, near_files
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic
 from onward.train.data import idx
-from onward.train.data.matching import Preparation
+from onward.train.data.preparation import Preparation
 from onward.train.data.source import ArrayColumn, ColumnSource, DataSource
 
 T130 = "T130"
@@ -100,7 +100,8 @@ def _open_folder(
 
     images_by_class = find_images(path)
     if images_by_class:
-        return open_images(path, images_by_class, inputs, preparation.classes)
+        skip = preparation.damaged == "skip"
+        return open_images(path, images_by_class, inputs, preparation.classes, skip_damaged=skip)
     raise DataError(
         Diagnostic(
             T130,

@@ -9,8 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from onward.compiler.program import TensorSpec
-from onward.reading.pictures import MODES, PictureReader, check_pictures, open_picture, pillow
-from onward.train.data.matching import number_classes
+from onward.reading.pictures import (
+    MODES,
+    MOST_NAMED,
+    PictureReader,
+    check_pictures,
+    open_picture,
+    pillow,
+    usable_pictures,
+)
+from onward.train.data.class_numbers import number_classes
 from onward.train.data.source import ArrayColumn, Column, ColumnSource, DataSource
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
@@ -45,19 +53,49 @@ def find_images(folder: Path) -> dict[str, list[Path]]:
     return {name: images for name, images in found.items() if images}
 
 
+def without_damaged(folder: Path, images: Sequence[Path]) -> list[Path]:
+    """Return the images that can be decoded; a warning counts and names the others.
+
+    Every image is decoded for this, so that the samples of a run are settled before its first step.
+
+    Raises:
+        DataError: none of them can be decoded.
+    """
+    usable, problems = usable_pictures([str(path) for path in images])
+    if problems:
+        left_out = [str(path) for path in sorted({*map(str, images)} - {*usable})]
+        names = ", ".join(f"`{name}`" for name in left_out[:MOST_NAMED])
+        more = f" and {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
+        warnings.warn(
+            f"left out {len(left_out)} of {len(images)} images in `{folder}` that cannot be decoded: {names}{more}",
+            stacklevel=2,
+        )
+    return [Path(path) for path in usable]
+
+
 def open_images(
-    folder: Path, classes: Mapping[str, Sequence[Path]], inputs: Sequence[TensorSpec], known: Sequence[str] = ()
+    folder: Path,
+    classes: Mapping[str, Sequence[Path]],
+    inputs: Sequence[TensorSpec],
+    known: Sequence[str] = (),
+    *,
+    skip_damaged: bool = False,
 ) -> ColumnSource:
     """Return the images (decoded when needed, uint8) and their labels.
 
     The first input of the model decides: (N, C, H, W) or (N, H, W, C), grey for C = 1 and colour for C = 3; an image
-    of another size is resized to H × W (bilinear). `known` are the classes of the training data.
+    of another size is resized to H × W (bilinear). `known` are the classes of the training data. With `skip_damaged`,
+    images that cannot be decoded are left out, and with them a class that has no others.
 
     Raises:
         MissingExtra: Pillow is not installed.
         DataError: the model does not fix the size and the images differ.
     """
     pillow()
+    if skip_damaged:
+        usable = set(without_damaged(folder, [path for images in classes.values() for path in images]))
+        whole = {name: [path for path in images if path in usable] for name, images in classes.items()}
+        classes = {name: images for name, images in whole.items() if images}
     paths = [path for images in classes.values() for path in images]
     numbers = number_classes(list(classes), known, str(folder))
     labels = np.repeat(np.array([numbers[n] for n in classes], np.int64), [len(v) for v in classes.values()])
@@ -93,17 +131,16 @@ class ImageColumn:
         dims = list(model[1:]) if rank == 4 else [1, *model[1:]] if rank == 3 else [3, None, None]
         channels, height, width = [dims[2], dims[0], dims[1]] if channels_last else dims
         self.layout = "HW" if rank == 3 else "HWC" if channels_last else "CHW"
-        first, _ = open_picture(str(paths[0]))
         known = channels if isinstance(channels, int) else None
-        if rank == 2 and isinstance(model[1], int):
-            known = next((c for c in (1, 3) if first.width * first.height * c == model[1]), 1)
-        self.reader = PictureReader(
-            [str(p) for p in paths],
-            known if known in MODES else 3,
-            height if isinstance(height, int) else first.height,
-            width if isinstance(width, int) else first.width,
-            may_resize=isinstance(height, int) and isinstance(width, int),
-        )
+        fixed = isinstance(height, int) and isinstance(width, int)
+        if not (isinstance(height, int) and isinstance(width, int)):
+            first, _ = open_picture(str(paths[0]))
+            height = height if isinstance(height, int) else first.height
+            width = width if isinstance(width, int) else first.width
+            if rank == 2 and isinstance(model[1], int):
+                known = next((c for c in (1, 3) if first.width * first.height * c == model[1]), 1)
+        channels = known if known in MODES else 3
+        self.reader = PictureReader([str(p) for p in paths], channels, height, width, may_resize=fixed)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -14,9 +14,7 @@ sides.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,113 +23,23 @@ from onward.backends.processes import Rows
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, OnwardError
 from onward.graph.shapes import UNPROVEN
-from onward.train.data.preparation import Preparation as Preparation
-from onward.train.data.source import T107, Batch, DataSource, to_array
+from onward.train.data.feed import (
+    T111,
+    T112,
+    Feed,
+    may_cast,
+    numpy_dtype,
+    plan_shape,
+    shape_problem,
+    show_spec,
+    type_hint,
+)
+from onward.train.data.lengths import Lengths, labels_of
+from onward.train.data.preparation import Preparation
+from onward.train.data.source import T107, ArrayColumn, Batch, ColumnSource, DataSource, to_array
 
 T110 = "T110"
-T111 = "T111"
-T112 = "T112"
-T113 = "T113"
-T115 = "T115"
 T114 = "T114"
-
-_IN_CACHE = 1 << 17  # so many numbers stay in the processor's cache between one operation and the next
-
-
-def number_classes(names: Sequence[str], known: Sequence[str], place: str) -> dict[str, int]:
-    """Return class name -> number: as in `known` (the model), or sorted when that is empty.
-
-    Raises:
-        DataError: a class that the model does not know.
-    """
-    if not known:
-        return {name: i for i, name in enumerate(sorted(names))}
-    new = [n for n in names if n not in known]
-    if new:
-        raise DataError(
-            Diagnostic(
-                T115,
-                "classes that the model does not know: " + ", ".join(f"`{n}`" for n in new),
-                place=place,
-                needed="some of: " + ", ".join(f"`{n}`" for n in known),
-            )
-        )
-    return {name: i for i, name in enumerate(known)}
-
-
-def renumber_classes(labels: np.ndarray, names: Sequence[str], known: Sequence[str], place: str) -> np.ndarray:
-    """Return class numbers of data that names its classes `names`, as the numbers that `known` gives these names.
-
-    Negative numbers, for samples without a class, stay as they are.
-
-    >>> renumber_classes(np.array([0, 1, -1]), ["dog", "cat"], ["cat", "dog"], "").tolist()
-    [1, 0, -1]
-
-    Raises:
-        DataError: a class that the training data did not have.
-    """
-    if not known or list(names) == list(known[: len(names)]):
-        return labels
-    present = [int(n) for n in np.unique(labels) if 0 <= n < len(names)]
-    numbers = number_classes([names[n] for n in present], known, place)
-    made = labels.copy()
-    for number in present:
-        made[labels == number] = numbers[names[number]]
-    return made
-
-
-@dataclasses.dataclass(frozen=True)
-class Feed:
-    """How one input or target of the model is made from one column."""
-
-    spec: TensorSpec
-    column: str
-    is_target: bool
-    preparation: Preparation
-    dtype: np.dtype[Any]
-    classes: int = 0  # width of the one-hot encoding; 0 for none
-
-    def make(self, array: np.ndarray) -> np.ndarray:
-        """Return the array the model takes."""
-        if self.classes:
-            array = _one_hot(array, self.classes, self.spec.name, self.dtype)
-        plan = _plan_shape(array.shape, self.spec.shape)
-        if plan is None:
-            raise DataError(_shape_problem(self.spec, self.column, array.shape))
-        array = array.reshape(plan)
-        if not self.is_target and self.dtype.kind not in "iub" and self.preparation.normalises:
-            return self._normalise(array)
-        return _cast(array, self.dtype, self.spec.name, self.column)
-
-    def _normalise(self, array: np.ndarray) -> np.ndarray:
-        p = self.preparation
-        work = np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
-        out = np.empty(array.shape, work)
-        scale = np.asarray(p.scale, dtype=work)
-        mean, std = (self._per_channel(np.asarray(v, dtype=work), out) for v in (p.mean, p.std))
-        count = len(array) if array.ndim else 0
-        block = max(1, _IN_CACHE * count // max(array.size, 1))  # of samples
-        parts = [slice(first, first + block) for first in range(0, count, block)] if array.ndim else [...]
-        for part in parts:
-            made = out[part]
-            np.multiply(array[part], scale, out=made, dtype=work, casting="unsafe")
-            np.subtract(made, mean, out=made)
-            np.divide(made, std, out=made)
-        return np.asarray(out, dtype=self.dtype)
-
-    def _per_channel(self, values: np.ndarray, like: np.ndarray) -> np.ndarray:
-        if values.ndim == 0:
-            return values
-        if like.ndim < 2 or values.shape != (like.shape[1],):
-            raise DataError(
-                Diagnostic(
-                    T111,
-                    f"mean or std has {values.size} numbers for input `{self.spec.name}`",
-                    found=f"input of shape {like.shape}",
-                    needed="one number, or one per channel (axis 1)",
-                )
-            )
-        return values.reshape((-1,) + (1,) * (like.ndim - 2))
 
 
 class Matching:
@@ -241,10 +149,12 @@ def match(
     batch_size: int | None = None,
     sizes: SizeRule | None = None,
     lenient: bool = False,
+    lengths: Lengths | None = None,
 ) -> Matching:
     """Return how the source feeds the model.
 
     With `lenient`, a column of another name feeds the one input, or the one target, that has none, if no other can.
+    `lengths` are the targets that can be derived from labels, where the data has no column for them.
 
     Raises:
         DataError: listing every column that is missing or does not fit, with both sides.
@@ -260,8 +170,12 @@ def match(
             )
         )
     columns = {spec.name: spec for spec in found}
-    wanted = [(spec, False) for spec in inputs] + [(spec, True) for spec in targets]
     mapping = {n: c if isinstance(c, str) else ",".join(c) for n, c in preparation.columns.items()}
+    derived: list[TensorSpec] = []
+    if lengths is not None and len(columns) < len(inputs) + len(targets):
+        derived = lengths.absent(targets, {*columns, *mapping})
+        targets = [spec for spec in targets if spec not in derived]
+    wanted = [(spec, False) for spec in inputs] + [(spec, True) for spec in targets]
     if lenient and not source.positional:
         mapping = {**_only_choices(columns, inputs, targets, mapping), **mapping}
     if source.renamed or (source.positional and not set(mapping.values()) & set(columns)):
@@ -269,17 +183,24 @@ def match(
     chosen, problems = _choose_columns(
         columns, [spec for spec, _ in wanted], source.positional, mapping, bool(targets), source.nameless
     )
-    feeds = []
+    feeds: list[Feed] = []
     for spec, is_target in wanted:
         if spec.name not in chosen:
             continue
-        feed, problem = _plan_feed(spec, columns[chosen[spec.name]], is_target, preparation)
+        planned, problem = _plan_feed(spec, columns[chosen[spec.name]], is_target, preparation)
         if problem:
             problems.append(problem)
-        feeds.append(feed)
+        feeds.append(planned)
         problems += _check_batch(spec, batch_size)
     if problems:
         raise DataError(problems)
+    if lengths is not None:
+        made = [lengths.feed(spec, chosen[labels_of(spec)], numpy_dtype(spec.dtype)) for spec in derived]
+        for feed in made:  # labels in memory are looked at before the first step
+            column = source.columns[feed.column] if isinstance(source, ColumnSource) else None
+            if isinstance(column, ArrayColumn):
+                feed.make(np.asarray(column.array))
+        feeds += made
     return Matching(feeds, sizes)
 
 
@@ -297,7 +218,7 @@ def _only_choices(
         free = [c for c in columns.values() if c.name not in taken]
         if len(missing) == 1:
             (spec,) = missing
-            fitting = [c for c in free if _plan_shape(tuple(c.shape), spec.shape) is not None]
+            fitting = [c for c in free if plan_shape(tuple(c.shape), spec.shape) is not None]
             if len(fitting) == 1:
                 found[spec.name] = fitting[0].name
                 taken.add(fitting[0].name)
@@ -314,7 +235,7 @@ def _choose_columns(
 ) -> tuple[dict[str, str], list[Diagnostic]]:
     """Return model name -> column name and the problems; by name first, by position where the data has no names."""
     problems: list[Diagnostic] = []
-    found = "data: " + (", ".join(_show(s) for s in columns.values()) or "no columns")
+    found = "data: " + (", ".join(show_spec(s) for s in columns.values()) or "no columns")
     unknown = [name for name in mapping if name not in {s.name for s in wanted}]
     for name in unknown:
         problems.append(
@@ -333,7 +254,7 @@ def _choose_columns(
                 T110,
                 f"the data has {len(columns)} columns and the model takes {len(wanted)}",
                 found=found,
-                needed="model: " + ", ".join(_show(s) for s in wanted) + " in this order",
+                needed="model: " + ", ".join(show_spec(s) for s in wanted) + " in this order",
             )
         )
         return chosen, problems
@@ -348,7 +269,7 @@ def _choose_columns(
                     T110,
                     f"no column `{name}` in the data",
                     found=found,
-                    needed=f"model: {_show(spec)}",
+                    needed=f"model: {show_spec(spec)}",
                     hint=_column_hint(spec.name, name, names),
                 )
             )
@@ -363,13 +284,13 @@ def _plan_feed(
     feed = Feed(spec, column.name, is_target, preparation, dtype)
     shape = tuple(column.shape)
     width = spec.shape[-1] if spec.shape else None
-    codable = is_target and have.kind in "iu" and len(spec.shape) >= 2 and _plan_shape(shape, spec.shape) is None
+    codable = is_target and have.kind in "iu" and len(spec.shape) >= 2 and plan_shape(shape, spec.shape) is None
     if preparation.one_hot and is_target and have.kind in "iu":
         if not isinstance(width, int):
             return feed, Diagnostic(
                 T112,
                 f"one-hot coding of `{spec.name}` needs the number of classes",
-                found=f"model: {_show(spec)}",
+                found=f"model: {show_spec(spec)}",
                 needed="a target whose last dimension is a number",
             )
         shape = (*(shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape), width)
@@ -378,15 +299,15 @@ def _plan_feed(
     hint = "integer classes become rows of 0 and 1 with one_hot=True" if codable else ""
     if is_target and dtype.kind in "iu" and len(shape) == len(spec.shape) + 1:
         hint = f"the model takes class numbers; from rows of one number per class: {column.name}.argmax(axis=-1)"
-    if _plan_shape(shape, spec.shape) is None:
-        return feed, _shape_problem(spec, column.name, column.shape, column.dtype, hint)
-    if not _may_cast(have, dtype):
+    if plan_shape(shape, spec.shape) is None:
+        return feed, shape_problem(spec, column.name, column.shape, column.dtype, hint)
+    if not may_cast(have, dtype):
         return feed, Diagnostic(
             T112,
             f"column `{column.name}` has the wrong element type for `{spec.name}`",
-            found=f"data: {_show(column)}",
-            needed=f"model: {_show(spec)}",
-            hint=hint or _type_hint(have, dtype, column.name),
+            found=f"data: {show_spec(column)}",
+            needed=f"model: {show_spec(spec)}",
+            hint=hint or type_hint(have, dtype, column.name),
         )
     return feed, None
 
@@ -396,12 +317,6 @@ def _column_hint(wanted: str, missing: str, names: Sequence[str]) -> str:
     if near:
         return f"did you mean `{near[0]}`? columns={{'{wanted}': '{near[0]}'}} reads it"
     return f"say which column to use: columns={{'{wanted}': '…'}}"
-
-
-def _type_hint(have: np.dtype[Any], want: np.dtype[Any], column: str) -> str:
-    if _is_float(have) and want.kind in "iu":
-        return f"class numbers are whole numbers: {column}.astype('int64'), once nothing in it is NaN or a fraction"
-    return f"convert the column to {want} first"
 
 
 def _check_batch(spec: TensorSpec, batch_size: int | None) -> list[Diagnostic]:
@@ -426,119 +341,3 @@ def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
         if spec.shape and isinstance(spec.shape[0], int):
             return spec.shape[0]
     return None
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype of a `TensorSpec`; the small float types come from ml_dtypes."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return small
-
-
-def _may_cast(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    if have == want:
-        return True
-    if want.kind == "O":  # text
-        return have.kind in "UT"
-    if _is_float(want):
-        return _is_float(have) or have.kind in "iub"
-    if want.kind in "iu":
-        return have.kind in "iub"
-    return want.kind == have.kind
-
-
-def _is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
-
-
-def _cast(array: np.ndarray, dtype: np.dtype[Any], name: str, column: str) -> np.ndarray:
-    if array.dtype == dtype:
-        return np.asarray(array, order="C")
-    if not _may_cast(array.dtype, dtype):
-        raise DataError(
-            Diagnostic(
-                T112,
-                f"a batch of column `{column}` has the wrong element type for `{name}`",
-                found=str(array.dtype),
-                needed=str(dtype),
-                hint=_type_hint(array.dtype, dtype, column),
-            )
-        )
-    out = array.astype(dtype)
-    if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and not np.array_equal(out, array):
-        bad = array[out != array].ravel()[0]
-        raise DataError(
-            Diagnostic(
-                T113,
-                f"column `{column}` holds {bad}, which `{name}` ({dtype}) cannot hold",
-                needed=f"numbers from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}",
-            )
-        )
-    return np.asarray(out, order="C")
-
-
-def _one_hot(array: np.ndarray, classes: int, name: str, dtype: np.dtype[Any]) -> np.ndarray:
-    if array.ndim > 1 and array.shape[-1] == 1:
-        array = array[..., 0]
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or high >= classes:
-        raise DataError(
-            Diagnostic(
-                T113,
-                f"a label for `{name}` is out of range",
-                found=f"labels from {low} to {high}",
-                needed=f"0 to {classes - 1}",
-            )
-        )
-    return np.asarray(array[..., None] == np.arange(classes), dtype=dtype)
-
-
-def _fits(shape: Sequence[Any], model: Sequence[int | str | None]) -> bool:
-    return len(shape) == len(model) and all(
-        not isinstance(want, int) or have is None or have == want for have, want in zip(shape, model, strict=True)
-    )
-
-
-def _plan_shape(shape: Sequence[Any], model: Sequence[int | str | None]) -> tuple[int, ...] | None:
-    """Return the shape to reshape to (the batch as given, or -1 when unknown), or None when the column does not fit."""
-    shape = tuple(shape)
-    as_target = tuple(-1 if d is None else d for d in shape)
-    rest = model[1:]  # the first dimension of a batch is checked by the batch size
-    if not model or not shape:
-        return as_target if _fits(shape, model) else None
-    if _fits(shape[1:], rest):
-        return as_target
-    for axis in range(1, len(model)):  # one axis of size 1 more
-        if model[axis] == 1 and _fits((*shape[1:axis], 1, *shape[axis:]), rest):
-            return (*as_target[:axis], 1, *as_target[axis:])
-    for axis in range(1, len(shape)):  # one axis of size 1 less
-        if shape[axis] == 1 and _fits((*shape[1:axis], *shape[axis + 1 :]), rest):
-            return (*as_target[:axis], *as_target[axis + 1 :])
-    if len(model) == 2 and len(shape) > 2 and None not in shape[1:] and model[1] == math.prod(shape[1:]):
-        return (as_target[0], math.prod(shape[1:]))
-    return None
-
-
-def fits_shape(shape: Sequence[Any], model: Sequence[int | str | None]) -> bool:
-    """Return whether a column of this shape can be fed to an input or target of the model."""
-    return _plan_shape(shape, model) is not None
-
-
-def _shape_problem(spec: TensorSpec, column: str, shape: Sequence[Any], dtype: str = "", hint: str = "") -> Diagnostic:
-    return Diagnostic(
-        T111,
-        f"column `{column}` does not have the shape of `{spec.name}`",
-        found=f"data: {_show(TensorSpec(column, dtype, tuple(shape)))}",
-        needed=f"model: {_show(spec)}",
-        hint=hint,
-    )
-
-
-def _show(spec: TensorSpec) -> str:
-    """Return `name float32 (N, 1, 28, 28)`."""
-    dims = ["N" if i == 0 and d is None else "?" if d is None else str(d) for i, d in enumerate(spec.shape)]
-    return f"`{spec.name}` {spec.dtype} ({', '.join(dims)}{',' if len(dims) == 1 else ''})".replace("  ", " ")

@@ -14,6 +14,7 @@ from onward.errors import A101, ArgumentError, Diagnostic
 from onward.train.data.features import ENCODINGS, FILLS, RESCALES, UNKNOWN, Feature, Missing, Wishes
 
 Numbers = float | Sequence[float]
+DAMAGED = ("error", "skip")
 
 
 def _are_numbers(value: Any, zero: bool, several: bool) -> bool:
@@ -52,7 +53,9 @@ class Preparation:
     `one_hot` encodes integer targets as rows of 0 and 1 with the width the model declares. `columns` maps a name of the
     model to a column of the data, or to several of a table. `classes` are the class names of the training data, if it
     has names; other data gets the same class numbers. `table` holds the columns of the training table for each name of
-    the model; a table with another order of columns is read the same way.
+    the model; a table with another order of columns is read the same way. `damaged` says what becomes of an image file
+    that cannot be decoded: "error", or "skip": every image is decoded before the first step, and a warning names those
+    that are left out. It is about the files at hand, so neither a checkpoint nor a model keeps it.
 
     The other fields are for the inputs of tables. `fit` finds `features` on the training rows alone:
 
@@ -84,6 +87,7 @@ class Preparation:
     categorical: tuple[str, ...] = ()
     unknown: str = "error"
     rescale: str = "none"
+    damaged: str = "error"
     features: Mapping[str, tuple[Feature, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,6 +105,7 @@ class Preparation:
             ("categorical", "a tuple or list of columns", _are_names(self.categorical)),
             ("unknown", f"one of: {', '.join(UNKNOWN)}", self.unknown in UNKNOWN),
             ("rescale", f"one of: {', '.join(RESCALES)}", self.rescale in RESCALES),
+            ("damaged", f"one of: {', '.join(DAMAGED)}", self.damaged in DAMAGED),
         )
         problems = [
             Diagnostic(A101, f"{name} is {shown(getattr(self, name))}", place="the preparation", needed=needed)
@@ -133,7 +138,7 @@ class Preparation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "damaged"}
         for key in ("mean", "std"):
             data[key] = np.asarray(data[key], dtype=np.float64).tolist()
         data["columns"] = {n: c if isinstance(c, str) else list(c) for n, c in self.columns.items()}

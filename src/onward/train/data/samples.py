@@ -15,9 +15,12 @@ import numpy as np
 from onward.arguments import a_or_an
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic
+from onward.train.data.class_numbers import renumber_classes
+from onward.train.data.feed import T111, fits_shape
 from onward.train.data.files import _PARTS as PARTS
 from onward.train.data.frame import Frame
-from onward.train.data.matching import T110, T111, Preparation, fits_shape, renumber_classes
+from onward.train.data.matching import T110
+from onward.train.data.preparation import Preparation
 from onward.train.data.source import T106, T107, Batch, BatchRequest, ColumnSource, DataSource, _flat, to_array
 
 Specs = Sequence[TensorSpec]

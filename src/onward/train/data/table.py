@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 
 from onward.compiler.program import TensorSpec
-from onward.errors import DataError, Diagnostic, require_extra
+from onward.errors import DataError, Diagnostic, counted, require_extra
 from onward.train.data.choice import T141, choose_columns
+from onward.train.data.class_numbers import number_classes, renumber_classes
 from onward.train.data.features import Feature, fit_feature
+from onward.train.data.feed import numpy_dtype
 from onward.train.data.frame import T142, Frame, RawColumn, list_columns
-from onward.train.data.matching import Preparation, number_classes, numpy_dtype, renumber_classes
+from onward.train.data.preparation import Preparation
 from onward.train.data.source import ArrayColumn, ColumnSource
 
 T140 = "T140"
@@ -65,6 +67,7 @@ class TableSource(ColumnSource):
         self.positional = False
         self.preparation: Preparation | None = None
         """How the rows are prepared: given, or fitted on them; None as long as neither has happened."""
+        self._wished = Preparation()
         self._classes: tuple[str, ...] = ()
         self._place = frame.place
 
@@ -93,17 +96,32 @@ class TableSource(ColumnSource):
 
     def specs(self) -> list[TensorSpec]:
         if not self.columns:
-            needing = [n for n in self.table if n not in self._targets]
-            raise DataError(
-                Diagnostic(
-                    T144,
-                    "these rows need a preparation that was fitted on training rows, and the model carries none",
-                    place=self._place,
-                    found=f"text, empty cells or a wish to rescale, for {', '.join(f'`{n}`' for n in needing)}",
-                    needed="a model or a checkpoint that was trained on such a table, or preparation=… of one",
-                )
-            )
+            raise DataError(self._unprepared())
         return super().specs()
+
+    def _unprepared(self) -> list[Diagnostic]:
+        """Return the columns that need what only training rows can say, each with the reason."""
+        wish = self._wished.rescale
+        problems = []
+        for spec in self._specs:
+            inputs = () if spec.name in self._targets or spec.name in self._wished.features else self.table[spec.name]
+            for raw in (self.frame[name] for name in inputs):
+                found = _why_unfit(spec, raw, self._wished) or ("" if wish == "none" else f"a wish: rescale is {wish}")
+                if found:
+                    problems.append(
+                        Diagnostic(
+                            T144,
+                            f"column `{raw.name}` needs a preparation of the training, and the model stores none",
+                            place=f"{self._place}, for input `{spec.name}`",
+                            found=found,
+                            needed=f"{spec.dtype} numbers in every row, or a model that was trained on such a table",
+                        )
+                    )
+        hint = (
+            "use the file or the checkpoint directory that the training of this table wrote: it stores the categories, "
+            "the fills and the scales; or train first; or replace the text and the empty cells by numbers yourself"
+        )
+        return [*problems[:-1], dataclasses.replace(problems[-1], hint=hint)]
 
     def _groups(self, by: str | None) -> np.ndarray | None:
         """Return the class of each row, where the column of target `by` holds names of classes."""
@@ -150,6 +168,7 @@ class TableSource(ColumnSource):
         needing = [s for s in self._specs if s.name not in self._targets and s.name not in preparation.features]
         raws = {s.name: [self.frame[n] for n in self.table[s.name]] for s in needing}
         waits = preparation.rescale != "none" or any(_needs(s, raws[s.name], preparation) for s in needing)
+        self._wished = preparation
         if not waits or preparation.features:
             self._prepare(preparation, [], set())
 
@@ -290,13 +309,16 @@ def read_table(path: Path) -> Any:
 
 def _needs(spec: TensorSpec, raws: Sequence[RawColumn], preparation: Preparation) -> bool:
     """Return whether the columns of an input cannot be used as they are."""
-    takes_text = numpy_dtype(spec.dtype).kind == "O"
-    return any(
-        (raw.is_text and not takes_text)
-        or (raw.missing.any() and not spec.takes_nan)
-        or raw.name in preparation.categorical
-        for raw in raws
-    )
+    return any(_why_unfit(spec, raw, preparation) for raw in raws)
+
+
+def _why_unfit(spec: TensorSpec, raw: RawColumn, preparation: Preparation) -> str:
+    """Return why a column of an input cannot be used as it is; nothing if it can."""
+    if raw.is_text and numpy_dtype(spec.dtype).kind != "O":
+        return f"text, such as {raw.values[int(np.argmin(raw.missing))]!r}"
+    if raw.missing.any() and not spec.takes_nan:
+        return f"{counted(int(raw.missing.sum()), 'empty cell')}, first in row {int(np.argmax(raw.missing)) + 1}"
+    return "numbers that are categories, as categorical= says" if raw.name in preparation.categorical else ""
 
 
 def _plan(

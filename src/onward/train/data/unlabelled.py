@@ -12,7 +12,7 @@ from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.reading.pictures import pillow
 from onward.train.data import files
-from onward.train.data.images import SUFFIXES, ImageColumn, images_under
+from onward.train.data.images import SUFFIXES, ImageColumn, images_under, without_damaged
 from onward.train.data.preparation import Preparation
 from onward.train.data.source import ColumnSource, DataSource
 
@@ -54,6 +54,8 @@ def open_unlabelled(
     if images:
         pillow()
         base = path if path.is_dir() else path.parent
+        if preparation is not None and preparation.damaged == "skip":
+            images = without_damaged(base, images)
         column = ImageColumn(images, inputs[0].shape if inputs else (None, 3, None, None))
         source = ColumnSource({"images": column}, positional=True, place=str(path))
         return Named(source, {"file": [p.relative_to(base).as_posix() for p in images]})
