@@ -14,19 +14,24 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.errors import A101, ArgumentError, Diagnostic, ModelError, named_nodes
 from onward.graph import walk
 from onward.graph.schema import WORKING_OPSET, newest_opset
 from onward.model import serde
+from onward.model.ml_attributes import attribute_problems
+from onward.model.ml_nodes import ML, plain_attributes
 from onward.model.stash import from_light, to_light
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Pass, Trace, Unit, run_passes
+from onward.upgrade import ml as ml  # importing it registers its decompositions
 from onward.upgrade.dequantize import DequantizeWeights
 from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
 from onward.upgrade.microsoft import decompose_microsoft, has_microsoft
 from onward.upgrade.opset import convert_model
 
 __all__ = ["normalise", "upgrade"]
+
+M122 = "M122"
 
 
 class SortNodes(Pass):
@@ -94,6 +99,22 @@ class UpgradeOperators(Pass):
         return True
 
 
+class RefuseContradictions(Pass):
+    """Refuse operators of `ai.onnx.ml` whose attributes contradict each other, before a runtime reads them."""
+
+    def run(self, unit: Unit) -> bool:
+        problems = []
+        for graph in [*_graphs(unit.training), *unit.model.functions.values()]:
+            nodes = [n for n in walk.all_nodes(graph) if n.domain == ML]
+            for node, place in zip(nodes, named_nodes(nodes), strict=True):
+                for message, found, needed in attribute_problems(node.op_type, plain_attributes(node)):
+                    where = f"{place} ({node.op_type})" * bool(node.name) or place
+                    problems.append(Diagnostic(M122, message, place=where, found=found, needed=needed))
+        if problems:
+            raise ModelError(problems)
+        return False
+
+
 class ReplaceMicrosoftOperators(Pass):
     """Decompose operators of `com.microsoft` and `ai.onnx.ml`; the unit gets a new model if there are any."""
 
@@ -120,7 +141,10 @@ def normalise(
     """
     unit = Unit(serde.load(source), name="normalise", trace=trace)
     floats = (DequantizeWeights(),) if dequantize else ()
-    gate = (SortNodes(), ForgetNegativeSizes(), UpgradeOperators(), *floats, ReplaceMicrosoftOperators())
+    gate = (
+        SortNodes(), ForgetNegativeSizes(), RefuseContradictions(), UpgradeOperators(), *floats,
+        ReplaceMicrosoftOperators(),
+    )  # fmt: skip
     run_passes(gate, unit)
     return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training
 
