@@ -146,6 +146,14 @@ CASES |= {
         "SVMRegressor", [X],
         {"coefficients": numbers(5), "support_vectors": numbers(20), "n_supports": 5, "rho": [0.0], "one_class": 1,
          "kernel_type": "RBF", "kernel_params": [0.2, 0.4, 3.0]}, [FLOAT]),
+    "two mirrored scores": Case(
+        "LinearClassifier", [X],
+        {"coefficients": [-1.0, 2.0, 0.5, -0.25, 1.0, -2.0, -0.5, 0.25], "intercepts": [-0.5, 0.5],
+         "classlabels_ints": [3, 4], "post_transform": "LOGISTIC"}, [INT, FLOAT]),
+    "two mirrored distances": Case(
+        "LinearClassifier", [X],
+        {"coefficients": [-1.0, 2.0, 0.5, -0.25, 1.0, -2.0, -0.5, 0.25], "intercepts": [-0.5, 0.5],
+         "classlabels_strings": ["a", "b"]}, [TEXT, FLOAT]),
     "binarizer": Case("Binarizer", [X], {"threshold": 0.25}, [FLOAT]),
     "one hot": Case("OneHotEncoder", [np.array([3, 1, 2, 7, 1])], {"cats_int64s": [1, 2, 3], "zeros": 1}, [FLOAT]),
     "one hot of floats": Case(

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onward.graph.builder import Names
 from onward.graph.walk import all_nodes
-from onward.model.trainable import WEIGHT_INPUTS, final_uses
+from onward.model.trainable import FIXED, WEIGHT_INPUTS, final_uses
 from onward.model.training_model import FLOAT_TYPES
 
 # Running statistics must be initializers too, because an update replaces them.
@@ -20,8 +20,9 @@ def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) 
     """Turn every `Constant` node that holds a weight into an initializer of the same name; return the initializers.
 
     A floating-point constant counts as a weight if it has two elements or more, or if an operator reads it as a weight.
-    A single number in arithmetic stays a constant, unless one of `patterns` matches it. Constants inside the bodies of
-    If, Loop and Scan move to the outer graph. The results of the model do not change.
+    A single number in arithmetic stays a constant, unless one of `patterns` matches it; what is marked FIXED always
+    does. Constants inside the bodies of If, Loop and Scan move to the outer graph. The results of the model do not
+    change.
     """
     lifted = []
     for node in list(all_nodes(graph)):
@@ -29,7 +30,12 @@ def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) 
             continue
         output = node.outputs[0]
         tensor = ir.convenience.get_const_tensor(output)
-        if tensor is None or tensor.dtype not in FLOAT_TYPES or output.is_graph_output():
+        if (
+            tensor is None
+            or tensor.dtype not in FLOAT_TYPES
+            or output.is_graph_output()
+            or FIXED in output.metadata_props
+        ):
             continue
         named = any(p.strip("*") and fnmatch.fnmatchcase(output.name or "", p) for p in patterns)
         if not named and tensor.size < 2 and not any((n.op_type, i) in _LIFTED for n, i in final_uses(output)):

@@ -8,6 +8,8 @@ with the trained numbers in its attributes; the file is still the ONNX-ML file t
     version   of ai.onnx.ml
     weights   attribute -> the name of the tensor that holds its numbers
     guards    attribute -> whether none of its numbers was negative, where a runtime looks at that
+    mirrored  attributes that hold the numbers of the tensor twice, first negated
+    clipped   attributes that hold 0 for each negative number of the tensor
 
 Each plain node carries the number, too. Where surgery took away, replaced or read a part of them, they stay.
 """
@@ -18,12 +20,12 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
 from onnx import numpy_helper
 
 from onward.errors import Diagnostic, Severity
@@ -52,15 +54,18 @@ def plain_attributes(node: ir.Node) -> dict[str, Any]:
     }
 
 
-def record(
-    graph: ir.Graph,
-    node: ir.Node,
-    made: Sequence[ir.Node],
-    weights: Mapping[str, ir.Value],
-    guards: Mapping[str, bool],
-    version: int,
-) -> None:
-    """Note in `graph` that the nodes `made` stand for `node`; `weights` hold what its attributes held."""
+class Lifted(Protocol):
+    """What a decomposition did with the attributes of a node."""
+
+    weights: dict[str, ir.Value]
+    mirrored: set[str]
+    clipped: set[str]
+    guards: dict[str, bool]
+
+
+def record(graph: ir.Graph, node: ir.Node, made: Sequence[ir.Node], lifted: Lifted, version: int) -> None:
+    """Note in `graph` that the nodes `made` stand for `node`."""
+    weights = lifted.weights
     number = 1 + max((int(k.rsplit("/", 1)[1]) for k in graph.metadata_props if k.startswith(f"{_KEY}/")), default=0)
     proto = ir.serde.serialize_node(node)
     for attribute in proto.attribute:
@@ -71,7 +76,10 @@ def record(
                     attribute.t.ClearField(field)
     packed = base64.b64encode(zlib.compress(proto.SerializeToString(deterministic=True))).decode()
     names = {attribute: value.name for attribute, value in weights.items()}
-    entry = {"node": packed, "version": version, "weights": names, "guards": dict(guards)}
+    entry = {
+        "node": packed, "version": version, "weights": names, "guards": lifted.guards,
+        "mirrored": sorted(lifted.mirrored), "clipped": sorted(lifted.clipped),
+    }  # fmt: skip
     graph.metadata_props[f"{_KEY}/{number}"] = json.dumps(entry, sort_keys=True)
     for part in made:
         part.metadata_props[_KEY] = str(number)
@@ -150,7 +158,9 @@ def _restore_one(model: ir.Model, number: str, proto: onnx.NodeProto, entry: Map
         tensor = None if value is None else value.const_value or ir.convenience.get_const_tensor(value)
         if tensor is None:
             return "its weights are gone"
-        numbers[attribute] = tensor.numpy()
+        array = tensor.numpy().reshape(-1)
+        array = np.maximum(array, 0) if attribute in entry["clipped"] else array
+        numbers[attribute] = np.concatenate([-array, array]) if attribute in entry["mirrored"] else array
     for attribute, positive in entry["guards"].items():
         if bool((numbers[attribute] >= 0).all()) != positive:
             signs = "only positive numbers" if not positive else "negative numbers, too"
@@ -166,7 +176,7 @@ def _restore_one(model: ir.Model, number: str, proto: onnx.NodeProto, entry: Map
         take_place(old, new)
     remove_dead_nodes(graph, part)
     for value in [*own, *strange]:
-        if value.name in graph.initializers and not value.uses() and not value.is_graph_input():
+        if value.name and value.name in graph.initializers and not value.uses() and not value.is_graph_input():
             del graph.initializers[value.name]
     model.opset_imports[ML] = int(entry["version"])
     return None
@@ -180,9 +190,9 @@ def _fill(proto: onnx.NodeProto, numbers: Mapping[str, np.ndarray]) -> None:
             attribute = proto.attribute.add(name=name, type=onnx.AttributeProto.FLOATS)
         if attribute.type == onnx.AttributeProto.TENSOR:
             label = attribute.t.name
-            attribute.t.CopyFrom(numpy_helper.from_array(array.reshape(-1), label))
+            attribute.t.CopyFrom(numpy_helper.from_array(array, label))
         else:
-            attribute.floats.extend(array.reshape(-1).astype(np.float32).tolist())
+            attribute.floats.extend(array.astype(np.float32).tolist())
 
 
 def _node(proto: onnx.NodeProto, inputs: Sequence[ir.Value | None]) -> ir.Node:

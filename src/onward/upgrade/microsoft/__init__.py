@@ -2,8 +2,8 @@
 
 ONNX Runtime's optimizer and its exporters write the former; no other runtime supports them, and they have no gradient.
 scikit-learn's and ML.NET's exporters write the latter, whose weights are attributes, which nothing can train.
-`decompose_microsoft` replaces them first. Nodes that it cannot express (packed or shared caches, rare mask layouts, text,
-maps) stay in the graph; later stages report them. The decompositions of `ai.onnx.ml` are in `onward.upgrade.ml`.
+`decompose_microsoft` replaces them first. Nodes that it cannot express (packed or shared caches, rare mask layouts,
+text, maps) stay in the graph; later stages report them. The decompositions of `ai.onnx.ml` are in `onward.upgrade.ml`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _replace(
             return False
     results = [r if r is None or r.producer() in op.nodes else op.Identity(r) for r in results]
     if node.domain == CLASSICAL and version is not None and isinstance(graph, ir.Graph):
-        record(graph, node, op.nodes, call.weights, call.guards, version)
+        record(graph, node, op.nodes, call, version)
     graph.insert_before(node, op.nodes)
     for output, result in zip(node.outputs, results, strict=False):
         if output.name and result is not None:

@@ -27,6 +27,8 @@ class Call:
     def __init__(self, node: ir.Node, op: Builder, ml_version: int = 1) -> None:
         self.node, self.op, self.ml_version = node, op, ml_version
         self.weights: dict[str, Value] = {}  # by the attribute that held them
+        self.mirrored: set[str] = set()  # attributes that hold the numbers twice, first negated
+        self.clipped: set[str] = set()  # attributes whose numbers must not be negative
         self.guards: dict[str, bool] = {}  # attribute -> whether none of its numbers is negative, where it matters
 
     def input(self, index: int) -> Value | None:

@@ -42,18 +42,19 @@ def svm_classifier(call: Call) -> list[Value | None]:
     X = values.floats(call, values.rows(call, call.required(0)))
     scores = _pairs(call, _kernel(call, X, sum(counts)), counts)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
-    first, second = np.zeros((2, len(pairs), classes), np.float32)
-    for position, (i, j) in enumerate(pairs):
-        first[position, i] = second[position, j] = 1
+    shape = (len(pairs), classes)
+    first, second = (
+        values.incidence(call, [(k, pair[side]) for k, pair in enumerate(pairs)], shape, FLOAT) for side in (0, 1)
+    )
     wins = op.Cast(op.Greater(scores, 0.0), to=FLOAT)
-    votes = op.Add(op.MatMul(wins, op.constant(first)), op.MatMul(op.Sub(1.0, wins), op.constant(second)))
+    votes = op.Add(op.MatMul(wins, first), op.MatMul(op.Sub(1.0, wins), second))
     label = values.chosen(call, names, op.ArgMax(votes, axis=1, keepdims=0))
     if classes > 2:
         return [label, values.transformed(call, scores, kind)]
     if kind == "PROBIT":
         raise CannotDecompose("PROBIT of one score")
     if kind == "LOGISTIC":
-        return [label, values.two_columns(call, op.Sigmoid(op.Neg(scores)), op.Sigmoid(scores))]
+        return [label, values.sigmoid_pair(call, scores)]
     return [label, values.two_columns(call, op.Neg(scores) if kind == "NONE" else op.Sub(1.0, scores), scores)]
 
 
@@ -88,7 +89,8 @@ def _kernel(call: Call, X: Value, supports: int) -> Value:
     kind = call.attr("kernel_type", "LINEAR")
     if kind == "RBF":
         # |x - v|^2 = |x|^2 + |v|^2 - 2 xv, both relative to the middle of the vectors, where less is cancelled.
-        middle = op.constant(vectors.mean(axis=0, dtype=np.float64).astype(np.float32))
+        given, keyword = values.axes(call, 0)
+        middle = op.ReduceMean(V, *given, **keyword, keepdims=1)
         X, V = op.Sub(X, middle), op.Sub(V, middle)
         squares = [op.ReduceSum(op.Mul(v, v), np.array([1]), keepdims=1) for v in (X, V)]
         far = op.Add(op.Sub(squares[0], op.Mul(_product(call, X, V), 2.0)), op.Transpose(squares[1], perm=[1, 0]))

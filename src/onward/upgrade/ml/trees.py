@@ -16,6 +16,7 @@ from onward.model.ml_nodes import plain_attributes
 from onward.upgrade.microsoft.call import CLASSICAL, Call, CannotDecompose, decomposes
 from onward.upgrade.ml import values
 
+STEPS = "which way a tree goes has no gradient; the numbers of its leaves have one"
 DEEPEST = 512  # levels, each of which is seven nodes or more
 _POST = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 _AGGREGATE = ("AVERAGE", "SUM", "MIN", "MAX")
@@ -60,16 +61,19 @@ def tree_ensemble_classifier(call: Call) -> list[Value | None]:
         if np.unique(forest.targets).tolist() != [0] or base.size == 2 or kind == "PROBIT":
             # ONNX Runtime's numbers for these depend on the order in which its scores were set.
             raise CannotDecompose("two scores for two classes")
-        call.guards[weights_at] = positive = bool((forests.numbers(attributes, weights_at.removesuffix("_as_tensor"))
-                                                   >= 0).all())  # fmt: skip
+        stored = forests.numbers(attributes, weights_at.removesuffix("_as_tensor"))
+        positive = bool((stored >= 0).all())
+        if positive:  # then runtimes read the scores as probabilities, so training must not make one negative
+            call.clipped.add(weights_at)
+        call.guards[weights_at] = positive
         forest.count = 1
         score = values.floats(call, _scores(call, forest, "SUM"))
         if base.size:
             score = op.Add(score, values.floats(call, _base(call, base)))
         limit = op.constant(0.5 if positive else 0.0, values.FLOAT)
-        label = values.either(call, op.Greater(op.Squeeze(score, [1]), limit), names[1], names[0])
+        label = values.either(call, names, op.Greater(op.Squeeze(score, [1]), limit))
         if kind == "LOGISTIC":
-            return [label, values.two_columns(call, op.Sigmoid(op.Neg(score)), op.Sigmoid(score))]
+            return [label, values.sigmoid_pair(call, score)]
         return [label, values.two_columns(call, op.Sub(1.0, score) if positive else op.Neg(score), score)]
     scores = _scores(call, forest, "SUM")
     if base.size:
@@ -117,6 +121,8 @@ def _scores(call: Call, forest: Forest, kind: str, dtype: ir.DataType | None = N
     stored = forests.numbers(attributes, name.removesuffix("_as_tensor"))
     leaf = _walk(call, forest, X)
     weight = values.weight(call, name, stored)
+    if name in call.clipped:
+        weight = op.Clip(weight, 0.0)
     tree = forest.tree_of()[forest.leaves]
     single = len(np.unique(forest.leaves)) == len(forest.leaves)
     same = single and all(np.unique(forest.targets[tree == t]).size <= 1 for t in range(len(forest.roots)))
@@ -138,9 +144,10 @@ def _scores(call: Call, forest: Forest, kind: str, dtype: ir.DataType | None = N
     if kind in ("MIN", "MAX"):
         made = (op.ReduceMin if kind == "MIN" else op.ReduceMax)(found, *given, **keyword, keepdims=int(same))
     elif same and forest.count > 1:
-        share = np.zeros((len(forest.roots), forest.count), stored.dtype)
-        share[tree[tree >= 0], forest.targets[tree >= 0]] = 1
-        made = op.MatMul(found, op.constant(share))
+        pairs = [(t, k) for t, k in zip(tree.tolist(), forest.targets.tolist(), strict=True) if t >= 0]
+        dtype_of = ir.DataType.from_numpy(stored.dtype)
+        share = values.incidence(call, pairs, (len(forest.roots), forest.count), dtype_of)
+        made = op.MatMul(found, share)
     else:
         made = op.ReduceSum(found, np.array([1]), keepdims=int(same))
     if kind == "AVERAGE":
@@ -164,7 +171,7 @@ def _walk(call: Call, forest: Forest, X: Value) -> Value:
         return node
     used = sorted(set(forest.modes.tolist()) - {forests.LEAF})
     stored = forests.numbers(plain_attributes(call.node), "nodes_splits" if _is_new(call) else "nodes_values")
-    splits = op.cast(values.prepared(call, _splits_name(call), stored), dtype)
+    splits = values.fixed(call, _splits_name(call), stored.astype(dtype.numpy()), STEPS)
     if _is_new(call):  # the leaves have numbers of their own
         splits = op.Concat(splits, np.zeros(len(forest.modes) - len(stored), dtype.numpy()), axis=0)
     features, yes, no = (op.constant(a) for a in (forest.features, forest.yes, forest.no))

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.builder import Value
-from onward.model.trainable import PREPARES
+from onward.model.trainable import FIXED, PREPARES
 from onward.upgrade.microsoft.call import Call, CannotDecompose
 
 FLOAT = ir.DataType.FLOAT
@@ -18,12 +18,30 @@ _SMALL = 0.0000001  # below it, SOFTMAX_ZERO takes a score as absent
 
 def weight(call: Call, attribute: str, array: np.ndarray) -> Value:
     """Return a constant with a name that people can train it by; it is written back into `attribute`."""
+    call.weights[attribute] = value = _named(call, attribute, array)
+    return value
+
+
+def _named(call: Call, name: str, array: np.ndarray) -> Value:
     value = call.op.Constant(value=ir.tensor(array))  # its own one: `constant` gives equal numbers once
-    value.name = call.op.names.unique(f"{call.op.prefix}{attribute}")
+    value.name = call.op.names.unique(f"{call.op.prefix}{name}")
     value.shape = ir.Shape(array.shape)
     value.const_value = ir.tensor(array)
-    call.weights[attribute] = value
     return value
+
+
+def fixed(call: Call, name: str, array: np.ndarray, reason: str) -> Value:
+    """Return a constant that nothing can train, for `reason`."""
+    value = _named(call, name, array)
+    value.metadata_props[FIXED] = reason
+    return value
+
+
+def incidence(call: Call, pairs: Sequence[tuple[int, int]], shape: tuple[int, int], dtype: ir.DataType) -> Value:
+    """Return a matrix with ones at `pairs` and zeros elsewhere; as truth values in the file, it is no weight."""
+    array = np.zeros(shape, bool)
+    array[tuple(np.array(pairs, np.int64).reshape(-1, 2).T)] = True
+    return call.op.Cast(call.op.constant(array), to=dtype)
 
 
 def prepared(call: Call, attribute: str, array: np.ndarray) -> Value:
@@ -71,9 +89,15 @@ def chosen(call: Call, names: Sequence[str] | Sequence[int], index: Value) -> Va
     return call.op.Gather(label_constant(call, names), index, axis=0)
 
 
-def either(call: Call, condition: Value, yes: str | int, no: str | int) -> Value:
-    """Return one of two labels for each truth value."""
-    return chosen(call, [no, yes], call.op.Cast(condition, to=ir.DataType.INT64))  # type: ignore[list-item]
+def either(call: Call, names: Sequence[str] | Sequence[int], condition: Value) -> Value:
+    """Return the second of two labels where the condition is true, else the first."""
+    return chosen(call, names, call.op.Cast(condition, to=ir.DataType.INT64))
+
+
+def sigmoid_pair(call: Call, score: Value) -> Value:
+    """Return the probabilities of two classes: 1 - p and p of one Sigmoid."""
+    p = call.op.Sigmoid(score)
+    return two_columns(call, call.op.Sub(1.0, p), p)
 
 
 def two_columns(call: Call, first: Value, second: Value) -> Value:
