@@ -17,6 +17,7 @@ _MODES = {
     "BRANCH_LEQ": LEQ, "BRANCH_LT": LT, "BRANCH_GTE": GTE, "BRANCH_GT": GT, "BRANCH_EQ": EQ, "BRANCH_NEQ": NEQ,
     "BRANCH_MEMBER": MEMBER, "LEAF": LEAF,
 }  # fmt: skip
+DEEPEST = 2048  # levels; ONNX Runtime 1.31 loads 5,000 and crashes at 20,000
 TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 
 Attributes = Mapping[str, Any]
@@ -95,6 +96,8 @@ def _shape_problems(forest: Forest) -> Iterator[Problem]:
         yield "nodes do not make a tree: some have two parents", f"node {_few(repeated)}", "one parent for each node"
     elif np.isin(forest.roots, children).any():
         yield "nodes do not make a tree: they make a circle", f"root {_few(forest.roots)}", "a root without a parent"
+    elif (depth := forest.depth()) > DEEPEST:
+        yield "a tree is too deep: runtimes that walk it by recursion crash", f"{depth} levels", f"at most {DEEPEST}"
 
 
 def _few(numbers: np.ndarray) -> str:
@@ -130,9 +133,17 @@ def whole(attributes: Attributes, name: str) -> np.ndarray:
     return np.asarray([] if value is None else value, np.int64).reshape(-1)
 
 
+def _is_real(name: str) -> bool:
+    return name.endswith(("values", "weights", "splits"))
+
+
+def _size(attributes: Attributes, name: str) -> int:
+    value = attributes.get(name)
+    return 0 if value is None else int(np.size(value))
+
+
 def _lengths(attributes: Attributes, names: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Problem]:
-    sizes = {n: len(numbers(attributes, n)) if "values" in n or "weights" in n or "splits" in n
-             else np.size(attributes.get(n) if attributes.get(n) is not None else ()) for n in names}  # fmt: skip
+    sizes = {n: numbers(attributes, n).size if _is_real(n) else _size(attributes, n) for n in names}
     sizes |= {n: np.size(attributes[n]) for n in optional if _has(attributes, n)}
     if len(set(sizes.values())) > 1 or not next(iter(sizes.values())):
         listed = ", ".join(f"{n} {size}" for n, size in sizes.items())

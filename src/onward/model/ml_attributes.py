@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
@@ -12,12 +12,18 @@ _POST = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 _KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 
 
-def attribute_problems(op_type: str, attributes: Attributes) -> Iterator[Problem]:
-    """Yield what is wrong with the attributes of one operator: the message, what was found, what is needed."""
+def attribute_problems(op_type: str, attributes: Attributes, width: int | None = None) -> Iterator[Problem]:
+    """Yield what is wrong with the attributes of one operator: the message, what was found, what is needed.
+
+    `width` is the number of columns of the input, where it is known.
+    """
     yield from _choice(attributes, "post_transform", _POST)
     if op_type in TREES:
         yield from _choice(attributes, "aggregate_function", ("AVERAGE", "SUM", "MIN", "MAX"))
         yield from forest_problems(op_type, attributes)
+        features = whole(attributes, "nodes_featureids")
+        if width is not None and features.max(initial=0) >= width:
+            yield "`nodes_featureids` are beyond the columns of the input", str(features.max()), f"0 to {width - 1}"
     elif op_type in _CHECKS:
         yield from _CHECKS[op_type](attributes)
 
@@ -54,7 +60,7 @@ def _linear_classifier(attributes: Attributes) -> Iterator[Problem]:
         yield "`intercepts` do not fit", str(intercepts), f"one for each class ({classes})"
 
 
-def _labels(attributes: Attributes) -> Iterator[Problem]:
+def _labels(attributes: Attributes) -> Generator[Problem, None, int]:
     words, ints = (_size(attributes, f"classlabels_{n}") for n in ("strings", "ints"))
     if words and ints:
         yield "the classes have labels of text and of integers", "", "`classlabels_strings` or `classlabels_ints`"

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onward.errors import A101, ArgumentError, Diagnostic, ModelError, named_nodes
 from onward.graph import walk
 from onward.graph.schema import WORKING_OPSET, newest_opset
+from onward.graph.shapes import dims
 from onward.model import serde
 from onward.model.ml_attributes import attribute_problems
 from onward.model.ml_nodes import ML, plain_attributes
@@ -104,15 +105,22 @@ class RefuseContradictions(Pass):
 
     def run(self, unit: Unit) -> bool:
         problems = []
-        for graph in [*_graphs(unit.training), *unit.model.functions.values()]:
+        everything: list[walk.GraphLike] = [*_graphs(unit.training), *unit.model.functions.values()]
+        for graph in everything:
             nodes = [n for n in walk.all_nodes(graph) if n.domain == ML]
             for node, place in zip(nodes, named_nodes(nodes), strict=True):
-                for message, found, needed in attribute_problems(node.op_type, plain_attributes(node)):
+                for message, found, needed in attribute_problems(node.op_type, plain_attributes(node), _width(node)):
                     where = f"{place} ({node.op_type})" * bool(node.name) or place
                     problems.append(Diagnostic(M122, message, place=where, found=found, needed=needed))
         if problems:
             raise ModelError(problems)
         return False
+
+
+def _width(node: ir.Node) -> int | None:
+    """Return the number of columns that a node reads, where it is known."""
+    known = dims(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    return known[-1] if known and isinstance(known[-1], int) and known[-1] >= 0 else None
 
 
 class ReplaceMicrosoftOperators(Pass):

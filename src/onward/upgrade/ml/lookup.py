@@ -59,7 +59,8 @@ def _compared(call: Call, X: Value, keys: np.ndarray) -> Value:
     assert X.dtype is not None
     array = keys.astype(X.dtype.numpy())
     wide = op.Unsqueeze(X, np.array([-1]))
-    same = op.Equal(wide, op.constant(array))
+    stored = values.fixed(call, _name(call, "keys"), array, "a key is compared, which has no gradient")
+    same = op.Equal(wide, stored)
     if array.dtype.kind == "f" and np.isnan(array).any() and call.ml_version >= 4:  # NaN is a key since then
         same = op.Or(same, op.And(op.IsNaN(wide), op.constant(np.isnan(array))))
     found = op.Concat(op.Cast(same, to=values.FLOAT), _last(call, X), axis=-1)

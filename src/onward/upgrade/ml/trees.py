@@ -170,10 +170,7 @@ def _walk(call: Call, forest: Forest, X: Value) -> Value:
     if not depth:
         return node
     used = sorted(set(forest.modes.tolist()) - {forests.LEAF})
-    stored = forests.numbers(plain_attributes(call.node), "nodes_splits" if _is_new(call) else "nodes_values")
-    splits = values.fixed(call, _splits_name(call), stored.astype(dtype.numpy()), STEPS)
-    if _is_new(call):  # the leaves have numbers of their own
-        splits = op.Concat(splits, np.zeros(len(forest.modes) - len(stored), dtype.numpy()), axis=0)
+    splits = values.fixed(call, _splits_name(call), forest.splits.astype(dtype.numpy()), STEPS)
     features, yes, no = (op.constant(a) for a in (forest.features, forest.yes, forest.no))
     for _ in range(depth):
         x = op.GatherElements(X, op.Gather(features, node, axis=0), axis=1)
@@ -185,12 +182,8 @@ def _walk(call: Call, forest: Forest, X: Value) -> Value:
     return node
 
 
-def _is_new(call: Call) -> bool:
-    return call.node.op_type == "TreeEnsemble"
-
-
 def _splits_name(call: Call) -> str:
-    if _is_new(call):
+    if call.node.op_type == "TreeEnsemble":
         return "nodes_splits"
     tensor = "nodes_values_as_tensor"
     return tensor if call.attr(tensor, None) is not None else "nodes_values"
@@ -222,11 +215,12 @@ def _member(call: Call, forest: Forest, x: Value, node: Value) -> Value:
     op, largest = call.op, max(len(s) for s in forest.sets.values())
     table = np.full((len(forest.sets), max(largest, 1)), np.nan, forest.splits.dtype)
     which = np.zeros(len(forest.modes), np.int64)
-    for position, (owner, members) in enumerate(forest.sets.items()):
-        table[position, : len(members)] = members
+    for position, (owner, held) in enumerate(forest.sets.items()):
+        table[position, : len(held)] = held
         which[owner] = position
     assert x.dtype is not None
-    sets = op.Gather(op.constant(table.astype(x.dtype.numpy())), op.Gather(op.constant(which), node, axis=0), axis=0)
+    members = values.fixed(call, "membership_values", table.astype(x.dtype.numpy()), STEPS)
+    sets = op.Gather(members, op.Gather(op.constant(which), node, axis=0), axis=0)
     same = op.Cast(op.Equal(op.Unsqueeze(x, np.array([-1])), sets), to=values.FLOAT)
     given, keyword = values.axes(call, -1)
     return op.Cast(op.ReduceMax(same, *given, **keyword, keepdims=0), to=ir.DataType.BOOL)
