@@ -63,7 +63,7 @@ def test_every_node_test_of_onnx_passes(backend: str) -> None:
 @pytest.mark.parametrize("op_type", sorted({c.op_type for c in CASES.values()}))
 def test_every_operator_gives_the_numbers_of_onnxruntime(op_type: str, backend: str) -> None:
     cases: dict[str, Case] = {n: c for n, c in CASES.items() if c.op_type == op_type and "PROBIT" not in n}
-    for name, case in list(cases.items())[:4]:
+    for name, case in list(cases.items())[:2]:
         model, feeds = model_of(case)
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         expected = session.run(None, feeds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from onnx.reference import ReferenceEvaluator
 
 import onward
 from onward.model.inference import to_inference
+from onward.model.trainable import PREPARES
 from onward.upgrade import normalise
 from onward.upgrade.microsoft import decompose_microsoft
+from onward.upgrade.ml.support import SUPPORT
 from upgrade.ml_cases import CASES, FLOAT, INT, MEMBERS, ROUND, Case, grown, model_of, new_trees
 
 
@@ -99,3 +102,24 @@ def test_what_cannot_be_expressed_stays_and_is_refused(name: str) -> None:
     assert not decompose_microsoft(ir.serde.deserialize_model(proto))
     with pytest.raises(onward.OnwardError, match=r"(?s)A111.*onward doctor"):
         onward.make_trainable(proto, loss="mse", optimizer="sgd", output=output)
+
+
+def test_the_table_of_what_trains_is_what_the_decompositions_do() -> None:
+    known = {s.name for s in onnx.defs.get_all_schemas() if s.domain == "ai.onnx.ml"}
+    assert {s.name for s in SUPPORT} == known
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    for case in CASES.values():
+        model = ir.serde.deserialize_model(model_of(case)[0])
+        decompose_microsoft(model)
+        trains, by_name = found.setdefault(case.op_type, (set(), set()))
+        values = ir.convenience.create_value_mapping(model.graph)
+        for key, text in model.graph.metadata_props.items():
+            for attribute, name in json.loads(text)["weights"].items():
+                assert key.startswith("onward.ml/")
+                (by_name if PREPARES in values[name].metadata_props else trains).add(attribute)
+
+    for support in SUPPORT:
+        assert support.plain == (support.name in found)
+        trains, by_name = found.get(support.name, (set(), set()))
+        assert trains == set(support.trains), support.name
+        assert by_name == set(support.by_name) - {"values_tensor"}, support.name

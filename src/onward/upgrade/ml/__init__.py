@@ -3,9 +3,10 @@
 linear.py       LinearRegressor, LinearClassifier
 preparation.py  Scaler, Normalizer, Imputer, Binarizer, OneHotEncoder, FeatureVectorizer, ArrayFeatureExtractor
 svm.py          SVMRegressor, SVMClassifier
-trees.py        TreeEnsemble, TreeEnsembleRegressor, TreeEnsembleClassifier; forest.py reads them, walk.py walks them
+trees.py        TreeEnsemble, TreeEnsembleRegressor, TreeEnsembleClassifier; `onward.model.forest` reads them
 lookup.py       LabelEncoder
 values.py       what they share: weights, labels, post-transforms
+support.py      the table of what each can do
 
 Weights in attributes become tensors with the name `node/attribute`. `onward.model.ml_nodes` keeps the operator in the
 file and puts it back, with the trained numbers, into the inference model. At disputed points the numbers are those of
