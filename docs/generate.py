@@ -123,7 +123,7 @@ def coverage_page(measured: dict[str, Any]) -> str:
         "",
         "The weights of these operators are attributes. They become tensors, which train, and go back into the",
         "attributes in the inference model. What has no formula (text, maps, rare combinations) runs in the runtime's",
-        "own kernel; PyTorch computes it with numpy. The gradient of an input through a tree is zero almost everywhere.",
+        "own kernel; PyTorch computes it with numpy. An input has zeros as its gradient through a tree.",
         "",
         *support_table(),
     ]
