@@ -67,6 +67,7 @@ def _cost(case: Any) -> int:
 def coverage_page(measured: dict[str, Any]) -> str:
     """Return docs/coverage.md."""
     from onward.compiler import coverage as module
+    from onward.upgrade.ml.support import support_table
 
     module.measurements.cache_clear()
     module.measurements = lambda: measured  # type: ignore[assignment]  # the page shows what was just measured
@@ -116,6 +117,16 @@ def coverage_page(measured: dict[str, Any]) -> str:
         "|---|---|---|",
     ]
     lines += [f"| {o.name} | {o.domain} | {o.formula} |" for o in module.decomposed()]
+    lines += [
+        "",
+        "## ai.onnx.ml",
+        "",
+        "The weights of these operators are attributes. They become tensors, which train, and go back into the",
+        "attributes in the inference model. What has no formula (text, maps, rare combinations) runs in the runtime's",
+        "own kernel; PyTorch computes it with numpy. An input has zeros as its gradient through a tree.",
+        "",
+        *support_table(),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -130,15 +130,6 @@ def test_the_numbers_that_prepare_the_input_are_trained_only_by_name(tmp_path: P
     assert left == {"scaler/offset": reason, "scaler/scale": reason}
 
 
-def test_what_cannot_be_expressed_stays_and_is_refused() -> None:
-    proto, _ = model_of("regressor")
-    proto.graph.node[0].attribute.append(helper.make_attribute("post_transform", "PROBIT"))
-
-    assert not decompose_microsoft(ir.serde.deserialize_model(proto))
-    with pytest.raises(onward.OnwardError, match=r"(?s)A111.*onward doctor"):
-        onward.make_trainable(proto, loss="mse", optimizer="sgd")
-
-
 def test_an_operator_set_may_be_imported_twice_in_the_same_version() -> None:
     """surfaces-onnx-files: onnxmltools wrote `ai.onnx` twice. ONNX Runtime runs it."""
     proto, feeds = model_of("regressor")

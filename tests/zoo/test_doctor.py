@@ -200,7 +200,7 @@ def test_a_map_of_probabilities_and_the_name_of_a_class_are_traced_back_to_the_s
     assert list(found.parameters) == ["it/coefficients", "it/intercepts"]
 
 
-def test_a_tree_says_where_its_numbers_are_and_why_they_stay() -> None:
+def test_the_leaves_of_a_tree_train_and_its_splits_stay() -> None:
     """atspm-detector: LightGBM as one TreeEnsemble, whose numbers are tensors in attributes."""
     numbers = {"nodes_splits": [0.5], "leaf_weights": [1.0, -1.0]}
     tree = helper.make_node(
@@ -218,9 +218,9 @@ def test_a_tree_says_where_its_numbers_are_and_why_they_stay() -> None:
 
     assert found.runtime.runs
     assert {place: s.numbers for place, s in found.weights.items()} == {"attributes of nodes": 2}
-    assert found.left == {"tree": "a tree consists of steps, which have no gradient: train it where it was made"}
-    assert [d.code for d in found.obstacles] == ["A111"]
-    assert "doctor" not in found.obstacles[0].hint
+    assert found.parameters == {"tree/leaf_weights": 2}
+    reason = "which way a tree goes has no gradient; the numbers of its leaves have one"
+    assert found.left == {"tree/nodes_splits": reason}
 
 
 def test_a_file_that_takes_the_runtime_down_does_not_take_us_down(

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onward.graph.builder import Names
 from onward.graph.walk import all_nodes, subgraphs
-from onward.model.trainable import WEIGHT_INPUTS, final_uses
+from onward.model.trainable import FIXED, WEIGHT_INPUTS, final_uses
 from onward.model.training_model import FLOAT_TYPES
 
 # Running statistics must be initializers too, because an update replaces them.
@@ -21,8 +21,9 @@ def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) 
     """Turn every `Constant` node that holds a weight into an initializer of the same name; return the initializers.
 
     A floating-point constant counts as a weight if it has two elements or more, or if an operator reads it as a weight.
-    A single number in arithmetic stays a constant, unless one of `patterns` matches it. Constants and initializers
-    inside the bodies of If, Loop and Scan move to the outer graph. The results of the model do not change.
+    A single number in arithmetic stays a constant, unless one of `patterns` matches it; what is marked FIXED always
+    does. Constants and initializers inside the bodies of If, Loop and Scan move to the outer graph. The results of the
+    model do not change.
     """
     lifted = []
     used = collections.Counter(_defined(graph))
@@ -57,7 +58,7 @@ def _defined(graph: ir.Graph) -> Iterator[str]:
 
 
 def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, patterns: Sequence[str]) -> bool:
-    if tensor.dtype not in FLOAT_TYPES or value.is_graph_output():
+    if tensor.dtype not in FLOAT_TYPES or value.is_graph_output() or FIXED in value.metadata_props:
         return False
     named = any(p.strip("*") and fnmatch.fnmatchcase(value.name or "", p) for p in patterns)
     return named or tensor.size >= 2 or any((n.op_type, i) in _LIFTED for n, i in final_uses(value))

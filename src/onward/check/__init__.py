@@ -14,6 +14,7 @@ from onward.check.bindings import check_binding_types, check_bindings, check_sta
 from onward.check.calls import check_calls
 from onward.check.functions import check_functions
 from onward.check.gradient_nodes import check_gradient_types, check_gradients
+from onward.check.ml_attributes import check_ml_attributes
 from onward.check.nodes import check_nodes
 from onward.check.optimizers import check_optimizer_types, check_optimizers
 from onward.check.order import in_order
@@ -62,6 +63,7 @@ def _run(model: Model, findings: Findings, pedantic: bool) -> None:
     check_structure(model, findings)
     check_functions(model, findings)
     check_nodes(model, findings)
+    check_ml_attributes(model, findings)
     check_bindings(model, findings)
     check_gradients(model, findings, pedantic=pedantic)
     check_optimizers(model, findings)

@@ -51,6 +51,8 @@ class OutputAdvice:
     """The value that this loss should read: the logits in front of a Softmax."""
     axis: int | None = None
     """The axis of the classes, if it is not the one that this loss takes by itself."""
+    by_name: bool = False
+    """Whether it is the best class, whose scores the loss should read."""
     trains: bool | None = None
     """Whether a training step for it was built; None if that was not tried."""
     obstacles: tuple[Diagnostic, ...] = ()
@@ -209,6 +211,7 @@ def _advice(value: ir.Value) -> OutputAdvice:
         made_by = best if best is not None and best.op_type == "ArgMax" else made_by
     if made_by is not None and made_by.op_type == "ArgMax" and made_by.inputs[0] is not None:  # its scores are readable
         advice.loss, axis, value = "cross_entropy", made_by.attributes.get_int("axis", 0), made_by.inputs[0]
+        advice.by_name = True
     if not isinstance(value.type, ir.TensorType):
         advice.reason = "it is not a tensor"
         return advice
@@ -258,7 +261,8 @@ def _reasons(model: TrainingModel, output: str) -> dict[str, str]:
 def _advise(found: Diagnosis) -> None:
     """Fill in the commands to run next."""
     file = found.source or "model.onnx"
-    best = next((o for o in found.outputs if o.trains), None)
+    # Probabilities say which loss suits the scores before them; the name of the best class does not.
+    best = min((o for o in found.outputs if o.trains), key=lambda o: o.by_name, default=None)
     if best is not None:
         on = f" --on {shlex.quote(best.on)}" if len(found.outputs) > 1 or best.on != best.name else ""
         on += f" --set-loss axis={best.axis}" if best.axis is not None else ""

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from onward.check.safety import element_count
+from onward.model.trainable import FIXED
 
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16,
                      onnx.TensorProto.BFLOAT16})  # fmt: skip
@@ -58,13 +59,14 @@ def find_weights(model: onnx.ModelProto) -> dict[str, Store]:
 
 
 def fixed_weights(nodes: Iterable[ir.Node]) -> dict[str, str]:
-    """Return the nodes whose attributes hold weights that nothing can train, with the reason."""
+    """Return what holds weights that nothing can train, with the reason: constants, and nodes with attributes."""
     found = {}
     for node in nodes:
         if node.domain == _CLASSICAL and any(_holds_numbers(a) for a in node.attributes.values()):
-            tree = node.op_type.startswith("TreeEnsemble")
-            reason = "a tree consists of steps, which have no gradient: train it where it was made"
-            found[node.name or node.op_type] = reason if tree else f"attributes of {node.op_type} cannot be trained"
+            reason = f"attributes of {node.op_type} in this form cannot be trained"
+            found[node.name or node.op_type] = reason
+        elif node.op_type == "Constant" and FIXED in node.outputs[0].metadata_props:
+            found[node.outputs[0].name or ""] = node.outputs[0].metadata_props[FIXED]
     return found
 
 

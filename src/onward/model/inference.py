@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,6 +14,7 @@ from onward.errors import A101, ArgumentError, Diagnostic
 from onward.graph.shapes import forget_marks
 from onward.graph.walk import subgraphs
 from onward.model import serde
+from onward.model.ml_nodes import restore
 from onward.model.quantized import forget
 from onward.model.requantize import quantize_weights
 from onward.model.roles import PROGRAM_STATE, averages, unmark_graph
@@ -44,6 +46,8 @@ def to_inference(
     initializers replace the stored ones, the rest (moments, counters) is left out. Functions and operator sets that
     only training used are left out too. With `average`, each weight that has a moving average takes it. With
     `quantize`, the weights that `make_trainable(dequantize=True)` made floats are stored as integers again.
+    Operators of `ai.onnx.ml` that were written as plain operators are put back, with the current numbers in their
+    attributes; a `PlainOperatorsWarning` names one that cannot be.
 
     Raises:
         ArgumentError: a value in `state` has another shape than the initializer of its name, or `average` was asked of
@@ -58,6 +62,8 @@ def to_inference(
     _write_state(clean, source, current)
     if quantize:
         quantize_weights(clean)
+    for plain in restore(clean.ir):
+        warnings.warn(plain, stacklevel=2)
     for value in clean.graph.initializers.values():
         forget(value)
     unmark_graph(clean.graph)

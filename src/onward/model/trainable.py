@@ -70,6 +70,7 @@ _NO_GRADIENT = frozenset(
 )  # fmt: skip
 
 PREPARES = "onward.prepares"  # the key of a number that prepares the input, and the operator that held it
+FIXED = "onward.fixed"  # the key of a constant that nothing can train, and why
 _TORCH_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
@@ -273,6 +274,7 @@ def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
 
 __all__ = [
     "CONSTANT_INPUTS",
+    "FIXED",
     "PREPARES",
     "WEIGHT_INPUTS",
     "as_patterns",

@@ -76,12 +76,11 @@ def _label(model: ir.Model, target: int) -> None:
     ]
     if problems:
         raise ModelError(problems)
-    model.opset_imports[""] = target
     used = {n.domain for n in nodes}
-    for domain in [d for d in model.opset_imports if d and d not in used]:
-        del model.opset_imports[domain]
-    model.graph.opset_imports.clear()
-    model.graph.opset_imports.update({"": target, **{d: v for d, v in model.opset_imports.items() if d}})
+    kept = {"": target, **{d: v for d, v in model.opset_imports.items() if d and d in used}}
+    for imports in (model.opset_imports, model.graph.opset_imports):  # the model may be made of another graph's
+        imports.clear()
+        imports.update(kept)
 
 
 def lowest_opset(model: ir.Model, floor: int) -> int:

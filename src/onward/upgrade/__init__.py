@@ -14,13 +14,17 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.errors import A101, ArgumentError, Diagnostic, ModelError, named_nodes
 from onward.graph import walk
 from onward.graph.schema import WORKING_OPSET, newest_opset
+from onward.graph.shapes import dims
 from onward.model import serde
+from onward.model.ml_attributes import attribute_problems
+from onward.model.ml_nodes import ML, plain_attributes
 from onward.model.stash import from_light, to_light
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Pass, Trace, Unit, run_passes
+from onward.upgrade import ml as ml  # importing it registers its decompositions
 from onward.upgrade.dequantize import DequantizeWeights
 from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
 from onward.upgrade.microsoft import decompose_microsoft, has_microsoft
@@ -28,6 +32,8 @@ from onward.upgrade.opset import convert_model
 from onward.upgrade.ranges import has_vector_range, make_scalar_ranges
 
 __all__ = ["normalise", "upgrade"]
+
+M122 = "M122"
 
 
 class SortNodes(Pass):
@@ -107,6 +113,29 @@ class UpgradeOperators(Pass):
         return True
 
 
+class RefuseContradictions(Pass):
+    """Refuse operators of `ai.onnx.ml` whose attributes contradict each other, before a runtime reads them."""
+
+    def run(self, unit: Unit) -> bool:
+        problems = []
+        everything: list[walk.GraphLike] = [*_graphs(unit.training), *unit.model.functions.values()]
+        for graph in everything:
+            nodes = [n for n in walk.all_nodes(graph) if n.domain == ML]
+            for node, place in zip(nodes, named_nodes(nodes), strict=True):
+                for message, found, needed in attribute_problems(node.op_type, plain_attributes(node), _width(node)):
+                    where = f"{place} ({node.op_type})" * bool(node.name) or place
+                    problems.append(Diagnostic(M122, message, place=where, found=found, needed=needed))
+        if problems:
+            raise ModelError(problems)
+        return False
+
+
+def _width(node: ir.Node) -> int | None:
+    """Return the number of columns that a node reads, where it is known."""
+    known = dims(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    return known[-1] if known and isinstance(known[-1], int) and known[-1] >= 0 else None
+
+
 class ReplaceMicrosoftOperators(Pass):
     """Decompose operators of `com.microsoft` and `ai.onnx.ml`; the unit gets a new model if there are any."""
 
@@ -134,13 +163,9 @@ def normalise(
     unit = Unit(serde.load(source), name="normalise", trace=trace)
     floats = (DequantizeWeights(),) if dequantize else ()
     gate = (
-        SortNodes(),
-        ForgetNegativeSizes(),
-        UpgradeOperators(),
-        ScalarRanges(),
-        *floats,
+        SortNodes(), ForgetNegativeSizes(), RefuseContradictions(), UpgradeOperators(), ScalarRanges(), *floats,
         ReplaceMicrosoftOperators(),
-    )
+    )  # fmt: skip
     run_passes(gate, unit)
     return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training
 

@@ -1,7 +1,8 @@
 """Operators none of whose inputs has a gradient: text, images, and the classical models of ai.onnx.ml.
 
-The operators of ai.onnx.ml hold their parameters in attributes, which cannot be trained. Their messages name ai.onnx
-operators that compute the same.
+The operators of ai.onnx.ml hold their parameters in attributes. `onward.upgrade.ml` writes them as plain operators
+first, so these conditions concern the rare forms that it leaves. Their messages name ai.onnx operators that compute the
+same.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _ML = "ai.onnx.ml"
 for _op_type in ("CastMap", "CategoryMapper", "DictVectorizer", "LabelEncoder", "OneHotEncoder"):
     declare(_op_type, domain=_ML, X=NON_DIFFERENTIABLE)
 
-# Steps: flat almost everywhere.
+# Steps: flat almost everywhere. The leaves of a tree have a gradient once it is written as plain operators.
 for _op_type in ("Binarizer", "TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"):
     declare(_op_type, domain=_ML, X=ZERO)
 
 
 def _instead(operators: str) -> str:
-    return f"the parameters of ai.onnx.ml operators are attributes, which cannot be trained; write it as {operators}"
+    return f"this form keeps its parameters in attributes, which cannot be trained; write it as {operators}"
 
 
 for _op_type, _operators in {

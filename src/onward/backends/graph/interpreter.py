@@ -19,6 +19,7 @@ from onward.autodiff.function_bodies import body_of, inline_call
 from onward.backends.graph.framework import B302, Framework
 from onward.backends.graph.host import ON_HOST, Host, run_on_host
 from onward.backends.graph.registry import Attributes, Registry
+from onward.backends.graph.text import ML, OnNumpy, is_text, runs_on_numpy
 from onward.errors import BackendError, Diagnostic, named_nodes
 from onward.graph import shapes, walk
 from onward.graph.builder import Names
@@ -60,7 +61,14 @@ class Interpreter:
         wanted = _expand_functions(graph, registry, opset, wanted)
         needed = walk.ancestors(wanted)
         nodes = [n for n in graph if n in needed]
-        absent = sorted({_label(n) for n in _nested(nodes) if registry.find(n.op_type, n.domain, opset) is None})
+        self._ml_version = graph.opset_imports.get(ML, 3) if isinstance(graph, ir.Graph) else 3
+        absent = sorted(
+            {
+                _label(n)
+                for n in _nested(nodes)
+                if registry.find(n.op_type, n.domain, opset) is None and not self._on_numpy(n)
+            }
+        )
         if absent:
             raise registry.missing(absent)
         self._slots: dict[ir.Value, int] = {}
@@ -90,7 +98,35 @@ class Interpreter:
     def _slot(self, value: ir.Value) -> int:
         return self._slots.setdefault(value, len(self._slots))
 
+    def _on_numpy(self, node: ir.Node) -> bool:
+        return self.framework.has_text and runs_on_numpy(node)
+
+    def _text_instruction(self, node: ir.Node, place: str) -> Instruction:
+        """Return the instruction of a node that runs on numpy."""
+        framework, run = self.framework, OnNumpy(node, self.opset, self._ml_version)
+
+        def array(value: Any) -> Any:
+            return value if value is None or is_text(value) else framework.array(framework.tensor(value))
+
+        def handler(attributes: Attributes, *arguments: Any) -> Any:
+            found = run(*map(array, arguments))
+            return tuple(v if is_text(v) else framework.to_tensor(v) for v in found)
+
+        return Instruction(
+            "",
+            handler,
+            Attributes(node.op_type, node.domain, self.opset, {}, len(node.outputs)),
+            tuple(-1 if v is None else self._slot(v) for v in node.inputs),
+            tuple(self._slot(v) if v.name else -1 for v in node.outputs),
+            (),
+            node.name or node.op_type,
+            place + f" ({node.op_type})" * bool(node.name),
+            frozenset(),
+        )
+
     def _instruction(self, node: ir.Node, place: str) -> Instruction:
+        if self._on_numpy(node):
+            return self._text_instruction(node, place)
         handler = self.framework.registry.find(node.op_type, node.domain, self.opset)
         assert handler is not None
         standard = node.domain in ("", "ai.onnx")
@@ -178,7 +214,10 @@ class Interpreter:
         (attribute,) = node.attributes.values()
         if attribute.type == ir.AttributeType.TENSOR:
             return self.framework.constant(np.asarray(attribute.as_tensor().numpy()))
-        kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+        kinds: dict[str, Any] = {
+            "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64,
+            **({"value_string": object, "value_strings": object} if self.framework.has_text else {}),
+        }  # fmt: skip
         if attribute.name not in kinds:
             name = self.framework.registry.name
             raise BackendError(

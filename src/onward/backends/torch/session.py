@@ -14,6 +14,7 @@ from onward.arguments import check_name, whole
 from onward.backends import state as states
 from onward.backends.base import Session
 from onward.backends.graph.forward import why_not
+from onward.backends.graph.text import is_text
 from onward.backends.processes import world_size
 from onward.backends.torch.autograd import Forward
 from onward.backends.torch.batch_split import Shared, spread
@@ -101,7 +102,7 @@ class TorchSession(Session):
                 outputs.update(self._update(chosen, feeds, self.differentiate(chosen.name, feeds)))
             else:
                 results = self._run(chosen.step, feeds, hot=True)
-                outputs.update({o: to_numpy(results[o]) for o in chosen.step.outputs})
+                outputs.update({o: self._array(results[o]) for o in chosen.step.outputs})
                 self._state.update({state: results[output] for output, state in chosen.step.replaces.items()})
         return outputs
 
@@ -121,7 +122,7 @@ class TorchSession(Session):
         assert gradients is not None
         assert update is not None
         read = update.input_names
-        outputs = {n: to_numpy(self._whole(results[n])) for n in gradients.outputs if n not in read}
+        outputs = {n: self._array(results[n]) for n in gradients.outputs if n not in read}
         given = {n: results[n] if self.sharded else self._whole(results[n]) for n in gradients.outputs if n in read}
         early = {s: self._whole(results[o]) for o, s in gradients.replaces.items()}
         following = self._run(update, {**feeds, **given}, hot=True)
@@ -132,7 +133,7 @@ class TorchSession(Session):
         return outputs
 
     def run_graph(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {n: to_numpy(self._whole(v)) for n, v in self._run(graph, feeds).items()}
+        return {n: self._array(v) for n, v in self._run(graph, feeds).items()}
 
     def get_state(self) -> dict[str, np.ndarray]:
         return {name: to_numpy(self._whole(value)) for name, value in self._state.items()}
@@ -178,6 +179,9 @@ class TorchSession(Session):
         whole: torch.Tensor = value if self._group is None else self._group.whole(value)
         return whole
 
+    def _array(self, value: Any) -> np.ndarray:
+        return value if is_text(value) else to_numpy(self._whole(value))
+
     def describe(self) -> dict[str, Any]:
         return {
             "backend": "torch",
@@ -214,7 +218,7 @@ class TorchSession(Session):
         values = {n: v for n, v in self._state.items() if n in wanted}
         for name, value in given.items():
             if name in wanted:
-                ready = isinstance(value, torch.Tensor) or spread(value)
+                ready = isinstance(value, torch.Tensor) or spread(value) or is_text(value)
                 values[name] = value if ready else to_tensor(value).to(self.device)
         return values
 

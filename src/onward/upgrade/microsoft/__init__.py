@@ -3,7 +3,7 @@
 ONNX Runtime's optimizer and its exporters write the former; no other runtime supports them, and they have no gradient.
 scikit-learn's and ML.NET's exporters write the latter, whose weights are attributes, which nothing can train.
 `decompose_microsoft` replaces them first. Nodes that it cannot express (packed or shared caches, rare mask layouts,
-support vectors, trees) stay in the graph; later stages report them.
+text, maps) stay in the graph; later stages report them. The decompositions of `ai.onnx.ml` are in `onward.upgrade.ml`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Names, Value
+from onward.model.ml_nodes import record
 from onward.upgrade.microsoft import attention as attention  # importing it registers its decompositions
 from onward.upgrade.microsoft import blockwise as blockwise
-from onward.upgrade.microsoft import classical as classical
 from onward.upgrade.microsoft import grouped as grouped
 from onward.upgrade.microsoft import plain as plain
 from onward.upgrade.microsoft import quantized as quantized
@@ -53,7 +53,8 @@ def has_microsoft(model: ir.Model) -> bool:
 def _replace_once(model: ir.Model) -> bool:
     names = Names(walk.all_names(model.graph))
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
-    changed = _replace_in(model.graph, opset, names)
+    version = model.opset_imports.get(CLASSICAL, 1)
+    changed = _replace_in(model.graph, opset, names, version)
     for function in model.functions.values():
         own = function.opset_imports.get("", opset)
         changed |= _replace_in(function, own, Names(walk.all_names(function)))
@@ -65,35 +66,37 @@ def _known(node: ir.Node) -> Decomposition | None:
     return TABLE.get((DOMAIN if misplaced else node.domain, node.op_type))
 
 
-def _replace_in(graph: walk.GraphLike, opset: int, names: Names) -> bool:
+def _replace_in(graph: walk.GraphLike, opset: int, names: Names, version: int | None = None) -> bool:
     changed = False
     for node in list(graph):
         for sub in walk.subgraphs(node):
             changed |= _replace_in(sub, opset, names)
         decomposition = _known(node)
         if decomposition is not None:
-            changed |= _replace(graph, node, decomposition, opset, names)
+            changed |= _replace(graph, node, decomposition, opset, names, version)
     return changed
 
 
-def _replace(graph: walk.GraphLike, node: ir.Node, decomposition: Decomposition, opset: int, names: Names) -> bool:
+def _replace(
+    graph: walk.GraphLike, node: ir.Node, decomposition: Decomposition, opset: int, names: Names, version: int | None
+) -> bool:
+    """Replace one node; return whether it could be. With `version`, an operator of `ai.onnx.ml` can be put back."""
     op = Builder(opset, names, prefix=f"{node.name or node.op_type}/")
+    call = Call(node, op, version or 1)
     try:
-        results = decomposition(Call(node, op))
+        results = decomposition(call)
     except CannotDecompose:
         return False
     for index, output in enumerate(node.outputs):
         if output.name and (index >= len(results) or results[index] is None) and _is_used(output):
             return False
+    results = [r if r is None or r.producer() in op.nodes else op.Identity(r) for r in results]
+    if node.domain == CLASSICAL and version is not None and isinstance(graph, ir.Graph):
+        record(graph, node, op.nodes, call, version)
     graph.insert_before(node, op.nodes)
     for output, result in zip(node.outputs, results, strict=False):
-        if not output.name or result is None:
-            continue
-        if result.producer() not in op.nodes:
-            identity = ir.Node("", "Identity", [result], num_outputs=1, name=names.unique(f"{op.prefix}Identity"))
-            graph.insert_before(node, identity)
-            result = identity.outputs[0]
-        edit.take_place(output, result)
+        if output.name and result is not None:
+            edit.take_place(output, result)
     given = list(node.inputs)
     graph.remove(node, safe=True)
     edit.remove_dead_nodes(graph, op.nodes)

@@ -24,8 +24,12 @@ class CannotDecompose(Exception):
 class Call:
     """One node to replace: its inputs, attributes and shapes, and a builder for its replacement."""
 
-    def __init__(self, node: ir.Node, op: Builder) -> None:
-        self.node, self.op = node, op
+    def __init__(self, node: ir.Node, op: Builder, ml_version: int = 1) -> None:
+        self.node, self.op, self.ml_version = node, op, ml_version
+        self.weights: dict[str, Value] = {}  # by the attribute that held them
+        self.mirrored: set[str] = set()  # attributes that hold the numbers twice, first negated
+        self.clipped: set[str] = set()  # attributes whose numbers must not be negative
+        self.guards: dict[str, bool] = {}  # attribute -> whether none of its numbers is negative, where it matters
 
     def input(self, index: int) -> Value | None:
         """Return an input, or None if it is absent."""
