@@ -1,6 +1,7 @@
 """The oracles of gradients: PyTorch's autograd, and finite differences in float64 with Richardson extrapolation.
 
-Finite differences evaluate the forward model with onnx's ReferenceEvaluator.
+Finite differences evaluate the forward model with onnx's ReferenceEvaluator or with ONNX Runtime in double. Each has
+faults of its own, so two independent forward evaluations must agree where two exist.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 FINITE_DIFFERENCES = f"float64 finite differences, Richardson, of onnx {onnx.__version__} ReferenceEvaluator"
@@ -23,6 +25,8 @@ class NoOracle(Exception):
 
 class Forward:
     """A forward model in double precision, evaluated by onnx's ReferenceEvaluator."""
+
+    name = FINITE_DIFFERENCES
 
     def __init__(self, model: onnx.ModelProto) -> None:
         try:
@@ -42,6 +46,48 @@ class Forward:
         return dict(zip(self.names, values, strict=True))
 
 
+class Runtime:
+    """A forward model in the types of the file, evaluated by ONNX Runtime."""
+
+    name = f"float64 finite differences, Richardson, of onnxruntime {onnxruntime.__version__}"
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            self.session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise NoOracle(f"ONNX Runtime cannot load it: {error!r}"[:200]) from error
+        self.names = [o.name for o in self.session.get_outputs()]
+        self.inputs = {i.name for i in self.session.get_inputs()}
+
+    def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs by name."""
+        try:
+            values = self.session.run(None, {n: a for n, a in feeds.items() if n in self.inputs})
+        except Exception as error:
+            raise NoOracle(f"ONNX Runtime fails: {error!r}"[:200]) from error
+        return dict(zip(self.names, values, strict=True))
+
+
+def same(first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Tell whether two evaluations mean the same function: equal up to the precision of float32."""
+    for name in names:
+        a, b = np.asarray(first[name]), np.asarray(second[name])
+        if a.shape != b.shape:
+            return False
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        finite = np.abs(a[np.isfinite(a)])
+        scale = max(1.0, float(np.max(finite, initial=0.0)))
+        if not np.allclose(a, b, rtol=2e-4, atol=2e-5 * scale, equal_nan=True):
+            return False
+    return True
+
+
 def weighted_sum(outputs: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> float:
     """Return the sum of all weighted elements, rounded once."""
     products: list[float] = []
@@ -54,11 +100,15 @@ def weighted_sum(outputs: Mapping[str, Any], weights: Mapping[str, np.ndarray]) 
 
 
 def finite_differences(
-    loss: Callable[[Mapping[str, np.ndarray]], float], feeds: Mapping[str, np.ndarray], wrt: Sequence[str], step: float
+    loss: Callable[[Mapping[str, np.ndarray]], float],
+    feeds: Mapping[str, np.ndarray],
+    wrt: Sequence[str],
+    step: float,
+    uncertain: float = 1e-7,
 ) -> dict[str, np.ndarray]:
     """Return d(loss)/d(x) for each x: central differences at 2h, h and h/2, extrapolated twice.
 
-    The error of the result is of the order h^6. Raises NoOracle if the two extrapolations disagree by more than 1e-7.
+    The error is of the order h^6. Raises NoOracle if the two extrapolations differ by more than `uncertain`.
     """
     found = {}
     for name in wrt:
@@ -79,7 +129,7 @@ def finite_differences(
         scale = max(1.0, float(np.max(np.abs(gradient), initial=0.0)))
         if not np.isfinite(gradient).all():
             raise NoOracle(f"the differences by {name} are not finite")
-        if np.max(error, initial=0.0) > 1e-7 * scale:
+        if np.max(error, initial=0.0) > uncertain * scale:
             raise NoOracle(f"the differences by {name} are uncertain by {np.max(error):.2g}")
         found[name] = gradient
     return found
