@@ -32,7 +32,8 @@ def checkout() -> Path:
 
 def peers() -> list[str]:
     """Return the names of all peers that have an adapter."""
-    return sorted(p.stem for p in (checkout() / ADAPTERS).glob("*.py") if not p.stem.startswith("_"))
+    found = (p.stem for p in (checkout() / ADAPTERS).glob("*.py"))
+    return sorted(name for name in found if not name.startswith("_") and name != "install")
 
 
 def peer(name: str) -> Contestant:

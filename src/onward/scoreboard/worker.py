@@ -65,7 +65,7 @@ def load(backend: str) -> Any:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent))
+    sys.path.append(str(path.parent))  # last: an adapter may have the name of the package that it adapts
     spec.loader.exec_module(module)
     return module
 
