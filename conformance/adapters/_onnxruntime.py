@@ -58,7 +58,7 @@ def skipped(error: Exception) -> Exception:
 
 
 def _plain(dtype: np.dtype) -> bool:
-    return dtype.kind in "biufc" and dtype.name in np.sctypeDict
+    return dtype.isbuiltin == 1
 
 
 def _to_runtime(array: np.ndarray) -> Any:

@@ -6,6 +6,8 @@ torchvision's kernels do not load beside a PyTorch for the CPU only; without the
 
 from __future__ import annotations
 
+import importlib
+import re
 import sys
 import unittest
 from typing import Any
@@ -15,14 +17,19 @@ import onnx
 import torch
 from _gradient import Question, split
 
-try:
-    import torchvision  # noqa: F401
-except RuntimeError:  # its operators are not registered; it only needs their names to be imported
-    LIBRARY = torch.library.Library("torchvision", "DEF")
-    LIBRARY.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    for module in [m for m in sys.modules if m.partition(".")[0] == "torchvision"]:
-        del sys.modules[module]
-from onnx2torch import convert
+LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+for _ in range(20):
+    try:
+        importlib.import_module("torchvision")
+        break
+    except RuntimeError as error:  # its operators are not registered; to be imported it needs their names only
+        missing = re.search(r"operator torchvision::(\w+) does not exist", str(error))
+        if missing is None:
+            raise
+        LIBRARY.define(f"{missing.group(1)}(Tensor x) -> Tensor")
+        for module in [m for m in sys.modules if m.partition(".")[0] == "torchvision"]:
+            del sys.modules[module]
+from onnx2torch import convert  # noqa: E402
 
 PACKAGES = ["onnx2torch", "torch"]
 
@@ -78,7 +85,7 @@ def _tensor(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    if array.dtype.kind not in "biufc" or array.dtype.name not in np.sctypeDict:
+    if array.dtype.isbuiltin != 1 or array.dtype.kind not in "biufc":
         raise unittest.SkipTest(f"PyTorch has no element type {array.dtype}")
     return torch.from_numpy(np.array(array, order="C"))
 

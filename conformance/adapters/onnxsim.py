@@ -45,6 +45,9 @@ class Prepared:
         model.graph.input.append(onnx.helper.make_tensor_value_info("seed", kind, self.shape))
         model.graph.node.extend(builder.nodes)
         model.graph.initializer.extend(builder.initializer)
+        model.functions.extend(builder.functions)
+        for domain in sorted({f.domain for f in builder.functions}):
+            model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
         named = {o.name for o in model.graph.output}
         for x, name in found.items():
             if name not in named and name != "seed":

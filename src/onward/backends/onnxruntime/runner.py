@@ -58,7 +58,7 @@ def _load(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 def _to_runtime(array: np.ndarray) -> onnxruntime.OrtValue:
     kind = ir.DataType.from_numpy(array.dtype)
-    if array.dtype.kind in "biufc" and array.dtype.name in np.sctypeDict:
+    if array.dtype.isbuiltin == 1:
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), kind.value)
     data = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape), dtype=kind).tobytes()  # small types packed
@@ -69,7 +69,7 @@ def _to_runtime(array: np.ndarray) -> onnxruntime.OrtValue:
 def _from_runtime(value: onnxruntime.OrtValue) -> np.ndarray:
     """Return the array of a result, also where ONNX Runtime itself gives none, or one of bytes."""
     kind = ir.DataType(value.element_type())
-    if kind.numpy().name in np.sctypeDict and kind.numpy().kind in "biufc":
+    if kind.numpy().isbuiltin == 1:
         return np.asarray(value.numpy())
     size = value.tensor_size_in_bytes()
     proto = onnx.TensorProto(data_type=kind.value, dims=value.shape())
