@@ -73,7 +73,8 @@ NETWORKS: list[tuple[str, str, list[tuple[str, list[str], list[str]]], list[str]
      [("y", ["x", "w", "b"], [])], [], ["function"]),
     ("If in a network",
      "g (float[2,3] x, float[3,2] w, float[2] b, bool c) => (float y) { h = MatMul(x, w) "
-     "a = If(c)<then_branch = t () => (float[2,2] p) { p = Add(h, b) }, else_branch = f () => (float[2,2] q) { q = Mul(h, h) }> y = Total(a) }",
+     "a = If(c)<then_branch = t () => (float[2,2] p) { p = Add(h, b) }, "
+     "else_branch = f () => (float[2,2] q) { q = Mul(h, h) }> y = Total(a) }",
      [("y", ["x", "w", "b"], ["c"])], [], ["control-flow", "zs"]),
     ("Loop in a network",
      "g (float[2,2] x, float[2,2] w, int64 n) => (float y) { k = Constant<value = bool {1}>() "
@@ -102,6 +103,7 @@ def add_all(suite: Suite) -> Iterator[str]:
         for dtype, shapes in (("float32", "static"), ("float64", "rank")):
             add_network(suite, name, text, nodes, initializers, features, feeds, dtype, shapes)
     add_gradient_of_tensor_gradient(suite)
+    add_dropout(suite)
     yield from ()
 
 
@@ -162,7 +164,8 @@ def add_network(
     given = {n: a for n, a in low.items() if n not in initializers}
     rtol, atol = tolerance(dtype, expected.values())
     suite.add(
-        f"gradient/Gradient/{slug(name)}{'' if dtype == 'float32' else f'-{shapes}-{dtype}'}", model, [(given, expected)], kind="gradient", operator="Gradient", domain=TRAINING, dtypes=[dtype],
+        f"gradient/Gradient/{slug(name)}{'' if dtype == 'float32' else f'-{shapes}-{dtype}'}",
+        model, [(given, expected)], kind="gradient", operator="Gradient", domain=TRAINING, dtypes=[dtype],
         shapes=shapes, oracle=f"{Forward.name}, forward confirmed by ONNX Runtime", rtol=rtol, atol=atol,
         features=features,
     )  # fmt: skip
@@ -192,6 +195,29 @@ def add_gradient_of_tensor_gradient(suite: Suite) -> None:
             [({n: cast(a, dtype) for n, a in feeds.items()}, expected)], kind="gradient", operator="Gradient",
             domain=TRAINING, dtypes=[dtype], oracle=f"{Forward.name}, twice", rtol=1e-4, atol=1e-5,
             features=["second-order", "tensor-y"],
+        )  # fmt: skip
+
+
+def add_dropout(suite: Suite) -> None:
+    """Write Dropout in training: whatever is drawn, the gradient has the forward's mask and scale.
+
+    For x = 1 the output y is mask * scale, so dx - weight * y is 0, and y * (y - scale) is 0.
+    """
+    text = """g (float[16,16] x, float[16,16] weight, float scale) => (float[16,16] off, float[16,16] level) {
+  r = Constant<value = float {0.25}>() t = Constant<value = bool {1}>() y = Dropout(x, r, t) w = Mul(y, weight)
+  total = Total(w)
+  dx = ai.onnx.preview.training.Gradient<xs=["x"], zs=["weight"], y="total">(x, weight)
+  off = Sub(dx, w) below = Sub(y, scale) level = Mul(y, below) }"""
+    zeros = np.zeros((16, 16))
+    feeds = {"x": np.ones((16, 16)), "weight": array(16, 16), "scale": np.array(4 / 3)}
+    for dtype in ("float32", "float64"):
+        model = parse(text, dtype)
+        del model.opset_import[2:]
+        low = {n: cast(a, dtype) for n, a in feeds.items()}
+        suite.add(
+            f"gradient/Dropout/mask-and-scale-of-the-forward{'' if dtype == 'float32' else '-' + dtype}", model,
+            [(low, {"off": cast(zeros, dtype), "level": cast(zeros, dtype)})], kind="gradient", operator="Dropout",
+            dtypes=[dtype], oracle="closed form: an identity of every draw", rtol=0.0, atol=1e-5, features=["zs"],
         )  # fmt: skip
 
 
