@@ -42,7 +42,7 @@ def scoreboard(
         Path | None, Option("--data", metavar="FOLDER", help="The data of Onward's suite (default: its own).")
     ] = None,
     keep: Annotated[
-        bool, Option("--keep", help="Keep the results in the folder of backends that do not run now.")
+        bool, Option("--keep", help="Keep the results in the folder of backends and tests that do not run now.")
     ] = False,
     output: Annotated[
         Path, Option("--output", "-o", metavar="FOLDER", help="Write index.html, results.json and trend.json there.")
