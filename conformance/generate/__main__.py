@@ -1,35 +1,33 @@
-"""Write the suite: `python -m generate --output conformance/data`."""
+"""Write the suite: `python -m generate` (with `conformance`, `tests` and `src` of the checkout on the path)."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
-import shutil
 import sys
 import time
 
-from generate import gradient
-from generate.writer import Suite, write_manifest
+from generate.build import generate
+
+DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 
 
 def main() -> int:
+    """Run the command; return 0."""
     parser = argparse.ArgumentParser(prog="generate", description=__doc__)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path(__file__).parents[1] / "data")
-    parser.add_argument("--only", default="", help="only table entries with this text in their name")
+    parser.add_argument("--output", type=pathlib.Path, default=DATA)
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="operators, optimizer, training, forward, invalid, networks"
+    )
+    parser.add_argument("--verbose", action="store_true", help="say which cases have no oracle, and why")
     chosen = parser.parse_args()
-    shutil.rmtree(chosen.output, ignore_errors=True)
-    suite = Suite(chosen.output)
-    started, problems, seen = time.perf_counter(), [], set()
-    for case in gradient.base_cases():
-        if chosen.only not in str(case):
-            continue
-        first = case.op not in seen and case.kind == "ordinary"
-        seen |= {case.op} if first else set()
-        problems += list(gradient.add_base_case(suite, case, first))
-    write_manifest(chosen.output, suite.entries)
-    for problem in problems:
+    started = time.perf_counter()
+    entries, problems = generate(chosen.output, chosen.only, chosen.jobs)
+    for problem in problems if chosen.verbose else ():
         print("no case:", problem)
-    print(f"{len(suite.entries)} cases in {time.perf_counter() - started:.0f} s")
+    print(f"{len(entries)} cases in {time.perf_counter() - started:.0f} s; {len(problems)} without an oracle")
     return 0
 
 

@@ -114,14 +114,13 @@ def negate_inputs(model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: l
 
 
 def move_point(model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: list[str]) -> list[str]:
-    """Feed the graph with other values than those that the Gradient node gets: the latter count."""
+    """Feed the graph with other values than those that the Gradient node gets in xs and zs: the latter count."""
     node = gradient_node(model)
     for index, info in enumerate(list(model.graph.input)):
         name = info.name
-        if f"d{name}" not in names:
+        if feeds[name].dtype.kind != "f":
             continue
-        place = list(node.input).index(name)
-        node.input[place] = f"{name}_point"
+        node.input[list(node.input).index(name)] = f"{name}_point"
         copy = model.graph.input.add()
         copy.CopyFrom(info)
         copy.name = f"{name}_point"
