@@ -104,11 +104,11 @@ class Case:
 
     def model(self) -> onnx.ModelProto:
         """Return the model."""
-        return _parse(onnx.ModelProto, self, "model.onnx")
+        return _parse_model(self, "model.onnx")
 
     def twin(self) -> onnx.ModelProto:
         """Return the valid model that an invalid one was made from by breaking its rule (kind "invalid")."""
-        return _parse(onnx.ModelProto, self, "valid.onnx")
+        return _parse_model(self, "valid.onnx")
 
     def data_sets(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Return (inputs, expected outputs) of every data set: arrays by name, in the order of the graph."""
@@ -199,12 +199,13 @@ def _archive(path: pathlib.Path) -> _Archive:
     return _Archive(path)
 
 
-def _parse(message: Any, case: Case, file: str) -> Any:
+def _parse_model(case: Case, file: str) -> onnx.ModelProto:
     data = case.source.read(f"{case.name}/{file}")
     try:
-        return message.FromString(data)
+        model: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except Exception as error:
         raise SuiteError(f"{case.source}: {case.name}/{file} is damaged ({error}); generate the data again") from error
+    return model
 
 
 def _kinds(model: onnx.ModelProto) -> dict[str, str]:
