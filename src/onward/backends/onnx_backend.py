@@ -28,7 +28,8 @@ _NO_KERNEL = re.compile(
     r"NOT_IMPLEMENTED|not implemented for|is not implemented|No Op registered|NotImplementedError|has no strings"
     r"|not (?:yet )?supported|[Uu]nsupported (?:data ?type|dtype|type)|Type 'tensor\(\w+\)' of input parameter"
     r"|Could not find device for node|does not support|unknown initializer data type"
-    r"|Unrecognized (?:data type|attribute)|\*guarantees\* support for models stamped|Unsupported model IR version|No corresponding Numpy type"
+    r"|Unrecognized (?:data type|attribute)|\*guarantees\* support for models stamped"
+    r"|Unsupported model IR version|No corresponding Numpy type|is not a registered function/op"
 )
 
 

@@ -42,10 +42,10 @@ def scoreboard(
         Path | None, Option("--data", metavar="FOLDER", help="The data of Onward's suite (default: its own).")
     ] = None,
     keep: Annotated[
-        bool, Option("--keep", help="Keep the results in the folder of backends that do not run now.")
+        bool, Option("--keep", help="Keep the results in the folder of backends and tests that do not run now.")
     ] = False,
     output: Annotated[
-        Path, Option("--output", "-o", metavar="FOLDER", help="Write index.html, results.json and trend.json there.")
+        Path, Option("-o", "--output", metavar="FOLDER", help="Write index.html, results.json and trend.json there.")
     ] = Path("site"),
 ) -> None:
     """Run tests against backends, print a table, and write a page with every result.
@@ -55,8 +55,8 @@ def scoreboard(
     folder. Exit code 0: all backends ran, whatever they score. 1: a backend or a suite could not be used.
 
     Examples:
-        onward scoreboard --backend onward.backends.onnxruntime --backend onward.backends.torch -o site/
-        onward scoreboard --backend my_backend.py --suite onnx --only node/test_conv
+        onward scoreboard --backend onward.backends.onnxruntime --suite onnx --only simple/test_gradient -o site/
+        onward scoreboard --backend onward.backends.reference --suite onnx --only simple/test_sign --timeout 30
     """
     from onward.arguments import check_name
     from onward.cli.console import stderr_console, stdout_console

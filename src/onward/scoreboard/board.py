@@ -82,7 +82,7 @@ def now() -> str:
 def make_board(tests: Sequence[BoardTest], runs: Sequence[Run], folder: Path, *, keep: bool = False) -> Board:
     """Return the board of some runs, compared with the results that are in `folder`.
 
-    With `keep`, the rows of the last run whose backends did not run now stay.
+    With `keep`, the results of the last run that are not from now stay: of other backends, and of other tests.
     """
     date = now()
     last = last_results(folder)
@@ -91,7 +91,8 @@ def make_board(tests: Sequence[BoardTest], runs: Sequence[Run], folder: Path, *,
     for run in runs:
         old = known.pop(run.contestant.name, None)
         before = None if old is None else {name: values[0] for name, values in old["outcomes"].items()}
-        outcomes = dict(run.outcomes)
+        earlier = old["outcomes"] if old is not None and keep else {}
+        outcomes = {name: Outcome(*values) for name, values in earlier.items()} | run.outcomes
         rows.append(Row(run.contestant.name, run.contestant.backend, run.versions, run.broken, date, outcomes, before))
     found = {t.id: t for t in tests}
     if keep:

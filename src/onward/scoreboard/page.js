@@ -23,7 +23,7 @@ const count = (b, chosen) => { const n = {p: 0, f: 0, s: 0, "-": 0}; for (const 
 const every = tests.map((_, i) => i);
 const bySuite = suites.map((_, s) => every.filter(i => tests[i][0] === s));
 const percent = (p, all) => !all ? "–" : p === all ? "100 %" : (Math.floor(1000 * p / all) / 10).toFixed(1) + " %";
-const shade = n => { const all = n.p + n.f + n.s; return !all ? "none" : n.p === all ? "good" : n.p ? "some" : n.f ? "bad" : "none"; };
+const shade = n => { const all = n.p + n.f + n.s; return !all ? "none" : n.p === all + n["-"] ? "good" : n.p ? "some" : n.f ? "bad" : "none"; };
 const bar = n => { const all = n.p + n.f + n.s + n["-"] || 1; return el("span", {class: "share", role: "img", "aria-label": `${n.p} passed, ${n.f} failed, ${n.s} skipped`}, ...["p", "s", "f"].filter(k => n[k]).map(k => el("i", {class: `b-${k}`, style: `flex:${n[k] / all}`}))); };
 const cell = (b, chosen, go) => { const n = count(b, chosen), all = n.p + n.f + n.s;
   return el("td", {class: `cell ${shade(n)}`, title: `${n.p} passed, ${n.f} failed, ${n.s} skipped` + (n["-"] ? `, ${n["-"]} not run` : ""), on: {click: go}}, all ? `${num(n.p)}/${num(chosen.length)}` : "–"); };
@@ -46,7 +46,7 @@ function totals() {
     const change = !b.compared ? el("span", {class: "soft"}, "first run") : el("span", {}, b.gained.length ? el("button", {class: "link good", on: {click: () => changed(i)}}, `+${b.gained.length} `) : null, b.lost.length ? el("button", {class: "link bad", on: {click: () => changed(i)}}, `−${b.lost.length}`) : null, !b.gained.length && !b.lost.length ? el("span", {class: "soft"}, "the same") : null);
     return el("tr", {}, el("td", {class: "name"}, b.name, el("small", {}, Object.entries(b.versions).filter(([k]) => !["python", "numpy", "onward"].includes(k) && k !== "onnx").map(([k, v]) => `${k} ${v}`).join(", ") || `onnx ${b.versions.onnx || "?"}`)),
       el("td", {}, bar(n)), el("td", {class: "n"}, el("b", {}, percent(n.p, tests.length))), ...suites.map((_, s) => cell(b, bySuite[s], () => show(i, {suite: s}))),
-      el("td", {class: "cell" + (n.f ? " bad" : ""), on: {click: () => show(i, {status: "f"})}}, num(n.f)), el("td", {class: "cell", on: {click: () => show(i, {status: "s"})}}, num(n.s)), el("td", {}, change, " ", spark(b.name))); });
+      el("td", {class: "cell" + (n.f ? " bad" : ""), on: {click: () => show(i, {status: "f"})}}, num(n.f)), el("td", {class: "cell", on: {click: () => show(i, {status: "s"})}}, num(n.s)), el("td", {}, change, " ", b.broken ? null : spark(b.name))); });
   const out = [];
   for (const p of data.problems) out.push(el("div", {class: "note"}, p));
   for (const b of backends) if (b.broken) out.push(el("div", {class: "note"}, el("b", {}, `${b.name} cannot be used: `), b.broken));

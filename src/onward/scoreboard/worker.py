@@ -89,7 +89,7 @@ def message(error: BaseException) -> str:
     text = str(error).strip() or "no message"
     if len(text) > LONGEST:
         text = text[: LONGEST // 2] + " … " + text[-LONGEST // 2 :]
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     place = f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{place}"
 
