@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SUITE := PYTHONPATH=conformance:conformance/src:src:tests OMP_NUM_THREADS=1 $(BIN)/python
 
-.PHONY: conformance-data conformance-run conformance-wheel demo test test-frameworks quick lint fuzz crash zoo bench bench-peers docs clean
+.PHONY: conformance conformance-data conformance-run conformance-wheel demo test test-frameworks quick lint fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -81,6 +81,8 @@ bench-peers:
 	benchmarks/.venvs/jax/bin/pip install -q jax==0.10.2
 
 # The conformance suite (conformance/SPEC.md): its data, a run on each backend, and a wheel of its own.
+conformance: conformance-run
+
 conformance-data: $(VENV)/.dev
 	$(SUITE) -m generate --jobs 2
 
