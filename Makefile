@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-frameworks quick lint fuzz crash zoo bench bench-peers docs clean
+SUITE := PYTHONPATH=conformance:conformance/src:src:tests OMP_NUM_THREADS=1 $(BIN)/python
+
+.PHONY: conformance conformance-data conformance-run conformance-wheel demo test test-frameworks quick lint fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -77,6 +79,26 @@ bench-peers:
 	benchmarks/.venvs/onnxsim/bin/pip install -q onnxsim==0.8.1 onnxruntime==1.31.1
 	$(PYTHON) -m venv benchmarks/.venvs/jax
 	benchmarks/.venvs/jax/bin/pip install -q jax==0.10.2
+
+# The conformance suite (conformance/SPEC.md): its data, a run on each backend, and a wheel of its own.
+conformance: conformance-run
+
+conformance-data: $(VENV)/.dev
+	$(SUITE) -m generate --jobs 2
+
+CONFORMANCE_BACKENDS ?= onnxruntime torch reference
+conformance-run: $(VENV)/.dev
+	test -f conformance/data/manifest.json || $(MAKE) conformance-data
+	mkdir -p build
+	for backend in $(CONFORMANCE_BACKENDS); do \
+		$(SUITE) -m onward_conformance --backend onward.backends.$$backend --json build/conformance-$$backend.json || true; \
+	done
+	$(BIN)/python tests/conformance/gaps.py $(CONFORMANCE_BACKENDS:%=build/conformance-%.json)
+
+conformance-wheel: $(VENV)/.dev
+	test -f conformance/data/manifest.json || $(MAKE) conformance-data
+	$(SUITE) -m generate.pack
+	$(PIP) wheel -q --no-deps --wheel-dir dist ./conformance
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

@@ -1,0 +1,193 @@
+"""Every backend speaks ONNX's interface: its nine training tests, a sample of all others, skips with reasons."""
+
+from __future__ import annotations
+
+import unittest
+import warnings
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+from onward import samples
+from onward.backends import jax, onnxruntime, reference, torch
+from onward.backends.onnx_backend import NotSupported
+from onward.errors import ArgumentError, CheckFailed, OnwardError
+from onward.scoreboard import worker
+from onward.scoreboard.tests import onnx_tests
+
+BACKENDS = {"reference": reference, "onnxruntime": onnxruntime, "torch": torch, "jax": jax}
+NINE = (
+    "node/test_adagrad", "node/test_adagrad_multiple", "node/test_adam", "node/test_adam_multiple",
+    "node/test_momentum", "node/test_momentum_multiple", "node/test_nesterov_momentum", "simple/test_gradient_of_add",
+    "simple/test_gradient_of_add_and_mul",
+)  # fmt: skip
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Any:
+    return BACKENDS[request.param]
+
+
+@cache
+def _nine(folder: Any) -> list[Any]:
+    found = {t.id: t for part in ("_ada", "momentum", "gradient_of") for t in onnx_tests(folder, part)}
+    return [found[name] for name in NINE]
+
+
+@pytest.fixture(scope="session")
+def nine(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return _nine(tmp_path_factory.mktemp("nine"))
+
+
+def test_onnx_training_tests_are_nine_of_nine(backend: Any, nine: list[Any]) -> None:
+    assert {t.name: worker.run(backend, t.request) for t in nine} == {t.name: ("passed", "") for t in nine}
+
+
+def test_onnx_own_runner_runs_a_backend_and_counts_a_skip_as_a_skip() -> None:
+    from onnx.backend.test import BackendTest
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runner = BackendTest(torch, __name__)
+        runner.include("test_(adam|nesterov_momentum|gradient_of_add|cast_no_such)_cpu$")
+        cases = runner.test_cases
+    chosen = unittest.TestSuite(
+        case(name)
+        for case in cases.values()
+        for name in unittest.defaultTestLoader.getTestCaseNames(case)
+        if name in ("test_adam_cpu", "test_nesterov_momentum_cpu", "test_gradient_of_add_cpu")
+    )
+    result = unittest.TestResult()
+
+    chosen.run(result)
+
+    assert (result.testsRun, result.failures, result.errors, result.skipped) == (3, [], [], [])
+
+
+def _unknown() -> onnx.ModelProto:
+    return parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18, "my.own": 1]>
+           g (float[2] x) => (float[2] y) { y = my.own.Secret(x) }"""
+    )
+
+
+def test_an_unknown_operator_is_a_skip_with_its_name(backend: Any) -> None:
+    with pytest.raises(NotSupported, match="Secret"):
+        backend.run_model(_unknown(), [np.zeros(2, np.float32)])
+    assert issubclass(NotSupported, unittest.SkipTest)
+    assert not backend.is_compatible(_unknown())
+
+
+def test_a_wrong_model_is_an_error_and_no_skip(backend: Any) -> None:
+    wrong = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Add(x, nowhere) }"""
+    )
+
+    with pytest.raises(CheckFailed):
+        backend.prepare(wrong)
+    with pytest.raises(OnwardError):
+        backend.check_model(wrong)
+
+
+def test_inputs_that_do_not_fit_are_an_error_and_no_skip(backend: Any) -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[N, 3] x, float[M, 2] w) => (float[N, 2] y)
+           { y = MatMul(x, w) }"""
+    )
+
+    with pytest.raises(OnwardError) as caught:
+        backend.run_model(model, [np.zeros((2, 3), np.float32), np.zeros((4, 2), np.float32)])
+    assert not isinstance(caught.value, unittest.SkipTest)
+    with pytest.raises(ArgumentError, match="too many inputs"):
+        backend.run_model(model, [np.zeros((2, 3), np.float32)] * 3)
+
+
+def test_a_gradient_inside_a_model_runs(backend: Any) -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18, "ai.onnx.preview.training": 1]>
+           g (float[N] x) => (float[N] y, float[N] dx) {
+             y = Mul(x, x)
+             dx = ai.onnx.preview.training.Gradient <xs: strings = ["x"], y: string = "y"> (x)
+           }"""
+    )
+    x = np.array([1, -2, 3], np.float32)
+
+    y, dx = backend.run_model(model, [x])
+
+    np.testing.assert_array_equal(y, x * x)
+    np.testing.assert_array_equal(dx, 2 * x)
+
+
+def test_a_node_runs_alone_at_the_version_that_is_asked_for(backend: Any) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(1, 6)
+
+    (squeezed,) = backend.run_node(helper.make_node("Squeeze", ["x"], ["y"], axes=[0]), [x], opset_version=11)
+    (joined,) = backend.run_node(helper.make_node("Clip", ["x", "", "high"], ["y"]), [x, None, np.float32(3)])
+
+    np.testing.assert_array_equal(squeezed, x[0])
+    np.testing.assert_array_equal(joined, np.minimum(x, 3))
+
+
+def test_text_and_small_integers_run_although_the_framework_has_no_such_type(backend: Any) -> None:
+    words = np.array(["ab", "c"], dtype=object)
+    node = helper.make_node("StringConcat", ["x", "y"], ["z"])
+
+    (joined,) = backend.run_node(node, [words, words], opset_version=20)
+    cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.INT4)
+    (small,) = backend.run_node(cast, [np.array([1.0, -8.0, 7.0])], opset_version=21)
+
+    assert joined.tolist() == ["abab", "cc"]
+    assert small.astype(int).tolist() == [1, -8, 7]
+
+
+def test_a_training_dropout_drops(backend: Any) -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[N] x, float r, bool t) => (float[N] y)
+           { y = Dropout(x, r, t) }"""
+    )
+
+    (y,) = backend.run_model(model, [np.ones(1000, np.float32), np.float32(0.25), np.bool_(True)])
+
+    assert 180 < (y == 0).sum() < 320
+    np.testing.assert_allclose(y[y != 0], 1 / 0.75, rtol=1e-6)
+
+
+def _losses(backend: Any) -> tuple[list[float], dict[str, np.ndarray]]:
+    model = samples.build("linear").proto()
+    training = backend.prepare_training(model)
+    rng = np.random.default_rng(0)
+    batch = {
+        value.name: rng.standard_normal([d.dim_value or 8 for d in value.type.tensor_type.shape.dim]).astype(np.float32)
+        for value in [*model.graph.input, *model.training_info[0].algorithm.input]
+        if value.name not in training.state()
+    }
+    return [float(training.step(batch)["loss"]) for _ in range(3)], training.state()
+
+
+def test_a_model_trains_through_the_interface_as_on_the_reference(backend: Any) -> None:
+    losses, state = _losses(backend)
+    expected, wanted = _losses(reference)
+
+    assert len(set(losses)) == 3
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert all(np.allclose(state[name], value, rtol=1e-4, atol=1e-6) for name, value in wanted.items())
+
+
+def test_an_entry_that_does_not_exist_is_an_error(backend: Any) -> None:
+    model = samples.build("linear").proto()
+
+    backend.prepare_training(model).initialize()
+
+    with pytest.raises(ArgumentError, match=r"training_info\[7\]"):
+        backend.prepare_training(model, entry=7)
+
+
+def test_another_device_is_not_supported(backend: Any) -> None:
+    assert backend.supports_device("CPU")
+    assert not backend.supports_device("CUDA:0")
+    with pytest.raises(NotSupported, match="CUDA"):
+        backend.prepare(_unknown(), "CUDA:0")
