@@ -169,8 +169,13 @@ class OnnxBackend:
         from onward.backends.base import open_session, wants_split
         from onward.compiler.compile import compile_model, named_entries
         from onward.upgrade import normalise
+        from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
 
         self._check_device(device)
+        if has_graph_call(model):  # a file of ONNX 1.7 is checked as what it means today
+            legacy, model = model, onnx.ModelProto()
+            model.CopyFrom(legacy)
+            remove_graph_calls(model)
         check_model(model)
         with _Skips():
             training = normalise(model)
