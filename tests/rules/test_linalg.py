@@ -40,7 +40,9 @@ def test_the_gradient_of_a_large_determinant_builds_its_masks_at_run_time() -> N
     assert_gradients(model, rtol=1e-5, step=1e-4)
 
 
-@pytest.mark.parametrize("shapes", [((2, 1, 2, 3), (4, 3, 2)), ((4, 2, 3), (2, 1, 3, 2)), ((3,), (4, 3, 2)), ((4, 2, 3), (3,))])
+@pytest.mark.parametrize(
+    "shapes", [((2, 1, 2, 3), (4, 3, 2)), ((4, 2, 3), (2, 1, 3, 2)), ((3,), (4, 3, 2)), ((4, 2, 3), (3,))]
+)
 def test_a_product_of_matrices_of_unknown_ranks_has_a_gradient_that_onnxruntime_runs(shapes: tuple) -> None:
     """ONNX Runtime's Einsum takes no ellipsis that stands for different numbers of axes."""
     from onnx import TensorProto, helper
