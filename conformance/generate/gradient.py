@@ -37,6 +37,10 @@ NOT_PORTABLE = {
     "Dropout-training", "Dropout-training, default ratio", "Dropout-training, with its mask",
     "Dropout-mode and ratio at run time", "TopK-unsorted",
 }  # fmt: skip
+# onnx's ReferenceEvaluator loses states of loops and puts elements into sequences at the wrong place.
+FAULTY_IN_REFERENCE = {
+    "Loop", "Scan", "SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert", "ConcatFromSequence",
+}  # fmt: skip
 FLAT = {"Bernoulli"}  # random, but its gradient is zero whatever is drawn
 
 
@@ -147,8 +151,8 @@ def vote(case: Any, model: Any, feeds: Mapping[str, np.ndarray]) -> tuple[list[A
     found: list[tuple[str, Any, dict[str, Any]]] = []
     reasons = []
     for kind, maker in (("reference", Forward), ("runtime", Runtime)):
-        if kind == "reference" and case.op in KNOWN:
-            continue  # it has none, or computes in float32
+        if kind == "reference" and (case.op in KNOWN or case.op in FAULTY_IN_REFERENCE):
+            continue  # KNOWN: it has none, or computes in float32
         try:
             evaluator = maker(model.proto)
             found.append((kind, evaluator, evaluator(feeds)))
@@ -229,6 +233,8 @@ def write(suite: Suite, case: Any, point: Point, shapes: str, dtype: str, **opti
     if model is None:
         return
     proto, feeds = model
+    if shapes == "unknown" and output_types(proto, TensorProto.FLOAT) is None:
+        return  # the standard's inference wants to know the rank
     expected = {
         f"d{n}": cast(flat(point.expected[n]) if shapes == "unknown" else point.expected[n], dtype) for n in wrt
     }

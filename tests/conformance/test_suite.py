@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -177,3 +177,24 @@ def test_the_archive_of_the_wheel_holds_the_same_cases(suite: Path, tmp_path: Pa
     packed = onward_conformance.cases(archive)
     assert [c.name for c in packed] == [c.name for c in onward_conformance.cases(suite)]
     assert packed[0].model() == onward_conformance.cases(suite)[0].model()
+
+
+def test_a_failure_that_is_not_a_known_gap_and_a_gap_that_is_closed_are_both_reported() -> None:
+    spec = importlib.util.spec_from_file_location("gaps", Path(__file__).parent / "gaps.py")
+    gaps = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gaps)
+    results = [
+        {"name": "forward/A/x", "status": "failed", "message": "known"},
+        {"name": "forward/A/y", "status": "failed", "message": "new"},
+        {"name": "forward/B/x", "status": "passed", "message": ""},
+    ]
+    report = {"backend": "onward.backends.torch", "results": results}
+    lines = [{"backend": "torch", "cases": c, "reason": "r"} for c in ("forward/A/x", "forward/B/.*", "forward/C/.*")]
+
+    problems = gaps.judge(report, lines)
+
+    assert problems == [
+        "torch: forward/A/y failed: new",
+        "torch: known_gaps.toml: `forward/B/.*` does not fail any more: forward/B/x",
+        "torch: known_gaps.toml: no case matches `forward/C/.*`",
+    ]
