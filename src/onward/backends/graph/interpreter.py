@@ -97,6 +97,10 @@ class Interpreter:
         """Return a constant of the graph as a value."""
         return self.framework.constant(array)
 
+    def tensor_of(self, array: np.ndarray) -> Any:
+        """Return a tensor of an attribute as a value."""
+        return self.framework.to_tensor(array)
+
     def _instruction(self, node: ir.Node, place: str) -> Instruction:
         handler = self.handler_of(node)
         assert handler is not None
@@ -106,7 +110,7 @@ class Interpreter:
             if attribute.type == ir.AttributeType.GRAPH:
                 given[name] = self.body(attribute.as_graph())
             elif attribute.type == ir.AttributeType.TENSOR:
-                given[name] = self.framework.to_tensor(attribute.as_tensor().numpy())
+                given[name] = self.tensor_of(attribute.as_tensor().numpy())
             else:
                 value = attribute.value
                 given[name] = list(value) if isinstance(value, tuple) else value
