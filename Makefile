@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SUITE := PYTHONPATH=conformance:conformance/src:src:tests OMP_NUM_THREADS=1 $(BIN)/python
 
-.PHONY: conformance conformance-data conformance-run conformance-wheel demo test test-frameworks quick lint fuzz crash zoo bench bench-peers docs clean
+.PHONY: conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-frameworks quick lint fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -81,8 +81,6 @@ bench-peers:
 	benchmarks/.venvs/jax/bin/pip install -q jax==0.10.2
 
 # The conformance suite (conformance/SPEC.md): its data, a run on each backend, and a wheel of its own.
-conformance: conformance-run
-
 conformance-data: $(VENV)/.dev
 	$(SUITE) -m generate --jobs 2
 
@@ -99,6 +97,20 @@ conformance-wheel: $(VENV)/.dev
 	test -f conformance/data/manifest.json || $(MAKE) conformance-data
 	$(SUITE) -m generate.pack
 	$(PIP) wheel -q --no-deps --wheel-dir dist ./conformance
+
+# The scoreboard: ONNX's tests and Onward's suite on our backends and on peers; writes site/ and docs/scoreboard.md.
+# Peers each have an environment of their own (tinygrad needs clang: apt-get install clang). Takes hours on 2 cores.
+PEERS ?=
+BOARD_BACKENDS ?= reference onnxruntime torch jax
+BOARD_PEERS ?= onnx-reference onnxruntime onnxruntime-training onnx-ad onnxsim onnx2torch jaxonnxruntime tinygrad
+conformance: $(VENV)/.dev scoreboard-peers
+	test -f conformance/data/manifest.json || $(MAKE) conformance-data
+	$(BIN)/onward scoreboard $(BOARD_BACKENDS:%=--backend onward.backends.%) $(BOARD_PEERS:%=--peer %) \
+		$$(test ! -f examples/minimal_backend.py || echo --backend examples/minimal_backend.py) --keep -o site/ $(BOARD)
+	$(BIN)/python docs/generate_scoreboard.py site/results.json
+
+scoreboard-peers: $(VENV)/.dev
+	$(BIN)/python conformance/adapters/install.py $(PEERS)
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

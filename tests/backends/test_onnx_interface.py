@@ -101,7 +101,7 @@ def test_inputs_that_do_not_fit_are_an_error_and_no_skip(backend: Any) -> None:
 
     with pytest.raises(OnwardError) as caught:
         backend.run_model(model, [np.zeros((2, 3), np.float32), np.zeros((4, 2), np.float32)])
-    assert not isinstance(caught.value, unittest.SkipTest)
+    assert caught.value.code in ("B110", "B201", "B301")
     with pytest.raises(ArgumentError, match="too many inputs"):
         backend.run_model(model, [np.zeros((2, 3), np.float32)] * 3)
 

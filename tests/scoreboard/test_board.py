@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from onward.cli import build_app
 from onward.errors import ArgumentError
-from onward.scoreboard.board import make_board, write_board
+from onward.scoreboard.board import History, make_board, write_board
 from onward.scoreboard.pool import Contestant, Outcome, Run
 from onward.scoreboard.tests import BoardTest
 
@@ -32,7 +32,7 @@ def _outcomes(letters: str) -> dict[str, Outcome]:
 
 def _write(folder: Path, letters: str, name: str = "mine", *, keep: bool = False) -> dict:
     run = Run(Contestant(name, "my.backend"), {"onnx": "1.23.2"}, _outcomes(letters))
-    write_board(make_board(TESTS, [run], folder, keep=keep), folder)
+    write_board(make_board(TESTS, [run], History.of(folder), keep=keep), folder)
     return json.loads((folder / "results.json").read_text())
 
 

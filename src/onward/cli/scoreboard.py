@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +34,7 @@ def scoreboard(
     suite: Annotated[
         str, Option("--suite", help="The tests: onnx (ONNX's own), conformance (Onward's suite) or all.")
     ] = "all",
-    only: Annotated[str, Option("--only", metavar="TEXT", help="Only tests whose name contains this.")] = "",
+    only: Annotated[str, Option("--only", metavar="PART", help="Only tests whose name contains this.")] = "",
     jobs: Annotated[int, Option("--jobs", help="Processes at a time (default: one for each core).")] = 0,
     timeout: Annotated[float, Option("--timeout", help="Seconds that one test may take.")] = 60.0,
     memory: Annotated[float, Option("--memory", help="Gigabytes that one process may use.")] = 6.0,
@@ -60,7 +60,7 @@ def scoreboard(
     """
     from onward.arguments import check_name
     from onward.cli.console import stderr_console, stdout_console
-    from onward.scoreboard.board import contestant, make_board, write_board
+    from onward.scoreboard.board import History, contestant, make_board
     from onward.scoreboard.peers import peer as find_peer
     from onward.scoreboard.tests import SUITES
 
@@ -71,26 +71,34 @@ def scoreboard(
     _check_numbers(jobs, timeout, memory)
     _check_contestants(contestants)
     console = stderr_console()
+    history = History.of(output)
+    runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="onward-scoreboard-") as folder:
         tests, folders, problems = _collect(suite, only, data, Path(folder))
         for problem in problems:
             console.print(f"error: {problem}", style="bold red")
         if not tests:
             raise typer.BadParameter(f"no test has `{only}` in its name" if only else "no tests", param_hint="--only")
-        runs = _run(contestants, tests, folders, jobs or os.cpu_count() or 1, timeout, int(memory * 2**30))
-    board = make_board(tests, runs, output, keep=keep)
-    board.problems = problems
+        for run in _run(contestants, tests, folders, jobs or os.cpu_count() or 1, timeout, int(memory * 2**30)):
+            runs.append(run)
+            board = make_board(tests, runs, history, keep=keep)
+            board.problems = problems
+            files = _write(board, output)  # after each backend: a board takes hours
     _print(board)
-    try:
-        files = write_board(board, output)
-    except OSError as error:
-        from onward.errors import Diagnostic, ModelError
-        from onward.model.files import M111
-
-        raise ModelError(Diagnostic(M111, f"cannot write to `{output}`: {error.strerror or error}")) from error
     stdout_console(soft_wrap=True).print("wrote " + ", ".join(f"`{f}`" for f in files))
     if problems or any(row.broken for row in board.rows):
         raise typer.Exit(1)
+
+
+def _write(board: Board, folder: Path) -> list[Path]:
+    from onward.errors import Diagnostic, ModelError
+    from onward.model.files import M111
+    from onward.scoreboard.board import write_board
+
+    try:
+        return write_board(board, folder)
+    except OSError as error:
+        raise ModelError(Diagnostic(M111, f"cannot write to `{folder}`: {error.strerror or error}")) from error
 
 
 def _check_numbers(jobs: int, timeout: float, memory: float) -> None:
@@ -142,13 +150,13 @@ def _run(
     jobs: int,
     timeout: float,
     memory: int,
-) -> list[Run]:
+) -> Iterator[Run]:
+    """Yield the results of each backend."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from onward.cli.console import stderr_console
     from onward.scoreboard.pool import Outcome, run_tests
 
-    runs = []
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"),
         TimeRemainingColumn(), TextColumn("{task.fields[name]}", style="dim"),
@@ -165,11 +173,9 @@ def _run(
                 failed += outcome.status == "failed"
                 bars.update(task, advance=1, failed=failed, name=test.name[:40])  # noqa: B023  # called in this turn
 
-            runs.append(
-                run_tests(one, tests, jobs=jobs, timeout=timeout, memory=memory, folders=folders, progress=advance)
-            )
+            run = run_tests(one, tests, jobs=jobs, timeout=timeout, memory=memory, folders=folders, progress=advance)
             bars.update(task, name="")
-    return runs
+            yield run
 
 
 def _print(board: Board) -> None:

@@ -70,22 +70,35 @@ class Board:
         present = {t.suite for t in self.tests}
         return [k for k in KINDS if k in present] + sorted(present - set(KINDS))
 
+    def all_runs(self) -> list[dict[str, Any]]:
+        """Return the totals of the runs before, and of this one."""
+        summary = {row.name: dict(row.counts(self.tests)) for row in self.rows}
+        return [*self.trend, {"date": self.date, "tests": len(self.tests), "backends": summary}]
+
     def of_suite(self, suite: str) -> list[BoardTest]:
         return [t for t in self.tests if t.suite == suite]
 
 
-def now() -> str:
-    """Return the time as results name it."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+@dataclasses.dataclass
+class History:
+    """What was in the folder of a board when a run began, and when that was."""
+
+    last: dict[str, Any]
+    trend: list[dict[str, Any]]
+    date: str
+
+    @classmethod
+    def of(cls, folder: Path) -> History:
+        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        return cls(last_results(folder), _trend(folder), date)
 
 
-def make_board(tests: Sequence[BoardTest], runs: Sequence[Run], folder: Path, *, keep: bool = False) -> Board:
-    """Return the board of some runs, compared with the results that are in `folder`.
+def make_board(tests: Sequence[BoardTest], runs: Sequence[Run], history: History, *, keep: bool = False) -> Board:
+    """Return the board of some runs, compared with the last one.
 
     With `keep`, the results of the last run that are not from now stay: of other backends, and of other tests.
     """
-    date = now()
-    last = last_results(folder)
+    date, last = history.date, history.last
     known = {row["name"]: row for row in last.get("backends", [])}
     rows = []
     for run in runs:
@@ -102,7 +115,7 @@ def make_board(tests: Sequence[BoardTest], runs: Sequence[Run], folder: Path, *,
         for name, kept in last.get("tests", {}).items():
             suite, _, short = name.partition("/")
             found.setdefault(name, BoardTest(suite, short, tuple(kept[0]), tuple(kept[1]), {}))
-    return Board(list(found.values()), rows, date, _trend(folder))
+    return Board(list(found.values()), rows, date, history.trend)
 
 
 def last_results(folder: Path) -> dict[str, Any]:
@@ -127,9 +140,7 @@ def write_board(board: Board, folder: Path) -> list[Path]:
     from onward.scoreboard.page import render
 
     folder.mkdir(parents=True, exist_ok=True)
-    summary = {row.name: dict(row.counts(board.tests)) for row in board.rows}
-    board.trend = [*board.trend, {"date": board.date, "tests": len(board.tests), "backends": summary}]
-    files = {RESULTS: _dump(as_data(board)), TREND: _dump(board.trend), PAGE: render(board)}
+    files = {RESULTS: _dump(as_data(board)), TREND: _dump(board.all_runs()), PAGE: render(board)}
     for row in board.rows:
         files |= {f"backend-scoreboard/{_slug(row.name)}/{n}": t for n, t in _reports(board, row, folder).items()}
     for name, text in files.items():

@@ -37,7 +37,7 @@ def _data(board: Board) -> dict[str, Any]:
         "suites": board.suites,
         "tests": [[board.suites.index(t.suite), t.name, list(t.operators), list(t.dtypes)] for t in board.tests],
         "backends": [_backend(board, row) for row in board.rows],
-        "trend": board.trend[-60:],
+        "trend": board.all_runs()[-60:],
     }
 
 

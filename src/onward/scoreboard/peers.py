@@ -25,7 +25,7 @@ def checkout() -> Path:
             A101,
             "peers are in a checkout of Onward",
             found=f"no folder {ADAPTERS} above {Path.cwd().name}",
-            hint="run the command in a checkout, or name an adapter by --backend FILE.py@PYTHON",
+            hint="run the command in a checkout, or name an adapter as a backend: FILE.py@PYTHON",
         )
     )
 

@@ -7,14 +7,15 @@ import dataclasses
 import json
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from onward.scoreboard.tests import BoardTest
 
@@ -66,6 +67,7 @@ class Worker:
             start_new_session=True,
         )
         self._lines: queue.Queue[bytes] = queue.Queue()
+        self._stopped = threading.Event()
         self._threads = [threading.Thread(target=f, daemon=True) for f in (self._read_answers, self._read_rubbish)]
         for thread in self._threads:
             thread.start()
@@ -117,8 +119,9 @@ class Worker:
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._stopped.set()  # a process that the backend detached may hold the pipes open: do not wait for their end
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             with contextlib.suppress(OSError):
                 if stream is not None:
@@ -159,17 +162,27 @@ class Worker:
         return f"{how}: {' | '.join(line.strip() for line in lines[fatal : fatal + 6])}" if lines else how
 
     def _read_answers(self) -> None:
-        assert self._process.stdout is not None
-        with contextlib.suppress(ValueError, OSError):
-            for line in self._process.stdout:
+        rest = b""
+        for chunk in self._chunks(self._process.stdout):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
                 self._lines.put(line)
         self._lines.put(b"")
 
     def _read_rubbish(self) -> None:
-        assert self._process.stderr is not None
-        with contextlib.suppress(ValueError, OSError):
-            while chunk := os.read(self._process.stderr.fileno(), 65536):
-                self.said = (self.said + chunk)[-8192:]
+        for chunk in self._chunks(self._process.stderr):
+            self.said = (self.said + chunk)[-8192:]
+
+    def _chunks(self, stream: IO[bytes] | None) -> Iterator[bytes]:
+        """Yield what a pipe gives, until its end or the end of the worker."""
+        assert stream is not None
+        while not self._stopped.is_set():
+            ready, _, _ = select.select([stream], [], [], 0.2)
+            if ready:
+                chunk = os.read(stream.fileno(), 65536)
+                if not chunk:
+                    return
+                yield chunk
 
 
 def _environment(contestant: Contestant) -> dict[str, str]:

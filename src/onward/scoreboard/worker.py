@@ -111,12 +111,11 @@ _CASES: dict[str, dict[str, Any]] = {}
 
 def run_conformance(module: Any, request: dict[str, Any]) -> tuple[str, str]:
     """Run one case of Onward's suite."""
-    import onward_conformance
-
+    suite = importlib.import_module("onward_conformance")
     folder = request["folder"]
     if folder not in _CASES:
-        _CASES[folder] = {case.name: case for case in onward_conformance.cases(folder)}
-    result = onward_conformance.run(_CASES[folder][request["name"]], module)
+        _CASES[folder] = {case.name: case for case in suite.cases(folder)}
+    result = suite.run(_CASES[folder][request["name"]], module)
     return result.status, result.message[:LONGEST]
 
 

@@ -81,7 +81,10 @@ def _sum_batch(rule: Rule, grad: Value, dY: Value, target: Value, other: Value) 
 
 
 def _matmul_of_unknown_rank(rule: Rule, dY: Value, A: Value, B: Value) -> Grads:
-    """Return dA and dB: give both operands at least two axes at run time, then contract with an ellipsis."""
+    """Return dA and dB: give both operands at least two axes at run time, and transpose with an ellipsis.
+
+    The product itself is a MatMul: ONNX Runtime's Einsum takes no ellipsis that stands for different numbers of axes.
+    """
     op = rule.op
     shape_a, shape_b, shape_y = op.Shape(A), op.Shape(B), op.Shape(dY)
     missing_a, missing_b = (op.Max(op.Sub(2, op.Size(s)), 0) for s in (shape_a, shape_b))
@@ -95,10 +98,10 @@ def _matmul_of_unknown_rank(rule: Rule, dY: Value, A: Value, B: Value) -> Grads:
     matrix_y = op.Reshape(dY, op.Concat(batch, rows, columns, axis=0), allowzero=1)
     dA = dB = None
     if rule.needs("A"):
-        grad = op.Einsum(matrix_y, matrix_b, equation="...mn,...kn->...mk")
+        grad = op.MatMul(matrix_y, op.Einsum(matrix_b, equation="...ij->...ji"))
         dA = unbroadcast(rule, grad, None, grad, A)
     if rule.needs("B"):
-        grad = op.Einsum(matrix_a, matrix_y, equation="...mk,...mn->...kn")
+        grad = op.MatMul(op.Einsum(matrix_a, equation="...ij->...ji"), matrix_y)
         dB = rule.reshape_like(unbroadcast(rule, grad, None, grad, matrix_b), B)
     return {"A": dA, "B": dB}
 

@@ -39,11 +39,19 @@ class WithForeign(Interpreter):
         except BackendError:
             return array
 
+    def tensor_of(self, array: np.ndarray) -> Any:
+        try:
+            return super().tensor_of(array)
+        except BackendError:
+            return array
+
     def _is_foreign(self, node: ir.Node) -> bool:
         if node.domain not in ("", "ai.onnx", "ai.onnx.ml") or any(a.type in _GRAPHS for a in node.attributes.values()):
             return False
         if node.op_type in PREPARING | COUNTING:
             return True
+        if node.domain == "ai.onnx.ml" and super().handler_of(node) is None:
+            return True  # most are decomposed before; the others prepare data or read trees
         if node.op_type in ("Identity", "Constant") or node.op_type.startswith(("Sequence", "Optional")):
             return False  # they only pass a value on
         kinds = {v.dtype for v in [*node.inputs, *node.outputs] if v is not None and v.dtype is not None}

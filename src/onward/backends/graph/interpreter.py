@@ -125,6 +125,10 @@ class Interpreter:
             frozenset(),
         )
 
+    def tensor_of(self, array: np.ndarray) -> Any:
+        """Return a tensor of an attribute as a value."""
+        return self.framework.to_tensor(array)
+
     def _instruction(self, node: ir.Node, place: str) -> Instruction:
         if self._on_numpy(node):
             return self._text_instruction(node, place)
@@ -136,7 +140,7 @@ class Interpreter:
             if attribute.type == ir.AttributeType.GRAPH:
                 given[name] = self.body(attribute.as_graph())
             elif attribute.type == ir.AttributeType.TENSOR:
-                given[name] = self.framework.to_tensor(attribute.as_tensor().numpy())
+                given[name] = self.tensor_of(attribute.as_tensor().numpy())
             else:
                 value = attribute.value
                 given[name] = list(value) if isinstance(value, tuple) else value

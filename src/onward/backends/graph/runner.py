@@ -28,13 +28,13 @@ class Runner:
         unit = lowered(model)
         stored = {v.name or "": v.const_value for v in unit.graph.inputs if v.const_value is not None}
         self._defaults = {name: np.asarray(tensor.numpy()) for name, tensor in stored.items()}
-        self._random = {v.name: np.array(0, np.int64) for v in unit.state}
+        self._random = {v.name or "": np.array(0, np.int64) for v in unit.state}
         self._interpreter = self.interpreter(unit.graph, unit.opset)
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Return all outputs for inputs by name."""
         framework = self.interpreter.framework
-        given = {**self._defaults, **self._random, **feeds}
+        given: dict[str, Any] = {**self._defaults, **self._random, **feeds}
         try:
             results = self._interpreter.run({name: self._given(value) for name, value in given.items()})
         except OnwardError:
