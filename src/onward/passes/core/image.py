@@ -1,0 +1,58 @@
+"""Images read at computed places: GridSample and DeformConv, with the neighbours that their gradients use."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import onnx_ir as ir
+
+from onward.autodiff.rules._windows import reshape
+from onward.autodiff.rules.deform import _Taps
+from onward.autodiff.rules.image import _Sampling
+from onward.graph.builder import Value
+from onward.passes.core.registry import Lowering, decomposition
+
+
+@decomposition("GridSample", kernel="Gather reads each neighbour apart, by an index per neighbour")
+def grid_sample(at: Lowering) -> Value:
+    """The sum over the neighbours of each point of weight * Gather(X, index)."""
+    op, X, grid = at.op, at.input("X"), at.input("grid")
+    sampling = _Sampling(at, X)
+    D, count = sampling.D, sampling.offsets.shape[1]
+    axes = [sampling._axis(d) for d in range(D)]
+    index = axes[-1]["index"]
+    for d in reversed(range(D - 1)):
+        index = op.Add(op.Mul(index, sampling._size(d)), axes[d]["index"])
+    batch, channels = at.size(X, 0), at.size(X, 1)
+    places = [at.size(grid, 1 + d) for d in range(D)]
+    points = at.mul(*places)
+    flat = at.reshape(X, [batch, channels, at.mul(*(at.size(X, 2 + d) for d in range(D)))])
+    row = at.reshape(index, [batch, 1, at.mul(points, count)])
+    wide = op.Expand(row, at.vector([batch, channels, at.mul(points, count)]))
+    wide.shape = ir.Shape([None, None, None])
+    near = at.reshape(op.GatherElements(flat, wide, axis=2), [batch, channels, points, count])
+    factors = [a["weight"] for a in axes if a["weight"] is not None]
+    inside = [a["inside"] for a in axes if a["inside"] is not None]
+    if inside:
+        factors.append(op.Cast(reduce(op.And, inside), to=at.dtype(X)))
+    if factors:
+        weights = reduce(op.Mul, factors)
+        near = op.Mul(near, at.reshape(weights, [batch, 1, points, count]))
+    return at.reshape(op.ReduceSum(near, [3], keepdims=0), [batch, channels, *places])
+
+
+@decomposition("DeformConv", kernel="the columns hold each element of X once per tap and corner")
+def deform_conv(at: Lowering) -> Value:
+    """MatMul(W as a matrix, columns): a column is the weighted sum of the corners around the moved taps."""
+    op, W, mask, B = at.op, at.input("W"), at.optional_input("mask"), at.optional_input("B")
+    taps, offset = _Taps(at), at.input("offset")
+    group = int(at.attr("group", 1))
+    rows, outputs = at.mul(at.size(W, 1), taps.size), at.div(at.size(W, 0), group)
+    columns = taps.columns
+    if mask is not None:
+        columns = op.Mul(columns, reshape(at, mask, [taps.batch, taps.offset_group, 1, taps.places]))
+    right = at.reshape(columns, [taps.batch, group, rows, taps.image])
+    product = op.MatMul(at.reshape(W, [group, outputs, rows]), right)
+    image = [at.size(offset, 2 + i) for i in range(taps.rank)]
+    Y = at.reshape(product, [taps.batch, at.size(W, 0), *image])
+    return Y if B is None else op.Add(Y, at.reshape(B, [-1, *[1] * taps.rank]))
