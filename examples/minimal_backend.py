@@ -132,7 +132,7 @@ def dtype_of(element_type: int) -> np.dtype:
 
 @operator
 def MatMul(a: Any, b: Any) -> Any:
-    return np.matmul(a, b)
+    return np.matmul(a, b).astype(a.dtype)  # products of 16-bit floats come as float32
 
 
 def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -312,20 +312,20 @@ def SequenceEmpty(dtype: int = 1) -> Any:
 @operator
 def SequenceInsert(sequence: Any, tensor: Any, position: Any = None) -> Any:
     made = list(sequence)
-    made.insert(len(made) if position is None else int(position), tensor)
+    made.insert(len(made) if position is None else int(position.reshape(())), tensor)
     return made
 
 
 @operator
 def SequenceErase(sequence: Any, position: Any = None) -> Any:
     made = list(sequence)
-    del made[-1 if position is None else int(position)]
+    del made[-1 if position is None else int(position.reshape(()))]
     return made
 
 
 @operator
 def SequenceAt(sequence: Any, position: Any) -> Any:
-    return sequence[int(position)]
+    return sequence[int(position.reshape(()))]
 
 
 @operator
@@ -390,6 +390,8 @@ class _Step:
     def __init__(self, node: onnx.NodeProto) -> None:
         if node.domain not in ("", "ai.onnx") or node.op_type not in (*OPERATORS, "If", "Loop"):
             raise NotImplementedError(f"{node.domain or 'ai.onnx'}::{node.op_type} is not a core operator")
+        if node.op_type == "Pad" and any(a.name == "mode" and a.s != b"constant" for a in node.attribute):
+            raise NotImplementedError("Pad is a core operator with constants only")
         self.kind, self.name = node.op_type, node.name
         self.inputs, self.outputs = list(node.input), list(node.output)
         self.attributes = {a.name: _attribute(a) for a in node.attribute}
@@ -451,7 +453,7 @@ def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return `model` with only core operators: itself if it has no others, else as Onward rewrites it."""
     try:
         Graph(model.graph)
-        if not model.functions:
+        if not model.functions and all(o.version >= 18 for o in model.opset_import if o.domain in ("", "ai.onnx")):
             return model
     except NotImplementedError:
         pass

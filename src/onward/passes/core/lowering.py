@@ -47,16 +47,25 @@ class LowerToCore(Pass):
         for _ in range(_MOST_ROUNDS):
             found = [n for n in walk.all_nodes(unit.graph) if not is_core(n)]
             if not found:
-                break
+                return changed
             shapes.infer_shapes(unit.model)
-            problems = [p for node in found if (p := self._lower(node, unit)) is not None]
-            if problems:
+            problems: list[Diagnostic] = []
+            inside: set[ir.Node] = set()  # of nodes that were replaced, with their bodies
+            for node in found:
+                if node in inside:
+                    continue
+                held = _inside(node)
+                problem = self._lower(node, unit)
+                if problem is not None:
+                    problems.append(problem)
+                    continue
+                inside.update(held)
+                _forget(held)
+            if len(problems) == len(found):  # otherwise the next round may know more types and shapes
                 raise ModelError(problems)
             edit.remove_dead_nodes(unit.graph)
             changed = True
-        else:
-            raise AssertionError(f"decompositions do not end: {sorted({n.op_type for n in found})}")
-        return changed
+        raise AssertionError(f"decompositions do not end: {sorted({n.op_type for n in found})}")
 
     def _lower(self, node: ir.Node, unit: Unit) -> Diagnostic | None:
         """Replace one node; return what prevents it."""
@@ -77,6 +86,7 @@ class LowerToCore(Pass):
         try:
             result = made.function(Lowering(node, op))
         except Unsupported as error:
+            _forget(op.nodes)
             return _problem(node, f"`{node.op_type}` cannot be written with core operators here", str(error))
         outputs = [result] if isinstance(result, ir.Value) else list(result)
         self._note(node.op_type, [inner.op_type for n in op.nodes for inner in (n, *_inside(n))])
@@ -93,6 +103,13 @@ class LowerToCore(Pass):
 
 def _inside(node: ir.Node) -> list[ir.Node]:
     return [n for graph in walk.subgraphs(node) for n in walk.all_nodes(graph)]
+
+
+def _forget(nodes: list[ir.Node]) -> None:
+    """Let nodes that are in no graph read nothing, so that what they read counts as unread."""
+    for node in nodes:
+        for position in range(len(node.inputs)):
+            node.replace_input_with(position, None)
 
 
 def _problem(node: ir.Node, message: str, why: str) -> Diagnostic:

@@ -20,7 +20,7 @@ def _type(at: Lowering, like: Value | None) -> ir.DataType:
 
 def _uniform(at: Lowering, like: Value, dtype: ir.DataType, low: float = 0.0, high: float = 1.0, lane: int = 0) -> Value:
     seed = at.node.attributes.get("seed")
-    given = None if seed is None else float(seed.as_float()) + lane
+    given = None if seed is None else float(seed.value) + lane
     return at.op.RandomUniformLike(like, dtype=dtype, low=low, high=high, seed=given)
 
 

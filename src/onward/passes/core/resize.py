@@ -128,6 +128,7 @@ class _Axis:
                 inside = op.And(op.Less(-1, index), op.Less(index, op.Add(last, 1)))
                 weights = op.Where(inside, weights, 0.0)
                 weights = op.Div(weights, op.ReduceSum(weights, [1], keepdims=1))
+            weights.shape = ir.Shape([None, None])
             near = op.Gather(value, op.Min(op.Max(index, 0), last), axis=self.axis)
             taps = at.reshape(weights, [*at.sizes(weights), *[1] * (self.rank - 1 - self.axis)])
             kind = dtype if dtype.is_floating_point() else FLOAT
@@ -175,7 +176,6 @@ class _Axis:
         weights = op.Max(op.Sub(1.0, size), 0.0) if linear else self._cubic(size)
         if antialias:
             weights = op.Div(weights, op.ReduceSum(weights, [1], keepdims=1))
-        weights.shape = ir.Shape([None, None])
         return offsets, weights
 
     def _cubic(self, d: Value) -> Value:

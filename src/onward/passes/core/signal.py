@@ -73,18 +73,9 @@ def _to_real(at: Lowering, real: Value, imaginary: Value | None, rows: Size, n: 
 def dft(at: Lowering) -> Value:
     """MatMul with the matrices of cosines and sines."""
     op, x = at.op, at.input("input")
-    rank = at.rank_of(x)
-    if at.op.opset >= 20:
-        known = at.constant_input("axis")
-        if at.optional_input("axis") is not None and known is None:
-            raise Unsupported("its axis is known only at run time")
-        axis = -2 if known is None else int(known.reshape(-1)[0])
-    else:
-        axis = int(at.attr("axis"))
-    axis %= rank
     inverse, onesided = bool(at.attr("inverse")), bool(at.attr("onesided"))
+    before, n, behind, place = _around(at, x)
     given, known_length = at.optional_input("dft_length"), at.constant_input("dft_length")
-    n = at.size(x, axis)
     length: Size
     if known_length is not None:
         length = int(known_length.reshape(-1)[0])
@@ -92,15 +83,36 @@ def dft(at: Lowering) -> Value:
         length = op.Reshape(op.cast(given, ir.DataType.INT64), [1])
     else:
         length = at.mul(at.sub(n, 1), 2) if inverse and onesided else n
-    order = [*(a for a in range(rank - 1) if a != axis), axis, rank - 1]
-    moved = op.Transpose(x, perm=order)
-    lead = [at.size(x, a) for a in order[:-2]]
-    parts = at.size(x, rank - 1)
-    flat = at.reshape(moved, [at.mul(*lead), n, parts])
+    parts = at.size(x, -1)
+    apart = op.Transpose(at.reshape(x, [before, n, behind, parts]), perm=[0, 2, 1, 3])
+    flat = at.reshape(apart, [at.mul(before, behind), n, parts])
     made = transform(at, flat, length, inverse=inverse, onesided=onesided)
     new = length if inverse and onesided else at.add(at.div(length, 2), 1) if onesided else length
-    whole = at.reshape(made, [*lead, new, 1 if inverse and onesided else 2])
-    return op.Transpose(whole, perm=[order.index(a) for a in range(rank)])
+    kinds = 1 if inverse and onesided else 2
+    whole = op.Transpose(at.reshape(made, [before, behind, new, kinds]), perm=[0, 2, 1, 3])
+    if isinstance(place, int):
+        sizes = [at.size(x, a) for a in range(at.rank_of(x))]
+        return at.reshape(whole, [*sizes[:place], new, *sizes[place + 1 : -1], kinds])
+    shape = op.ScatterElements(op.Shape(x, end=-1), place, at.vector([new]), axis=0)
+    return op.Reshape(whole, op.Concat(shape, [kinds], axis=0), allowzero=1)
+
+
+def _around(at: Lowering, x: Value) -> tuple[Size, Size, Size, int | Value]:
+    """Return how many elements lie before, along and behind the axis of a DFT, and the axis."""
+    op, rank = at.op, at.rank_of(x)
+    given = at.constant_input("axis") if op.opset >= 20 else np.array(at.attr("axis"))
+    if given is None and at.optional_input("axis") is None:
+        given = np.array(-2)
+    if given is not None:
+        axis = int(given.reshape(-1)[0]) % rank
+        sizes = at.sizes(x)
+        return at.mul(*sizes[:axis]), sizes[axis], at.mul(*sizes[axis + 1 : -1]), axis
+    place = op.Reshape(at.input("axis"), [1])
+    place = op.Where(op.Less(place, 0), op.Add(place, rank), place)
+    shape = op.Shape(x, end=-1)
+    first = op.ReduceProd(op.Slice(shape, [0], place, [0]), keepdims=1)
+    last = op.ReduceProd(op.Slice(shape, op.Add(place, 1), [rank], [0]), keepdims=1)
+    return first, op.Gather(shape, place, axis=0), last, place
 
 
 @decomposition("STFT", kernel=_SLOW)
@@ -163,8 +175,7 @@ def mel_weight_matrix(at: Lowering) -> Value:
     rise, fall = op.Sub(centre, left), op.Sub(right, centre)
     up = op.Div(op.Sub(k, left), op.Where(op.Equal(rise, 0.0), 1.0, rise))
     down = op.Div(op.Sub(right, k), op.Where(op.Equal(fall, 0.0), 1.0, fall))
-    rising = op.And(op.Not(op.Less(k, left)), op.Less(k, centre))
-    rising = op.Or(rising, op.And(op.Equal(rise, 0.0), op.Equal(k, centre)))
+    rising = op.Not(op.Or(op.Less(k, left), op.Less(centre, k)))
     falling = op.And(op.Not(op.Less(k, centre)), op.Less(k, right))
     ramp = op.Where(falling, down, op.Where(rising, op.Where(op.Equal(rise, 0.0), 1.0, up), 0.0))
     return op.Cast(ramp, to=ir.DataType(int(at.attr("output_datatype"))))
