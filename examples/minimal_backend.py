@@ -11,12 +11,13 @@ programs that were compiled with `--core` run without it. docs/writing_a_backend
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pathlib
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,6 @@ def Div(a: Any, b: Any) -> Any:
 
 
 @operator
-def Mod(a: Any, b: Any, fmod: int = 0) -> Any:
-    return np.fmod(a, b) if fmod else np.mod(a, b)
-
-
-@operator
 def Pow(x: Any, y: Any) -> Any:
     if x.dtype.kind in "iu" and y.dtype.kind == "i":
         return np.power(x.astype(np.float64), y).astype(x.dtype) if (y < 0).any() else np.power(x, y.astype(x.dtype))
@@ -66,29 +62,14 @@ def Pow(x: Any, y: Any) -> Any:
 
 
 @operator
-def Max(*values: Any) -> Any:
-    total = values[0]
-    for value in values[1:]:
-        total = np.maximum(total, value)
-    return total
-
-
-@operator
-def Min(*values: Any) -> Any:
-    total = values[0]
-    for value in values[1:]:
-        total = np.minimum(total, value)
-    return total
-
-
-@operator
 def Erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(x.dtype)
 
 
-@operator
-def BitShift(x: Any, y: Any, direction: str) -> Any:
-    return np.left_shift(x, y) if direction == "LEFT" else np.right_shift(x, y)
+OPERATORS["Max"] = lambda *values: functools.reduce(np.maximum, values)
+OPERATORS["Min"] = lambda *values: functools.reduce(np.minimum, values)
+OPERATORS["BitShift"] = lambda x, y, direction: (np.left_shift if direction == "LEFT" else np.right_shift)(x, y)
+OPERATORS["Mod"] = lambda a, b, fmod=0: (np.fmod if fmod else np.mod)(a, b)
 
 
 @operator
@@ -106,20 +87,19 @@ def _parsed(texts: Any, dtype: np.dtype) -> Any:
 
 def _narrow(x: Any, to: int, saturate: int, round_mode: str) -> Any:
     """Convert to a type of 8 bits or less, which has rules of its own for what does not fit: onnx knows them."""
-    if onnx.TensorProto.UINT4 <= to <= onnx.TensorProto.INT4 or to > onnx.TensorProto.FLOAT8E8M0:
-        if to != onnx.TensorProto.FLOAT4E2M1:
-            bits = 2 if to > onnx.TensorProto.FLOAT8E8M0 else 4
-            signed = dtype_of(to).name.startswith("int")
-            kept = np.bitwise_and(x.astype(np.int64), (1 << bits) - 1)
-            return np.where(signed & (kept >> (bits - 1) == 1), kept - (1 << bits), kept).astype(dtype_of(to))
+    dtype = dtype_of(to)
+    if "int" in dtype.name:  # the lowest bits, as all integers
+        bits = int(dtype.name[-1])
+        kept = np.bitwise_and(x.astype(np.int64), (1 << bits) - 1)
+        return np.where(dtype.name.startswith("int") & (kept >> (bits - 1) == 1), kept - (1 << bits), kept).astype(
+            dtype
+        )
     if to == onnx.TensorProto.FLOAT8E8M0:
         return numpy_helper.to_float8e8m0(x.astype(np.float32), bool(saturate), round_mode)
-    return numpy_helper.saturate_cast(x, dtype_of(to)) if saturate else x.astype(dtype_of(to))
+    return numpy_helper.saturate_cast(x, dtype) if saturate else x.astype(dtype)
 
 
-@operator
-def BitCast(x: Any, to: int) -> Any:
-    return np.ascontiguousarray(x).view(dtype_of(to)).reshape(x.shape)
+OPERATORS["BitCast"] = lambda x, to: np.ascontiguousarray(x).view(dtype_of(to)).reshape(x.shape)
 
 
 def dtype_of(element_type: int) -> np.dtype:
@@ -130,9 +110,8 @@ def dtype_of(element_type: int) -> np.dtype:
 # -- contraction and reduction ---------------------------------------------------------------------------------------
 
 
-@operator
-def MatMul(a: Any, b: Any) -> Any:
-    return np.matmul(a, b).astype(a.dtype)  # products of 16-bit floats come as float32
+# Products of 16-bit floats come as float32.
+OPERATORS["MatMul"] = lambda a, b: np.matmul(a, b).astype(a.dtype)
 
 
 def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,40 +157,24 @@ OPERATORS["CumSum"], OPERATORS["CumProd"] = _cumulative(np.cumsum), _cumulative(
 
 @operator
 def Constant(**given: Any) -> Any:
-    (name, value), = given.items()
+    ((name, value),) = given.items()
     kinds = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
     return numpy_helper.to_array(value) if name == "value" else np.array(value, kinds.get(name, object))
 
 
-@operator
-def Identity(x: Any) -> Any:
-    return x
-
-
-@operator
-def Shape(x: Any, start: int = 0, end: int | None = None) -> Any:
-    return np.array(x.shape[start:end], np.int64)
+OPERATORS |= {
+    "Identity": lambda x: x,
+    "Shape": lambda x, start=0, end=None: np.array(x.shape[start:end], np.int64),
+    "Transpose": lambda x, perm=None: np.transpose(x, perm),
+    "Expand": lambda x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape.tolist()))),
+    "Concat": lambda *values, axis: np.concatenate(values, axis),
+}
 
 
 @operator
 def Reshape(x: Any, shape: Any, allowzero: int = 0) -> Any:
     sizes = [x.shape[i] if s == 0 and not allowzero else int(s) for i, s in enumerate(shape)]
     return x.reshape(sizes)
-
-
-@operator
-def Transpose(x: Any, perm: Sequence[int] | None = None) -> Any:
-    return np.transpose(x, perm)
-
-
-@operator
-def Expand(x: Any, shape: Any) -> Any:
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(int(s) for s in shape)))
-
-
-@operator
-def Concat(*values: Any, axis: int) -> Any:
-    return np.concatenate(values, axis)
 
 
 @operator
@@ -255,9 +218,8 @@ def Range(start: Any, limit: Any, delta: Any) -> Any:
     return (start.reshape(()) + np.arange(count) * delta.reshape(())).astype(start.dtype)
 
 
-@operator
-def Gather(x: Any, indices: Any, axis: int = 0) -> Any:
-    return np.take(x, indices, axis)
+OPERATORS["Gather"] = lambda x, indices, axis=0: np.take(x, indices, axis)
+OPERATORS["NonZero"] = lambda x: np.array(np.nonzero(np.atleast_1d(x)), np.int64)
 
 
 @operator
@@ -268,11 +230,6 @@ def ScatterND(data: Any, indices: Any, updates: Any, reduction: str = "none") ->
     else:
         {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[reduction].at(made, index, updates)
     return made
-
-
-@operator
-def NonZero(x: Any) -> Any:
-    return np.array(np.nonzero(np.atleast_1d(x)), np.int64)
 
 
 @operator
@@ -305,15 +262,10 @@ def Unique(x: Any, axis: int | None = None, sorted: int = 1) -> Any:
 
 
 @operator
-def SequenceEmpty(dtype: int = 1) -> Any:
-    return []
-
-
-@operator
 def SequenceInsert(sequence: Any, tensor: Any, position: Any = None) -> Any:
-    made = list(sequence)
-    made.insert(len(made) if position is None else int(position.reshape(())), tensor)
-    return made
+    place = len(sequence) if position is None else int(position.reshape(()))
+    place += len(sequence) if place < 0 else 0
+    return [*sequence[:place], tensor, *sequence[place:]]
 
 
 @operator
@@ -323,36 +275,15 @@ def SequenceErase(sequence: Any, position: Any = None) -> Any:
     return made
 
 
-@operator
-def SequenceAt(sequence: Any, position: Any) -> Any:
-    return sequence[int(position.reshape(()))]
-
-
-@operator
-def SequenceLength(sequence: Any) -> Any:
-    return np.array(len(sequence), np.int64)
-
-
-@operator
-def ConcatFromSequence(sequence: Any, axis: int, new_axis: int = 0) -> Any:
-    return np.stack(sequence, axis) if new_axis else np.concatenate(sequence, axis)
-
-
-@operator
-def Optional(value: Any = None, type: Any = None) -> Any:
-    return value
-
-
-@operator
-def OptionalHasElement(value: Any = None) -> Any:
-    return np.array(value is not None)
-
-
-@operator
-def OptionalGetElement(value: Any) -> Any:
-    return value
-
-
+OPERATORS |= {
+    "SequenceEmpty": lambda dtype=1: [],
+    "SequenceAt": lambda sequence, position: sequence[int(position.reshape(()))],
+    "SequenceLength": lambda sequence: np.array(len(sequence), np.int64),
+    "ConcatFromSequence": lambda parts, axis, new_axis=0: (np.stack if new_axis else np.concatenate)(parts, axis),
+    "Optional": lambda value=None, type=None: value,
+    "OptionalHasElement": lambda value=None: np.array(value is not None),
+    "OptionalGetElement": lambda value: value,
+}
 GENERATOR = np.random.default_rng()
 
 
