@@ -36,6 +36,7 @@ ARROW = [
     {"frontends"},
     {"train"},
     {"diagnosis", "show", "testing"},
+    {"scoreboard"},
     {"cli"},
     {"__init__", "__main__"},
 ]

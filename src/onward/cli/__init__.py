@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": "onward.cli.predict:predict",
     "upgrade": "onward.cli.upgrade:upgrade",
     "ops": "onward.cli.ops:ops",
+    "scoreboard": "onward.cli.scoreboard:scoreboard",
 }
 
 

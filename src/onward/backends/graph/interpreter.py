@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onward.autodiff.function_bodies import body_of, inline_call
 from onward.backends.graph.framework import B302, Framework
 from onward.backends.graph.host import ON_HOST, Host, run_on_host
-from onward.backends.graph.registry import Attributes, Registry
+from onward.backends.graph.registry import Attributes, Handler
 from onward.errors import BackendError, Diagnostic, named_nodes
 from onward.graph import shapes, walk
 from onward.graph.builder import Names
@@ -55,14 +55,13 @@ class Interpreter:
 
     def __init__(self, graph: ir.Graph, opset: int, *, outputs: Sequence[ir.Value] | None = None) -> None:
         self.opset = opset
-        registry = self.framework.registry
         wanted = list(graph.outputs if outputs is None else outputs)
-        wanted = _expand_functions(graph, registry, opset, wanted)
+        wanted = _expand_functions(graph, self.handler_of, opset, wanted)
         needed = walk.ancestors(wanted)
         nodes = [n for n in graph if n in needed]
-        absent = sorted({_label(n) for n in _nested(nodes) if registry.find(n.op_type, n.domain, opset) is None})
+        absent = sorted({_label(n) for n in _nested(nodes) if self.handler_of(n) is None})
         if absent:
-            raise registry.missing(absent)
+            raise self.framework.registry.missing(absent)
         self._slots: dict[ir.Value, int] = {}
         self.input_slots: dict[str, int] = {}
         self.constants: dict[int, Any] = {}
@@ -72,7 +71,7 @@ class Interpreter:
             if name not in self.input_slots:
                 slot = self._slot(value)
                 assert value.const_value is not None
-                self.constants[slot] = self.framework.constant(value.const_value.numpy())
+                self.constants[slot] = self.constant(value.const_value.numpy())
         for value in walk.captured(graph):
             self.input_slots.setdefault(value.name or "", self._slot(value))
         instructions = []
@@ -90,8 +89,16 @@ class Interpreter:
     def _slot(self, value: ir.Value) -> int:
         return self._slots.setdefault(value, len(self._slots))
 
+    def handler_of(self, node: ir.Node) -> Handler | None:
+        """Return what runs a node, or None."""
+        return self.framework.registry.find(node.op_type, node.domain, self.opset)
+
+    def constant(self, array: np.ndarray) -> Any:
+        """Return a constant of the graph as a value."""
+        return self.framework.constant(array)
+
     def _instruction(self, node: ir.Node, place: str) -> Instruction:
-        handler = self.framework.registry.find(node.op_type, node.domain, self.opset)
+        handler = self.handler_of(node)
         assert handler is not None
         standard = node.domain in ("", "ai.onnx")
         given: dict[str, Any] = {}
@@ -177,7 +184,7 @@ class Interpreter:
     def _constant_node(self, node: ir.Node) -> Any:
         (attribute,) = node.attributes.values()
         if attribute.type == ir.AttributeType.TENSOR:
-            return self.framework.constant(np.asarray(attribute.as_tensor().numpy()))
+            return self.constant(np.asarray(attribute.as_tensor().numpy()))
         kinds = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
         if attribute.name not in kinds:
             name = self.framework.registry.name
@@ -223,7 +230,9 @@ class Body:
         return self.interpreter.framework.stack(values, axis)
 
 
-def _expand_functions(graph: ir.Graph, registry: Registry, opset: int, wanted: list[ir.Value]) -> list[ir.Value]:
+def _expand_functions(
+    graph: ir.Graph, handler_of: Callable[[ir.Node], Handler | None], opset: int, wanted: list[ir.Value]
+) -> list[ir.Value]:
     """Replace nodes without a handler by their function bodies of the standard; return the new `wanted`."""
     names: Names | None = None
     by_name = [v.name for v in wanted]
@@ -231,7 +240,7 @@ def _expand_functions(graph: ir.Graph, registry: Registry, opset: int, wanted: l
     expanded = False
     while queue:
         node = queue.pop(0)
-        if registry.find(node.op_type, node.domain, opset) is not None:
+        if handler_of(node) is not None:
             continue
         function = body_of(node, {}, opset)
         if function is None:

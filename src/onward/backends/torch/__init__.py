@@ -10,7 +10,15 @@ from typing import Any
 
 from onward import versions
 from onward.arguments import check_names
+from onward.backends.onnx_backend import OnnxBackend
+from onward.backends.onnx_backend import check_model as check_model
 from onward.errors import require_extra
+
+BACKEND = OnnxBackend("torch")
+"""ONNX's interface: `onnx.backend.test.BackendTest(onward.backends.torch, __name__)` runs ONNX's tests."""
+prepare, run_model, run_node = BACKEND.prepare, BACKEND.run_model, BACKEND.run_node
+supports_device, is_compatible = BACKEND.supports_device, BACKEND.is_compatible
+prepare_training = BACKEND.prepare_training
 
 
 def to_torch(model: Any, mode: str = "both", **options: Any) -> Any:

@@ -1,0 +1,81 @@
+"""Run a whole model on ONNX Runtime."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from onward.backends.onnxruntime.session import _RUNTIME_ERRORS, B200, B201
+from onward.backends.plain import other_forms, without_training
+from onward.errors import BackendError, Diagnostic
+
+
+class Runner:
+    """A model ready to run on ONNX Runtime; `run(feeds)` returns its outputs in order."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._session = _load(without_training(model))
+        given = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
+        self._inputs = {i.name for i in given}
+        kinds = [v.type for v in [*self._session.get_inputs(), *self._session.get_outputs()]]
+        # An OrtValue holds neither text nor sequences, and an array of numpy no type that numpy lacks.
+        self._as_values = all(k.startswith("tensor(") and k != "tensor(string)" for k in kinds)
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """Return all outputs for inputs by name."""
+        given = {n: v for n, v in feeds.items() if n in self._inputs}
+        names = [o.name for o in self._session.get_outputs()]
+        try:
+            if not self._as_values:
+                return list(self._session.run(None, given))
+            values = {n: _to_runtime(np.asarray(v)) for n, v in given.items()}
+            return [_from_runtime(v) for v in self._session.run_with_ort_values(names, values)]
+        except _RUNTIME_ERRORS as error:
+            raise BackendError(Diagnostic(B201, f"ONNX Runtime failed in the model: {_one_line(error)}")) from error
+
+
+def _load(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """Return a session for a model, written for older or newer runtimes if ONNX Runtime does not take it as it is."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what goes wrong is raised, and said once
+    first: Exception | None = None
+    for form in other_forms(model):
+        try:
+            return onnxruntime.InferenceSession(form.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except _RUNTIME_ERRORS as error:
+            first = first or error
+    assert first is not None
+    raise BackendError(
+        Diagnostic(B200, f"ONNX Runtime {onnxruntime.__version__} cannot load the model: {_one_line(first)}")
+    ) from first
+
+
+def _to_runtime(array: np.ndarray) -> onnxruntime.OrtValue:
+    kind = ir.DataType.from_numpy(array.dtype)
+    if array.dtype.isbuiltin == 1:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), kind.value)
+    data = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape), dtype=kind).tobytes()  # small types packed
+    ctypes.memmove(value.data_ptr(), data, len(data))
+    return value
+
+
+def _from_runtime(value: onnxruntime.OrtValue) -> np.ndarray:
+    """Return the array of a result, also where ONNX Runtime itself gives none, or one of bytes."""
+    kind = ir.DataType(value.element_type())
+    if kind.numpy().isbuiltin == 1:
+        return np.asarray(value.numpy())
+    size = value.tensor_size_in_bytes()
+    proto = onnx.TensorProto(data_type=kind.value, dims=value.shape())
+    proto.raw_data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.asarray(onnx.numpy_helper.to_array(proto))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

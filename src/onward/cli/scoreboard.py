@@ -1,0 +1,200 @@
+"""`onward scoreboard`: how backends do on ONNX's tests and on Onward's suite."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Option
+
+if TYPE_CHECKING:
+    from onward.scoreboard.board import Board
+    from onward.scoreboard.pool import Contestant, Run
+    from onward.scoreboard.tests import BoardTest
+
+
+def scoreboard(
+    backend: Annotated[
+        list[str] | None,
+        Option(
+            "--backend",
+            metavar="MODULE",
+            help="A backend: a module or a .py file with ONNX's interface (prepare, supports_device). May be repeated. "
+            "With @PYTHON, another Python runs it.",
+        ),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        Option("--peer", help="Another project, by its adapter in conformance/adapters. May be repeated."),
+    ] = None,
+    suite: Annotated[
+        str, Option("--suite", help="The tests: onnx (ONNX's own), conformance (Onward's suite) or all.")
+    ] = "all",
+    only: Annotated[str, Option("--only", metavar="TEXT", help="Only tests whose name contains this.")] = "",
+    jobs: Annotated[int, Option("--jobs", help="Processes at a time (default: one for each core).")] = 0,
+    timeout: Annotated[float, Option("--timeout", help="Seconds that one test may take.")] = 60.0,
+    memory: Annotated[float, Option("--memory", help="Gigabytes that one process may use.")] = 6.0,
+    data: Annotated[
+        Path | None, Option("--data", metavar="FOLDER", help="The data of Onward's suite (default: its own).")
+    ] = None,
+    keep: Annotated[
+        bool, Option("--keep", help="Keep the results in the folder of backends that do not run now.")
+    ] = False,
+    output: Annotated[
+        Path, Option("--output", "-o", metavar="FOLDER", help="Write index.html, results.json and trend.json there.")
+    ] = Path("site"),
+) -> None:
+    """Run tests against backends, print a table, and write a page with every result.
+
+    A test passes, fails, or is skipped with the backend's reason; a skip is not a pass. Each runs in a process that is
+    replaced after a crash, a timeout or a leak, which count as one failure. The page compares with the last run in the
+    folder. Exit code 0: all backends ran, whatever they score. 1: a backend or a suite could not be used.
+
+    Examples:
+        onward scoreboard --backend onward.backends.onnxruntime --backend onward.backends.torch -o site/
+        onward scoreboard --backend my_backend.py --suite onnx --only node/test_conv
+    """
+    from onward.arguments import check_name
+    from onward.cli.console import stderr_console, stdout_console
+    from onward.scoreboard.board import contestant, make_board, write_board
+    from onward.scoreboard.peers import peer as find_peer
+    from onward.scoreboard.tests import SUITES
+
+    check_name("suite", suite, SUITES, place="--suite")
+    contestants = [*map(contestant, backend or []), *map(find_peer, peer or [])]
+    if not contestants:
+        raise typer.BadParameter("name at least one --backend or --peer", param_hint="--backend")
+    _check_numbers(jobs, timeout, memory)
+    _check_contestants(contestants)
+    console = stderr_console()
+    with tempfile.TemporaryDirectory(prefix="onward-scoreboard-") as folder:
+        tests, folders, problems = _collect(suite, only, data, Path(folder))
+        for problem in problems:
+            console.print(f"error: {problem}", style="bold red")
+        if not tests:
+            raise typer.BadParameter(f"no test has `{only}` in its name" if only else "no tests", param_hint="--only")
+        runs = _run(contestants, tests, folders, jobs or os.cpu_count() or 1, timeout, int(memory * 2**30))
+    board = make_board(tests, runs, output, keep=keep)
+    board.problems = problems
+    _print(board)
+    try:
+        files = write_board(board, output)
+    except OSError as error:
+        from onward.errors import Diagnostic, ModelError
+        from onward.model.files import M111
+
+        raise ModelError(Diagnostic(M111, f"cannot write to `{output}`: {error.strerror or error}")) from error
+    stdout_console(soft_wrap=True).print("wrote " + ", ".join(f"`{f}`" for f in files))
+    if problems or any(row.broken for row in board.rows):
+        raise typer.Exit(1)
+
+
+def _check_numbers(jobs: int, timeout: float, memory: float) -> None:
+    for name, value, least in (("--jobs", jobs, 0), ("--timeout", timeout, 0.1), ("--memory", memory, 0.05)):
+        if not least <= value < float("inf"):
+            raise typer.BadParameter(f"{value} is out of range: at least {least}", param_hint=name)
+
+
+def _check_contestants(contestants: Sequence[Contestant]) -> None:
+    """Report every file and Python that does not exist, and names that occur twice."""
+    from onward.errors import A101, ArgumentError, Diagnostic
+
+    problems = []
+    for index, one in enumerate(contestants):
+        if one.backend.endswith(".py") and not Path(one.backend).is_file():
+            problems.append(Diagnostic(A101, f"there is no file `{one.backend}`", place="--backend"))
+        if os.sep in one.python and not Path(one.python).is_file():
+            problems.append(Diagnostic(A101, f"there is no Python `{one.python}`", place="--backend"))
+        if one.name in {other.name for other in contestants[:index]}:
+            problems.append(Diagnostic(A101, f"two backends are called `{one.name}`", place="--backend"))
+    if problems:
+        raise ArgumentError(problems)
+
+
+def _collect(suite: str, only: str, data: Path | None, folder: Path) -> tuple[list[BoardTest], list[str], list[str]]:
+    """Return the tests, the folders that workers import from, and what is wrong with a suite."""
+    from onward.cli.console import stderr_console
+    from onward.scoreboard.tests import BoardError, conformance_tests, onnx_tests, suite_folder
+
+    tests: list[BoardTest] = []
+    folders: list[str] = []
+    problems: list[str] = []
+    with stderr_console().status("reading the tests"):
+        if suite in ("onnx", "all"):
+            tests += onnx_tests(folder, only)
+        if suite in ("conformance", "all"):
+            try:
+                folders.append(suite_folder())
+                tests += conformance_tests(data, only)
+            except BoardError as error:
+                problems.append(str(error))
+    return tests, folders, problems
+
+
+def _run(
+    contestants: Sequence[Contestant],
+    tests: Sequence[BoardTest],
+    folders: list[str],
+    jobs: int,
+    timeout: float,
+    memory: int,
+) -> list[Run]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from onward.cli.console import stderr_console
+    from onward.scoreboard.pool import Outcome, run_tests
+
+    runs = []
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"),
+        TimeRemainingColumn(), TextColumn("{task.fields[name]}", style="dim"),
+    )  # fmt: skip
+    console = stderr_console()
+    console.soft_wrap = False
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        for one in contestants:
+            task = bars.add_task(one.name, total=len(tests), failed=0, name="")
+            failed = 0
+
+            def advance(test: BoardTest, outcome: Outcome) -> None:
+                nonlocal failed
+                failed += outcome.status == "failed"
+                bars.update(task, advance=1, failed=failed, name=test.name[:40])  # noqa: B023  # called in this turn
+
+            runs.append(
+                run_tests(one, tests, jobs=jobs, timeout=timeout, memory=memory, folders=folders, progress=advance)
+            )
+            bars.update(task, name="")
+    return runs
+
+
+def _print(board: Board) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from onward.cli.console import stdout_console
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("backend")
+    for column in (*board.suites, "passed", "failed", "skipped", "", "since the last run"):
+        table.add_column(column, justify="right")
+    for row in board.rows:
+        counts = row.counts(board.tests)
+        cells = []
+        for suite in board.suites:
+            chosen = board.of_suite(suite)
+            cells.append(f"{row.counts(chosen)['passed']}/{len(chosen)}")
+        gained, lost = row.changes()
+        change = " ".join([f"+{len(gained)}"] * bool(gained) + [f"−{len(lost)}"] * bool(lost))
+        share = f"{100 * counts['passed'] / max(1, len(board.tests)):.1f} %"
+        numbers = [str(counts[s]) for s in ("passed", "failed", "skipped")]
+        table.add_row(row.name, *cells, *numbers, share, change)
+    console = stdout_console()
+    console.print(table)
+    for row in board.rows:
+        if row.broken:
+            console.print(Text.assemble((f"{row.name} cannot be used: ", "bold red"), row.broken), soft_wrap=True)
