@@ -25,8 +25,8 @@ def sequence_construct(at: Lowering) -> Value:
 def split_to_sequence(at: Lowering) -> Value:
     """A Loop of Slice and SequenceInsert."""
     op, x = at.op, at.input("input")
-    axis, split = at.axis(x), at.optional_input("split")
-    size = at.size(x, axis)
+    axis, split = int(at.attr("axis")), at.optional_input("split")
+    size = at.size(x, axis) if at.rank(x) is not None else op.Gather(op.Shape(x), [axis])
     kind = ir.SequenceType(ir.TensorType(at.dtype(x)))
     if split is None:
         each, count, listed = op.constant([1]), at.scalar(size), None

@@ -93,15 +93,13 @@ def _cropped(
         return [0] * rank, [-e for e in extra]
     if given or auto.startswith("SAME"):
         for axis in range(rank):
-            wanted = int(given[-rank:][axis]) if given else at.mul(image[axis], strides[axis])
-            total = at.sub(at.add(full[axis], extra[axis]), wanted)
-            if not given:
-                total = at.most(total, 0)
+            room = at.add(full[axis], extra[axis])
+            wanted = int(given[-rank:][axis]) if given else at.least(at.mul(image[axis], strides[axis]), room)
+            total = at.most(at.sub(room, wanted), 0)
             half = at.div(total, 2)
-            # The standard: SAME_UPPER puts the larger half at the end; given sizes without it, at the start.
-            first = half if auto == "SAME_UPPER" else at.sub(total, half)
-            begins[axis] = first
-            ends[axis] = at.sub(at.sub(total, first), extra[axis])
+            # SAME_UPPER puts the larger half at the end, everything else at the start.
+            begins[axis] = half if auto == "SAME_UPPER" else at.sub(total, half)
+            ends[axis] = at.sub(at.sub(full[axis], begins[axis]), wanted)
     return begins, ends
 
 
@@ -132,6 +130,27 @@ def col2im(at: Lowering) -> Value:
     whole = overlap_add(at, X, at.mul(batch, channels), kernel, image, full, strides, dilations)
     cut = pad(at, whole, [-p for p in pads[:rank]], [-p for p in pads[rank:]])
     return at.reshape(cut, [batch, channels, *sizes])
+
+
+@decomposition("CausalConvWithState", kernel="Gather reads each element once per tap")
+def causal_conv_with_state(at: Lowering) -> list[Value | None]:
+    """ReduceSum(the last k positions of each step * W), with the state of earlier steps before the input."""
+    op, X, W = at.op, at.input("input"), at.input("weight")
+    past, bias = at.optional_input("past_state"), at.optional_input("bias")
+    k, length = at.size(W, 2), at.size(X, 2)
+    if past is None:
+        shape = at.vector([at.size(X, 0), at.size(X, 1), at.sub(k, 1)])
+        past = op.Expand(op.constant(0, at.dtype(X)), shape)
+    whole = op.Concat(past, X, axis=2)
+    steps = op.Add(at.reshape(at.count(length), [-1, 1]), at.count(k))
+    near = op.Gather(whole, steps, axis=2)  # [batch, channels, length, k]
+    Y = op.ReduceSum(op.Mul(near, W), [3], keepdims=0)
+    if bias is not None:
+        Y = op.Add(Y, at.reshape(bias, [-1, 1]))
+    if at.attr("activation") in ("silu", "swish"):
+        Y = op.Mul(Y, op.Sigmoid(Y))
+    state = op.Slice(whole, at.vector([length]), at.vector([at.add(length, at.sub(k, 1))]), [2])
+    return [Y, state]
 
 
 @decomposition("QLinearConv", kernel=_COLUMNS + ", as 32-bit integers")

@@ -56,3 +56,43 @@ def deform_conv(at: Lowering) -> Value:
     image = [at.size(offset, 2 + i) for i in range(taps.rank)]
     Y = at.reshape(product, [taps.batch, at.size(W, 0), *image])
     return Y if B is None else op.Add(Y, at.reshape(B, [-1, *[1] * taps.rank]))
+
+
+@decomposition("AffineGrid")
+def affine_grid(at: Lowering) -> Value:
+    """MatMul(theta, the points of the grid and 1). The body in the standard loses a batch of one sample."""
+    op, theta, size = at.op, at.input("theta"), at.input("size")
+    count = at.known_dim(theta, 1) or at.known_dim(size, 0) or 2
+    if at.known_dim(theta, 1) is None and at.known_dim(size, 0) is None:
+        branches = {}
+        for name, number in (("then_branch", 2), ("else_branch", 3)):
+            inner = op.inner(f"{op.prefix}{number}d/")
+            made = _affine_grid(Lowering(at.node, inner), number)
+            branches[name] = ir.Graph([], [made], nodes=inner.nodes, name=f"{op.prefix}{number}d")
+        (grid,) = op.call("If", [op.Equal(op.Size(size), 4)], **branches)
+        grid.type = theta.type
+        return grid
+    return _affine_grid(at, count if at.known_dim(theta, 1) else count - 2)
+
+
+def _affine_grid(at: Lowering, count: int) -> Value:
+    """Return the grid of images with `count` axes."""
+    op, theta, size = at.op, at.input("theta"), at.input("size")
+    known, dtype = at.constant_input("size"), at.dtype(theta)
+    sizes: list[int | Value] = [
+        int(known[2 + d]) if known is not None else op.Slice(size, [2 + d], [3 + d], [0]) for d in range(count)
+    ]
+    points = []
+    for axis in reversed(range(count)):  # x comes first
+        total = op.Cast(at.scalar(sizes[axis]), to=dtype)
+        place = op.Cast(at.count(sizes[axis]), to=dtype)
+        if at.attr("align_corners"):
+            line = op.Sub(op.Div(op.Mul(place, 2.0), op.Max(op.Sub(total, 1.0), 1.0)), 1.0)
+        else:
+            line = op.Sub(op.Div(op.Add(op.Mul(place, 2.0), 1.0), total), 1.0)
+        line.shape = ir.Shape([None])
+        wide = op.Expand(at.along(line, axis, count), at.vector(sizes))
+        points.append(at.reshape(wide, [1, at.mul(*sizes)]))
+    ones = op.Expand(op.constant(1.0, dtype), at.vector([1, at.mul(*sizes)]))
+    product = op.MatMul(theta, op.Concat(*points, ones, axis=0))
+    return at.reshape(op.Transpose(product, perm=[0, 2, 1]), [at.size(theta, 0), *sizes, count])

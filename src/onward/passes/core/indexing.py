@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.problems import Unsupported
 from onward.graph.builder import Value
 from onward.passes.core.registry import Lowering, decomposition
 
@@ -65,10 +64,10 @@ def gather_nd(at: Lowering) -> Value:
     """Gather of rows, by a linear index."""
     op, data, indices = at.op, at.input("data"), at.input("indices")
     batch = int(at.attr("batch_dims") or 0)
-    depth, rank = _depth(at, indices), at.rank_of(data)
+    depth, rank = at.known_dim(indices, -1), at.rank_of(data)
     sizes = at.sizes(data)
-    if depth == 0:
-        raise Unsupported("indices without entries")
+    if not depth:
+        return _gather_rows(at, data, indices, batch)
     place = _tuple_index(at, indices, sizes[batch : batch + depth])
     step = at.mul(*sizes[batch : batch + depth])
     index_rank = at.rank_of(indices) - 1
@@ -79,11 +78,23 @@ def gather_nd(at: Lowering) -> Value:
     return op.Gather(rows, place, axis=0)
 
 
-def _depth(at: Lowering, indices: Value) -> int:
-    depth = at.known_dim(indices, -1)
-    if depth is None:
-        raise Unsupported("the last size of indices is not known")
-    return depth
+def _gather_rows(at: Lowering, data: Value, indices: Value, batch: int) -> Value:
+    """Return GatherND where the number of entries is known only at run time: zeros stand for the missing ones."""
+    op, rank = at.op, at.rank_of(data)
+    sizes, index_rank = at.sizes(data), at.rank_of(indices)
+    depth = at.dim_of(indices, -1)
+    missing = op.Sub([rank - batch], depth)
+    full = op.Pad(indices, op.Concat(np.zeros(2 * index_rank - 1, np.int64), missing, axis=0))
+    full.shape = ir.Shape([*[None] * (index_rank - 1), rank - batch])
+    place = _tuple_index(at, full, sizes[batch:])
+    strides = linear(at, sizes)
+    for axis in range(batch):
+        start = op.Mul(at.count(sizes[axis]), at.scalar(strides[axis]))
+        place = op.Add(place, at.along(start, axis, index_rank - 1))
+    rest = op.Slice(op.Shape(data), op.Add(depth, batch), [rank], [0])
+    row = op.ReduceProd(rest, keepdims=1)
+    rows = op.Gather(op.Reshape(data, op.Concat([-1], row, axis=0)), op.Div(place, row), axis=0)
+    return op.Reshape(rows, op.Concat(op.Shape(indices, end=-1), rest, axis=0), allowzero=1)
 
 
 def _scatter(at: Lowering, data: Value, place: Value, updates: Value, reduction: str | None) -> Value:

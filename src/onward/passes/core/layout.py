@@ -182,6 +182,12 @@ def pad(at: Lowering) -> Value:
             before = op.Slice(pads, [position], [position + 1], [0])
             after = op.Slice(pads, [position + len(places)], [position + len(places) + 1], [0])
         n = at.size(x, axis)
+        cuts = [at.most(at.mul(p, -1), 0) for p in (before, after)]  # negative pads cut first
+        if any(not isinstance(c, int) or c for c in cuts):
+            end = at.sub(n, cuts[1])
+            x = op.Slice(x, at.vector([cuts[0]]), at.vector([end]), [axis])
+            n = at.sub(end, cuts[0])
+            before, after = at.most(before, 0), at.most(after, 0)
         index = op.Sub(at.count(at.add(at.add(n, before), after)), _vector(at, before))
         last = _vector(at, at.sub(n, 1))
         if mode == "edge":

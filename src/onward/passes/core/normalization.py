@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onward.autodiff.problems import Unsupported
 from onward.graph.builder import Value
 from onward.passes.core.reduction import NARROW
 from onward.passes.core.registry import Lowering, decomposition
@@ -105,3 +106,22 @@ def mean_variance_normalization(at: Lowering) -> Value:
     centred = op.Sub(X, op.ReduceMean(X, axes, keepdims=1))
     spread = op.Sqrt(op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1))
     return op.Div(centred, op.Add(spread, 1e-9))
+
+
+@decomposition("LayerNormalization")
+def layer_normalization(at: Lowering) -> list[Value | None]:
+    """(X - mean) / Sqrt(variance + epsilon) over the last axes, in the type of stash_type; times Scale + B."""
+    op, X, B = at.op, at.input("X"), at.optional_input("B")
+    stash, dtype = ir.DataType(int(at.attr("stash_type"))), at.dtype(X)
+    axis, rank = int(at.attr("axis")), at.rank(X)
+    if rank is None and axis >= 0:
+        raise Unsupported(f"the rank of `{X.name}` is not known; give the model's inputs shapes")
+    axes = list(range(axis, 0)) if axis < 0 else list(range(axis - (rank or 0), 0))
+    wide = op.cast(X, stash)
+    mean = op.ReduceMean(wide, axes, keepdims=1)
+    centred = op.Sub(wide, mean)
+    spread = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1)
+    inverse = op.Div(1.0, op.Sqrt(op.Add(spread, op.constant(float(at.attr("epsilon")), stash))))
+    normal = op.cast(op.Mul(centred, inverse), dtype)
+    Y = op.Mul(normal, at.input("Scale"))
+    return [Y if B is None else op.Add(Y, B), mean, inverse]

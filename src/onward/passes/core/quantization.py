@@ -103,3 +103,17 @@ def qlinear_matmul(at: Lowering) -> Value:
     return op.Cast(op.Cast(op.Min(op.Max(whole, float(low)), float(high)), to=INT32), to=dtype)
 
 
+
+
+@decomposition("DynamicQuantizeLinear")
+def dynamic_quantize_linear(at: Lowering) -> list[Value | None]:
+    """The scale of the range, with 0 in it; its zero point; QuantizeLinear. All zeros have the scale 1."""
+    op, x = at.op, at.input("x")
+    high = op.Max(op.ReduceMax(x, keepdims=0), 0.0)
+    low = op.Min(op.ReduceMin(x, keepdims=0), 0.0)
+    span = op.Div(op.Sub(high, low), 255.0)
+    scale = op.Where(op.Equal(span, 0.0), 1.0, span)
+    zero = op.Round(op.Min(op.Max(op.Div(op.Mul(low, -1.0), scale), 0.0), 255.0))
+    moved = op.Add(op.Round(op.Div(x, scale)), zero)
+    kept = op.Min(op.Max(moved, 0.0), 255.0)
+    return [op.Cast(kept, to=UINT8), scale, op.Cast(zero, to=UINT8)]

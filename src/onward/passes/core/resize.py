@@ -9,7 +9,7 @@ from onward.graph.builder import Value
 from onward.passes.core.registry import Lowering, decomposition
 
 Size = int | Value
-DOUBLE, FLOAT, INT64 = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
+FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 
 @decomposition("Upsample")
@@ -43,6 +43,8 @@ class _Axis:
         self.at, self.op, self.axis, self.position, self.axes = at, at.op, axis, position, axes
         self.rank = at.rank_of(X)
         self.size = at.size(X, axis)
+        # Nearest neighbours in float32, so that halves fall as in the runtimes; weights in double.
+        self.real = FLOAT if at.attr("mode") == "nearest" else ir.DataType.DOUBLE
         self.transform = at.attr("coordinate_transformation_mode")
         self.crops = self.transform == "tf_crop_and_resize"
         sizes, scales = at.constant_input("sizes"), at.constant_input("scales")
@@ -57,15 +59,15 @@ class _Axis:
         self.unchanged = same and not self.crops
         if self.unchanged:
             return
-        self.floating = at.op.Cast(at.scalar(self.size), to=DOUBLE)
+        self.floating = at.op.Cast(at.scalar(self.size), to=self.real)
         if self.by_sizes:
             wanted = self._entry("sizes", position)
             if self.policy == "stretch":
                 self.out: Value = wanted
-                self.scale = at.op.Div(at.op.Cast(wanted, to=DOUBLE), self.floating)
+                self.scale = at.op.Div(at.op.Cast(wanted, to=self.real), self.floating)
             else:
                 ratios = [
-                    at.op.Div(at.op.Cast(self._entry("sizes", i), to=DOUBLE), at.op.Cast(_dim(at, X, a), to=DOUBLE))
+                    at.op.Div(at.op.Cast(self._entry("sizes", i), to=self.real), at.op.Cast(_dim(at, X, a), to=self.real))
                     for i, a in enumerate(axes)
                 ]
                 choose = at.op.Min if self.policy == "not_larger" else at.op.Max
@@ -73,7 +75,7 @@ class _Axis:
                 self.out = at.op.Cast(at.op.Floor(at.op.Add(at.op.Mul(self.scale, self.floating), 0.5)), to=INT64)
         else:
             scale = self._entry("scales", position)
-            self.scale = at.op.Cast(scale, to=DOUBLE)
+            self.scale = at.op.Cast(scale, to=self.real)
             product = at.op.Mul(scale, at.op.Cast(at.scalar(self.size), to=FLOAT))
             self.out = at.op.Cast(at.op.Floor(product), to=INT64)
         self.exact = at.op.Mul(self.scale, self.floating)  # the new size, not rounded
@@ -88,8 +90,8 @@ class _Axis:
         op, mode = self.op, self.transform
         counted = op.Range(0, self.out, 1)
         counted.shape = ir.Shape([None])
-        x = op.Cast(counted, to=DOUBLE)
-        out = op.Cast(self.out, to=DOUBLE)
+        x = op.Cast(counted, to=self.real)
+        out = op.Cast(self.out, to=self.real)
         last = op.Sub(self.floating, 1.0)
         centre = op.Sub(op.Div(op.Add(x, 0.5), self.scale), 0.5)
         if mode == "asymmetric":
@@ -103,7 +105,7 @@ class _Axis:
             offset = op.Mul(op.Mul(self.floating, 0.5), op.Sub(1.0, op.Div(out, self.exact)))
             return op.Add(centre, offset)
         if self.crops:
-            roi = op.Cast(self.at.input("roi"), to=DOUBLE)
+            roi = op.Cast(self.at.input("roi"), to=self.real)
             start, end = (op.Gather(roi, self.position + i * len(self.axes), axis=0) for i in (0, 1))
             step = op.Div(op.Mul(op.Sub(end, start), last), op.Max(op.Sub(out, 1.0), 1.0))
             several = op.Add(op.Mul(start, last), op.Mul(x, step))
@@ -132,7 +134,7 @@ class _Axis:
             near = op.Gather(value, op.Min(op.Max(index, 0), last), axis=self.axis)
             taps = at.reshape(weights, [*at.sizes(weights), *[1] * (self.rank - 1 - self.axis)])
             kind = dtype if dtype.is_floating_point() else FLOAT
-            wide = kind if kind == DOUBLE else FLOAT
+            wide = kind if kind == ir.DataType.DOUBLE else FLOAT
             product = op.Mul(op.cast(near, wide), op.Cast(taps, to=wide))
             made = op.ReduceSum(product, [self.axis + 1], keepdims=0)
             made = op.cast(made, dtype) if dtype.is_floating_point() else op.Cast(made, to=dtype)
@@ -168,10 +170,10 @@ class _Axis:
             taps = op.Sub(2, op.Mul(start, 2))
             offsets = op.Add(op.Range(0, taps, 1), start)
             offsets.shape = ir.Shape([None])
-            distance = op.Mul(op.Sub(op.Cast(offsets, to=DOUBLE), row), scale)
+            distance = op.Mul(op.Sub(op.Cast(offsets, to=self.real), row), scale)
         else:
             offsets = op.constant(np.arange(1 - reach, 1 + reach, dtype=np.int64))
-            distance = op.Sub(op.Cast(offsets, to=DOUBLE), row)
+            distance = op.Sub(op.Cast(offsets, to=self.real), row)
         size = op.Abs(distance)
         weights = op.Max(op.Sub(1.0, size), 0.0) if linear else self._cubic(size)
         if antialias:

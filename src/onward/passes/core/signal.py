@@ -7,7 +7,6 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onward.autodiff.problems import Unsupported
 from onward.graph.builder import Value
 from onward.passes.core.registry import Lowering, decomposition
 
@@ -29,8 +28,9 @@ def transform(at: Lowering, x: Value, length: Size, *, inverse: bool, onesided: 
     """Return the transform of [rows, n, 1 or 2] along the middle axis."""
     op, dtype = at.op, at.dtype(x)
     rows, n, parts = at.size(x, 0), at.size(x, 1), at.known_dim(x, 2)
-    if parts is None:
-        raise Unsupported("whether its input is complex is not known: give the last size, 1 or 2")
+    if parts is None:  # real numbers get an imaginary part of 0
+        missing = op.Sub([2], at.dim_of(x, 2))
+        x, parts = op.Pad(x, op.Concat(np.zeros(5, np.int64), missing, axis=0)), 2
     real = at.reshape(op.Slice(x, [0], [1], [2]), [rows, n])
     imaginary = at.reshape(op.Slice(x, [1], [2], [2]), [rows, n]) if parts == 2 else None
     if inverse and onesided:
