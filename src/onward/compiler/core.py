@@ -49,6 +49,3 @@ def lower_to_core(model: Source, *, record: Record | None = None) -> onnx.ModelP
             unit,
         )
         return lowered.proto()
-
-
-

@@ -20,6 +20,8 @@ class Windows:
     def __init__(self, at: Lowering, data: Value, kernel: Sequence[Size]) -> None:
         self.at, self.data, self.kernel = at, data, list(kernel)
         self.rank = len(self.kernel)
+        if data.shape is None:
+            data.shape = ir.Shape([None] * (self.rank + 2))
         self.strides = [int(s) for s in at.attr("strides") or [1] * self.rank]
         self.dilations = [int(d) for d in at.attr("dilations") or [1] * self.rank]
         self.sizes = [at.size(data, 2 + i) for i in range(self.rank)]

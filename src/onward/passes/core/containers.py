@@ -33,7 +33,10 @@ def split_to_sequence(at: Lowering) -> Value:
     elif at.rank_of(split) == 0:
         each = op.Reshape(op.cast(split, ir.DataType.INT64), [1])
         total = op.constant([size]) if isinstance(size, int) else size
-        count, listed = op.Reshape(op.Div(op.Sub(op.Add(total, each), 1), each), op.constant([], ir.DataType.INT64)), None
+        count, listed = (
+            op.Reshape(op.Div(op.Sub(op.Add(total, each), 1), each), op.constant([], ir.DataType.INT64)),
+            None,
+        )
     else:
         listed = op.cast(split, ir.DataType.INT64)
         each, count = None, op.Reshape(op.Shape(listed), op.constant([], ir.DataType.INT64))

@@ -47,7 +47,9 @@ def einsum(at: Lowering) -> Value:
     """Operands two at a time: Transpose, Reshape, MatMul, over what no later term needs."""
     values = at.variadic("Inputs")
     equation = Equation(at.attr("equation"), len(values))
-    dots = max((at.rank_of(v) - len(t) + 1 for t, v in zip(equation.terms, values, strict=True) if DOTS in t), default=0)
+    dots = max(
+        (at.rank_of(v) - len(t) + 1 for t, v in zip(equation.terms, values, strict=True) if DOTS in t), default=0
+    )
     terms = [_spelled(t, at.rank_of(v) - len(t) + 1) for t, v in zip(equation.terms, values, strict=True)]
     output = _spelled(equation.output, dots)
     operands = [_diagonal(at, labels, value) for labels, value in zip(terms, values, strict=True)]

@@ -37,6 +37,7 @@ def conv_integer(at: Lowering) -> Value:
 def convolve(at: Lowering, X: Value, W: Value) -> Value:
     """Return the convolution without bias."""
     rank = spatial_rank(at, X, W)
+    _know_rank(rank, X, W)
     kernel: list[Size] = [at.size(W, 2 + i) for i in range(rank)]
     windows = Windows(at, X, at.attr("kernel_shape") or kernel)
     group, batch = int(at.attr("group") or 1), at.size(X, 0)
@@ -50,6 +51,13 @@ def convolve(at: Lowering, X: Value, W: Value) -> Value:
     return at.reshape(at.op.MatMul(left, right), [batch, at.size(W, 0), *windows.counts])
 
 
+def _know_rank(rank: int, *values: Value) -> None:
+    """Give values without a shape the rank that the attributes or the other value imply."""
+    for value in values:
+        if value.shape is None:
+            value.shape = ir.Shape([None] * (rank + 2))
+
+
 def _per_channel(at: Lowering, value: Value, rank: int) -> Value:
     return at.reshape(value, [-1, *[1] * rank])
 
@@ -59,6 +67,7 @@ def conv_transpose(at: Lowering) -> Value:
     """Columns = MatMul(W^T, X), per group; ScatterND adds them where they overlap; Slice cuts the pads off."""
     op, X, W = at.op, at.input("X"), at.input("W")
     rank = spatial_rank(at, X, W)
+    _know_rank(rank, X, W)
     kernel: list[Size] = list(at.attr("kernel_shape") or [at.size(W, 2 + i) for i in range(rank)])
     strides = [int(s) for s in at.attr("strides") or [1] * rank]
     dilations = [int(d) for d in at.attr("dilations") or [1] * rank]

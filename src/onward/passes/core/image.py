@@ -64,12 +64,13 @@ def affine_grid(at: Lowering) -> Value:
     op, theta, size = at.op, at.input("theta"), at.input("size")
     count = at.known_dim(theta, 1) or at.known_dim(size, 0) or 2
     if at.known_dim(theta, 1) is None and at.known_dim(size, 0) is None:
-        branches = {}
-        for name, number in (("then_branch", 2), ("else_branch", 3)):
+        branches = []
+        for number in (2, 3):
             inner = op.inner(f"{op.prefix}{number}d/")
             made = _affine_grid(Lowering(at.node, inner), number)
-            branches[name] = ir.Graph([], [made], nodes=inner.nodes, name=f"{op.prefix}{number}d")
-        (grid,) = op.call("If", [op.Equal(op.Size(size), 4)], **branches)
+            branches.append(ir.Graph([], [made], nodes=inner.nodes, name=f"{op.prefix}{number}d"))
+        plane, volume = branches
+        (grid,) = op.call("If", [op.Equal(op.Size(size), 4)], then_branch=plane, else_branch=volume)
         grid.type = theta.type
         return grid
     return _affine_grid(at, count if at.known_dim(theta, 1) else count - 2)

@@ -126,7 +126,8 @@ def _replace(node: ir.Node, op: Emitter, outputs: list[ir.Value | None]) -> None
     """Replace `node` by the nodes of `op`; outputs that the node does not have are left out."""
     graph = node.graph
     assert graph is not None
-    made, finals = set(op.nodes), []
+    made = set(op.nodes)
+    finals: list[ir.Value | None] = []
     for old, new in zip(node.outputs, outputs, strict=False):
         if not old.name and not old.uses():
             finals.append(None)

@@ -69,7 +69,9 @@ def group_normalization(at: Lowering) -> Value:
     rank, dtype = at.rank_of(X), at.dtype(X)
     sizes = at.sizes(X)
     wide = op.Cast(X, to=ir.DataType.FLOAT) if dtype in NARROW else X
-    rows = at.reshape(wide, [sizes[0], groups, -1 if _positive(sizes) else at.mul(at.div(sizes[1], groups), *sizes[2:])])
+    rows = at.reshape(
+        wide, [sizes[0], groups, -1 if _positive(sizes) else at.mul(at.div(sizes[1], groups), *sizes[2:])]
+    )
     centred = op.Sub(rows, op.ReduceMean(rows, [2], keepdims=1))
     spread = op.ReduceMean(op.Mul(centred, centred), [2], keepdims=1)
     epsilon = op.constant(float(at.attr("epsilon")), at.dtype(wide))

@@ -103,8 +103,6 @@ def qlinear_matmul(at: Lowering) -> Value:
     return op.Cast(op.Cast(op.Min(op.Max(whole, float(low)), float(high)), to=INT32), to=dtype)
 
 
-
-
 @decomposition("DynamicQuantizeLinear")
 def dynamic_quantize_linear(at: Lowering) -> list[Value | None]:
     """The scale of the range, with 0 in it; its zero point; QuantizeLinear. All zeros have the scale 1."""

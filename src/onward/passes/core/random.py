@@ -18,7 +18,9 @@ def _type(at: Lowering, like: Value | None) -> ir.DataType:
     return ir.DataType(given.as_int()) if given is not None else FLOAT if like is None else at.dtype(like)
 
 
-def _uniform(at: Lowering, like: Value, dtype: ir.DataType, low: float = 0.0, high: float = 1.0, lane: int = 0) -> Value:
+def _uniform(
+    at: Lowering, like: Value, dtype: ir.DataType, low: float = 0.0, high: float = 1.0, lane: int = 0
+) -> Value:
     seed = at.node.attributes.get("seed")
     given = None if seed is None else float(seed.value) + lane
     return at.op.RandomUniformLike(like, dtype=dtype, low=low, high=high, seed=given)

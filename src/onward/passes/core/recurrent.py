@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -65,7 +65,7 @@ class Layer:
         found.shape = ir.Shape([None, None])
         return found
 
-    def run(self, names: list[str], cells: list[tuple[list[Value], Cell]]) -> list[Value | None]:
+    def run(self, names: list[str], cells: Sequence[tuple[list[Value], Cell]]) -> list[Value | None]:
         """Return Y and the final states of all directions; `names` are the initial states."""
         at, op = self.at, self.at.op
         histories, finals = [], []
@@ -139,7 +139,10 @@ def gru(at: Lowering) -> list[Value | None]:
         if bias is not None:
             inner_bias = bias[5]
             total = op.Concat(
-                op.Add(bias[0], bias[3]), op.Add(bias[1], bias[4]), bias[2] if late else op.Add(bias[2], bias[5]), axis=0
+                op.Add(bias[0], bias[3]),
+                op.Add(bias[1], bias[4]),
+                bias[2] if late else op.Add(bias[2], bias[5]),
+                axis=0,
             )
 
         def cell(
@@ -215,5 +218,3 @@ def lstm(at: Lowering) -> list[Value | None]:
 
         cells.append(([layer.product(d, total)], cell))
     return layer.run(["initial_h", "initial_c"], cells)
-
-

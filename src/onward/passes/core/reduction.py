@@ -47,8 +47,8 @@ def _number(at: Lowering, x: Value, like: Value) -> Value:
 
 def _reduce(at: Lowering, op_type: str, x: Value) -> Value:
     """Return another reduction of `x` with the node's axes and attributes."""
-    flags = {name: int(at.attr(name)) for name in ("keepdims", "noop_with_empty_axes")}
-    (made,) = at.op.call(op_type, [x, at.optional_input("axes")], **flags)
+    keep, noop = int(at.attr("keepdims")), int(at.attr("noop_with_empty_axes"))
+    (made,) = at.op.call(op_type, [x, at.optional_input("axes")], keepdims=keep, noop_with_empty_axes=noop)
     made.type = x.type
     return made
 

@@ -61,7 +61,9 @@ def max_roi_pool(at: Lowering) -> Value:
 def non_max_suppression(at: Lowering) -> Value:
     """A Loop: take the best box that is left, of each batch and class, and drop those that overlap it."""
     op, boxes, scores = at.op, at.input("boxes"), at.input("scores")
-    most, iou, least = (at.optional_input(n) for n in ("max_output_boxes_per_class", "iou_threshold", "score_threshold"))
+    most, iou, least = (
+        at.optional_input(n) for n in ("max_output_boxes_per_class", "iou_threshold", "score_threshold")
+    )
     batch, classes, count = (at.size(scores, i) for i in range(3))
     none = op.constant([], INT64)
     limit = op.constant(0) if most is None else op.Reshape(most, none)

@@ -67,7 +67,9 @@ class _Axis:
                 self.scale = at.op.Div(at.op.Cast(wanted, to=self.real), self.floating)
             else:
                 ratios = [
-                    at.op.Div(at.op.Cast(self._entry("sizes", i), to=self.real), at.op.Cast(_dim(at, X, a), to=self.real))
+                    at.op.Div(
+                        at.op.Cast(self._entry("sizes", i), to=self.real), at.op.Cast(_dim(at, X, a), to=self.real)
+                    )
                     for i, a in enumerate(axes)
                 ]
                 choose = at.op.Min if self.policy == "not_larger" else at.op.Max

@@ -38,8 +38,8 @@ def transform(at: Lowering, x: Value, length: Size, *, inverse: bool, onesided: 
     count = at.add(at.div(length, 2), 1) if onesided else length
     taken = at.least(n, length)
     if not (isinstance(n, int) and isinstance(length, int) and n <= length):
-        real, imaginary = (None if v is None else op.Slice(v, [0], at.vector([taken]), [1]) for v in (real, imaginary))
-    assert real is not None
+        real = op.Slice(real, [0], at.vector([taken]), [1])
+        imaginary = None if imaginary is None else op.Slice(imaginary, [0], at.vector([taken]), [1])
     cos, sin = _waves(at, count, length, taken, dtype)
     sign = 1.0 if inverse else -1.0
     a, b = op.MatMul(real, cos), op.Mul(op.MatMul(real, sin), sign)
@@ -57,8 +57,8 @@ def _to_real(at: Lowering, real: Value, imaginary: Value | None, rows: Size, n: 
     op, dtype = at.op, at.dtype(real)
     half = at.add(at.div(length, 2), 1)
     taken = at.least(n, half)
-    real, other = (None if v is None else op.Slice(v, [0], at.vector([taken]), [1]) for v in (real, imaginary))
-    assert real is not None
+    real = op.Slice(real, [0], at.vector([taken]), [1])
+    other = None if imaginary is None else op.Slice(imaginary, [0], at.vector([taken]), [1])
     k = at.count(taken)
     alone = op.Or(op.Equal(k, 0), op.Equal(op.Mul(k, 2), at.scalar(length)))
     weight = op.Div(op.Sub(2.0, op.Cast(alone, to=dtype)), op.Cast(at.scalar(length), to=dtype))
@@ -99,19 +99,20 @@ def dft(at: Lowering) -> Value:
 
 def _around(at: Lowering, x: Value) -> tuple[Size, Size, Size, int | Value]:
     """Return how many elements lie before, along and behind the axis of a DFT, and the axis."""
-    op, rank = at.op, at.rank_of(x)
+    op, rank = at.op, at.rank(x)
     given = at.constant_input("axis") if op.opset >= 20 else np.array(at.attr("axis"))
     if given is None and at.optional_input("axis") is None:
         given = np.array(-2)
-    if given is not None:
+    if given is not None and rank is not None:
         axis = int(given.reshape(-1)[0]) % rank
         sizes = at.sizes(x)
         return at.mul(*sizes[:axis]), sizes[axis], at.mul(*sizes[axis + 1 : -1]), axis
-    place = op.Reshape(at.input("axis"), [1])
-    place = op.Where(op.Less(place, 0), op.Add(place, rank), place)
+    place = op.Reshape(at.input("axis"), [1]) if given is None else op.constant([int(given.reshape(-1)[0])])
+    axes = op.Shape(op.Shape(x))
+    place = op.Where(op.Less(place, 0), op.Add(place, axes), place)
     shape = op.Shape(x, end=-1)
     first = op.ReduceProd(op.Slice(shape, [0], place, [0]), keepdims=1)
-    last = op.ReduceProd(op.Slice(shape, op.Add(place, 1), [rank], [0]), keepdims=1)
+    last = op.ReduceProd(op.Slice(shape, op.Add(place, 1), axes, [0]), keepdims=1)
     return first, op.Gather(shape, place, axis=0), last, place
 
 
