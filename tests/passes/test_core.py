@@ -261,7 +261,7 @@ def test_a_sample_trains_with_core_operators_as_without(name: str, tmp_path: Pat
     np.testing.assert_allclose(losses[:, 1], losses[:, 0], rtol=0, atol=1e-5)
     np.testing.assert_allclose(losses[:, 2], losses[:, 0], rtol=0, atol=1e-5)
     assert losses[-1, 0] < losses[0, 0]
-    for key, value in stock.state().items():
+    for key, value in stock.get_state().items():
         np.testing.assert_allclose(own.state()[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
