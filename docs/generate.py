@@ -1,5 +1,5 @@
-"""Write the generated texts: docs/coverage.md, docs/codes.md, autodiff/coverage.json, the arrow in CONTRIBUTING.md and
-the mapping of 2019 in docs/questions_2019.md.
+"""Write the generated texts: docs/coverage.md, docs/codes.md, docs/core_operators.md, autodiff/coverage.json, the arrow
+in CONTRIBUTING.md and the mapping of 2019 in docs/questions_2019.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail if they are not up to date
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "docs")]
 
 ARROW_BEGIN, ARROW_END = "<!-- arrow: begin -->", "<!-- arrow: end -->"
 MAPPING_BEGIN, MAPPING_END = "<!-- mapping: begin -->", "<!-- mapping: end -->"
@@ -142,6 +142,13 @@ def codes_page() -> str:
     return render_codes_page()
 
 
+def core_page() -> str:
+    """Return docs/core_operators.md."""
+    import generate_core
+
+    return generate_core.page()
+
+
 def contributing_page() -> str:
     """Return CONTRIBUTING.md with the import order of tests/contract/test_import_direction.py between its markers."""
     from contract.test_import_direction import ARROW
@@ -258,6 +265,7 @@ def main() -> int:
         MEASUREMENTS: json.dumps(measured, indent=0, sort_keys=True) + "\n",
         ROOT / "docs/coverage.md": coverage_page(measured),
         ROOT / "docs/codes.md": codes_page(),
+        ROOT / "docs/core_operators.md": core_page(),
         ROOT / "CONTRIBUTING.md": contributing_page(),
         ROOT / "docs/questions_2019.md": questions_page(),
     }

@@ -42,6 +42,12 @@ def test_the_order_of_the_folders_in_contributing_is_up_to_date(monkeypatch: pyt
     assert page == (ROOT / "CONTRIBUTING.md").read_text("utf-8"), "run `python docs/generate.py`"
 
 
+def test_the_page_of_core_operators_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = generator(monkeypatch).core_page()
+
+    assert page == (ROOT / "docs/core_operators.md").read_text("utf-8"), "run `python docs/generate.py`"
+
+
 def test_every_decision_that_is_cited_has_a_record() -> None:
     files = [
         p for d in ("src", "tests", "docs") for p in (ROOT / d).rglob("*.*") if p.suffix in (".py", ".md", ".toml")

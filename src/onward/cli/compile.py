@@ -24,6 +24,9 @@ def compile_command(
     split: Annotated[
         bool, Option("--split", help="Also write gradient and update as two graphs (accumulation, federation).")
     ] = False,
+    core: Annotated[
+        bool, Option("--core", help="Use only the core operators, for small backends (larger and slower graphs).")
+    ] = False,
     explain: Annotated[
         bool, Option("--explain", help="Print each pass with the nodes before and after it, and its time.")
     ] = False,
@@ -32,7 +35,7 @@ def compile_command(
 
     Examples:
         onward compile net.train.onnx -o program/
-        onward compile net.train.onnx --explain
+        onward compile net.train.onnx --core -o program/
     """
     from onward.cli.console import stdout_console
     from onward.compiler.compile import compile_model
@@ -43,7 +46,9 @@ def compile_command(
             Diagnostic(A101, "there is no directory to write to", place="--output", hint="pass -o DIR, or --explain")
         )
     trace: list[Trace] | None = [] if explain else None
-    program = compile_model(file, target_opset=target_opset, target_ir=target_ir, seed=seed, split=split, trace=trace)
+    program = compile_model(
+        file, target_opset=target_opset, target_ir=target_ir, seed=seed, split=split, core=core, trace=trace
+    )
     console = stdout_console()
     if trace is not None:
         console.print(_explained(trace))

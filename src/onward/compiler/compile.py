@@ -15,6 +15,7 @@ import onnx
 from onward.check import check
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec
 from onward.compiler.recipes import (
+    CORE,
     EVALUATE,
     FINISH,
     GRADIENTS,
@@ -48,6 +49,7 @@ def compile_model(
     target_ir: int | None = None,
     seed: int = 0,
     split: bool = False,
+    core: bool = False,
     trace: list[Trace] | None = None,
 ) -> Program:
     """Return `model` as a `Program`: step, initialize, infer and evaluate as plain ONNX graphs.
@@ -59,18 +61,21 @@ def compile_model(
         seed: the initial random key.
         split: also compile each step as two graphs: `gradients` (batch to gradients, and new running statistics) and
             `update` (gradients to new state), to accumulate over batches or devices.
+        core: use only the core operators (docs/core_operators.md), so that a backend needs no others. The graphs are
+            larger and slower.
         trace: a list that receives one record per pass, with its duration.
 
     Raises:
         NotDifferentiable: lists every node that blocks a gradient.
-        ModelError: plain operators, or those of the target opset, cannot express the model.
+        ModelError: plain operators, those of the target opset, or core operators cannot express the model.
         CheckFailed: the model cannot be compiled because it is not valid ONNX.
     """
     _check_target(target_opset, target_ir)
     training = normalise(model, trace=trace)
     try:
         with collector_paused():
-            return Compiler(training, target_opset=target_opset, target_ir=target_ir, trace=trace).program(seed, split)
+            compiler = Compiler(training, target_opset=target_opset, target_ir=target_ir, core=core, trace=trace)
+            return compiler.program(seed, split)
     except OnwardError:
         raise
     except Exception:  # an invalid model may break a pass anywhere
@@ -87,9 +92,11 @@ class Compiler:
         *,
         target_opset: int | None = None,
         target_ir: int | None = None,
+        core: bool = False,
         trace: list[Trace] | None = None,
     ) -> None:
         self.model = model
+        self._core = core
         self._label = LabelOpset(target_opset, target_ir)
         self._trace = trace
         self._lowered: dict[tuple[str, int], Unit] = {}
@@ -102,7 +109,7 @@ class Compiler:
         unit.name = name or recipe.name
         chosen = recipe.outputs(unit)
         set_outputs(unit, chosen.outputs)
-        run_passes((*FINISH, self._label), unit)
+        run_passes((*FINISH, *(CORE if self._core else ()), self._label), unit)
         outputs = name_outputs(unit, chosen.outputs)
         unit.model.producer_name = "onward"
         unit.graph.name = unit.name.replace(" ", "_")
@@ -166,6 +173,7 @@ class Compiler:
             parameters=tuple(model.parameters),
             averages=averages(model),
             metadata={"name": model.graph.name or "", "producer": "onward"},
+            core=self._core,
         )
 
     def _entry(self, name: str, entry: TrainingEntry, split: bool, first: bool) -> Entry:

@@ -176,6 +176,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
         "name": str(program.metadata.get("name", "")),
         "opset": max(graph.opset for graph in every),
         "ir_version": max(graph.model.ir_version or 0 for graph in every),
+        **({"core": True} if program.core else {}),
         "entries": list(program.entries),
         "loss": program.loss,
         "readings": {name: [dataclasses.asdict(r) for r in e.readings] for name, e in program.entries.items()},
@@ -294,6 +295,7 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
         averages={t["average_of"]: t["name"] for t in tensors if "average_of" in t}
         or averages_by_name(state, parameters),
         metadata={"name": manifest["name"], "producer": "onward"},
+        core=bool(manifest.get("core", False)),
     )
 
 

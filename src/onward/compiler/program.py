@@ -120,6 +120,7 @@ class Program:
     parameters: tuple[str, ...] = ()  # the trained values in `state`
     averages: Mapping[str, str] = dataclasses.field(default_factory=dict)  # parameter -> state that holds its average
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    core: bool = False  # whether its graphs have only core operators
 
     @property
     def first(self) -> Entry | None:

@@ -12,7 +12,7 @@
     RATE               the learning rate of the next step: what is fed, or what a schedule makes of it
     TRIAL              the loss and its gradients, in a training step without dropout
 
-Every graph then goes through the same passes, `FINISH`.
+Every graph then goes through the same passes, `FINISH`, and with `core=True` through `CORE`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from onward.model.roles import RANDOM_STEP, EntryRoles
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.passes.base import Pass, Unit
 from onward.passes.cleanup import InferShapes, MergeEqualNodes, RemoveDeadNodes, RemoveRoles, RemoveUnusedInputs
+from onward.passes.core.lowering import LowerToCore
 from onward.passes.gradients import KeepNeededGradients, LowerGradients
 from onward.passes.inference_mode import UseInferenceValues
 from onward.passes.inline import InlineFunctions, InlineFunctionsWithoutRules
@@ -283,3 +284,5 @@ FINISH: tuple[Pass, ...] = (
     InferShapes(),
     RemoveRoles(),
 )
+CORE: tuple[Pass, ...] = (LowerToCore(), RemoveDeadNodes(), MergeEqualNodes(), RemoveUnusedInputs(), InferShapes())
+"""After `FINISH`, where only core operators are wanted."""

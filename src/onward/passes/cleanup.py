@@ -33,7 +33,7 @@ class RemoveUnusedInputs(Pass):
     def run(self, unit: Unit) -> bool:
         graph = unit.graph
         optional = [*([] if unit.needs_batch else unit.data), *unit.settings, *unit.state]
-        unused = [v for v in optional if not v.uses() and not v.is_graph_output()]
+        unused = [v for v in optional if v.is_graph_input() and not v.uses() and not v.is_graph_output()]
         for value in unused:
             graph.inputs.remove(value)
         constants = [n for n, v in graph.initializers.items() if not v.uses() and not v.is_graph_output()]
