@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,30 @@ def _inlined(function: Any) -> Any:
     options.optimizers.append("function")
     options.function_optimization = rewriter_config_pb2.RewriterConfig.AGGRESSIVE
     return tf_optimizer.OptimizeGraph(config, meta)
+
+
+CUSTOM_GRADIENT = (
+    "leave tf.custom_gradient out where its derivative is that of the function; x + tf.stop_gradient(f(x) - x) has the "
+    "value of f and the slope 1; an optimizer clips gradients"
+)
+"""What to do about a function that has a derivative of its own."""
+
+
+def owner_of_gradient(kind: str) -> str:
+    """Return the function to which a tf.custom_gradient belongs, with its place; empty if TensorFlow does not know."""
+    from tensorflow.python.framework import ops
+
+    try:
+        registered = ops.gradient_registry.lookup(kind)
+    except LookupError:  # a SavedModel from another process
+        return ""
+    held = dict(zip(registered.__code__.co_freevars, registered.__closure__ or (), strict=False))
+    gradient = held["grad_fn"].cell_contents if "grad_fn" in held else None
+    code = getattr(gradient, "__code__", None)
+    if code is None:
+        return ""
+    name = gradient.__qualname__.rsplit(".<locals>", 1)[0].rsplit("<locals>.", 1)[-1]
+    return f"`{name}` ({os.path.basename(code.co_filename)} line {code.co_firstlineno})"
 
 
 def is_stateful(op_type: str) -> bool:
