@@ -67,13 +67,19 @@ def owner_of_gradient(kind: str) -> str:
         registered = ops.gradient_registry.lookup(kind)
     except LookupError:  # a SavedModel from another process
         return ""
-    held = dict(zip(registered.__code__.co_freevars, registered.__closure__ or (), strict=False))
-    gradient = held["grad_fn"].cell_contents if "grad_fn" in held else None
-    code = getattr(gradient, "__code__", None)
-    if code is None:
+    gradient = _held(_held(registered, "tape_grad_fn"), "grad_fn")
+    if gradient is None:
         return ""
     name = gradient.__qualname__.rsplit(".<locals>", 1)[0].rsplit("<locals>.", 1)[-1]
-    return f"`{name}` ({os.path.basename(code.co_filename)} line {code.co_firstlineno})"
+    return f"`{name}` ({os.path.basename(gradient.__code__.co_filename)} line {gradient.__code__.co_firstlineno})"
+
+
+def _held(function: Any, name: str) -> Any:
+    """Return what a nested function knows under a name of the function around it; None if it knows nothing."""
+    code = getattr(function, "__code__", None)
+    if code is None or name not in code.co_freevars:
+        return None
+    return function.__closure__[code.co_freevars.index(name)].cell_contents
 
 
 def is_stateful(op_type: str) -> bool:
