@@ -151,7 +151,8 @@ PARTS = {
     ),
     "keras": (
         "Keras",
-        "`train_on_batch` of Keras on JAX; `tests/frontends/keras/keras_models.py` has the models",
+        "`train_on_batch` of Keras on JAX; `tests/frontends/keras/keras_models.py` has the models. Keras on TensorFlow "
+        "rounds Python numbers to 32 bits in float64 (`tests/frontends/tensorflow/test_keras_float64.py` shows it)",
         ("keras", "jax"),
     ),
     "tensorflow": (
