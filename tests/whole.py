@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TypeVar
 
+T = TypeVar("T")
 WHOLE = bool(os.environ.get("ONWARD_WHOLE"))
 
 
-def sample(names: Iterable[str], few: Iterable[str]) -> list[str]:
+def sample(names: Iterable[T], few: Iterable[T]) -> list[T]:
     """Return all names, or in `make test` the few of them."""
     every, chosen = list(names), list(few)
     assert set(chosen) <= set(every)

@@ -33,7 +33,7 @@ from onward.graph import shapes, walk
 from onward.graph.builder import Value
 from onward.graph.schema import WORKING_OPSET
 from onward.model.readings import readings
-from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, averages, entry_roles
+from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, averages, entry_roles, random_step
 from onward.model.serde import Source
 from onward.model.task import TASK, task_of
 from onward.model.training_model import TrainingEntry, TrainingModel
@@ -257,7 +257,7 @@ def state_of(model: TrainingModel, seed: int = 0, *, draws: bool = False) -> dic
     state = {name: _array(known[name]) for name in state_names(model)}
     if draws:
         state[RANDOM_KEY] = np.array(seed, np.int64)
-        state[RANDOM_STEP] = np.array(0, np.int64)
+        state[RANDOM_STEP] = np.array(random_step(model), np.int64)
     return state
 
 

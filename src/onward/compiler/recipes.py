@@ -10,7 +10,7 @@
     TRAINING_FORWARD   the outputs in training mode, and the state that a forward pass changes
     LOSS               the loss in training mode, and the state that a forward pass changes
     RATE               the learning rate of the next step: what is fed, or what a schedule makes of it
-    TRIAL              the loss and its gradients, in a training step without dropout
+    TRIAL              the loss, its gradients, and the state that a forward pass changes, without dropout
 
 Every graph then goes through the same passes, `FINISH`, and with `core=True` through `CORE`.
 """
@@ -243,7 +243,7 @@ def _rate(unit: Unit) -> Outputs:
 def _trial(unit: Unit) -> Outputs:
     _, roles = _entry(unit)
     values = unit.values()
-    return Outputs([Output(n, values[n]) for n in [roles.loss, *roles.gradients]])
+    return Outputs([*(Output(n, values[n]) for n in [roles.loss, *roles.gradients]), *_forward_state(unit, values)])
 
 
 def _nothing(unit: Unit) -> Outputs:

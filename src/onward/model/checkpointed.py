@@ -10,6 +10,7 @@ import onnx
 
 from onward.errors import CheckpointError, Diagnostic, ModelError
 from onward.model.class_names import PREPARATION
+from onward.model.roles import RANDOM_STEP, RANDOM_STEP_ENTRY
 from onward.storage.checkpoints import K102, Checkpoint, CheckpointReader
 
 M101 = "M101"
@@ -70,12 +71,14 @@ def _put_state(proto: onnx.ModelProto, checkpoint: Checkpoint) -> Iterator[Diagn
 
 
 def _put_metadata(proto: onnx.ModelProto, checkpoint: Checkpoint) -> None:
-    """Write how the data of the run was prepared, as a model that the trainer saves says it."""
+    """Write how the data of the run was prepared and how often it drew, as a model that the trainer saves says it."""
     data = checkpoint.data
     if "metadata" in data:
         entries = {str(key): str(value) for key, value in data["metadata"].items()}
     else:  # written before checkpoints held the entry itself
         entries = {PREPARATION: json.dumps({**data["preparation"], "columns": {}})} if "preparation" in data else {}
+    if RANDOM_STEP in checkpoint.state:
+        entries[RANDOM_STEP_ENTRY] = str(int(checkpoint.state[RANDOM_STEP]))
     kept = [p for p in proto.metadata_props if p.key not in entries]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)

@@ -17,7 +17,7 @@ from onward.model import serde
 from onward.model.ml_nodes import restore
 from onward.model.quantized import forget
 from onward.model.requantize import quantize_weights
-from onward.model.roles import PROGRAM_STATE, averages, unmark_graph
+from onward.model.roles import PROGRAM_STATE, RANDOM_STEP_ENTRY, averages, unmark_graph
 from onward.model.task import TASK, task_of
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.storage.reader import VALUE_INFO
@@ -73,6 +73,7 @@ def to_inference(
         value.meta.pop(VALUE_INFO, None)
     forget_marks(clean.ir)
     _drop_unused(clean)
+    clean.ir.metadata_props.pop(RANDOM_STEP_ENTRY, None)
     task = task_of(source)
     if task is not None:
         clean.ir.metadata_props[TASK] = task.text()

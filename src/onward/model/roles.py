@@ -26,6 +26,7 @@ import dataclasses
 import enum
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from typing import Any
 
 import onnx_ir as ir
 
@@ -40,8 +41,23 @@ RANDOM_STEP = "random/step"
 PROGRAM_STATE = (RANDOM_KEY, RANDOM_STEP)
 """State that a compiled program adds to the model's own."""
 
+RANDOM_STEP_ENTRY = "onward.random_step"
+"""The metadata entry of a model with the number of its next training step, as far as random numbers are concerned."""
+
 STEP, BATCHES, STATISTIC = "step", "batches", "statistic"
 """Slots that belong to no optimizer: the count of updates, the count of batches, a running mean or variance."""
+
+
+def random_step(model: TrainingModel) -> int:
+    """Return the value of `random/step` at which the random masks of a model go on: 0 for one that never trained."""
+    text = model.ir.metadata_props.get(RANDOM_STEP_ENTRY, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def keep_random_step(model: TrainingModel, state: Mapping[str, Any]) -> None:
+    """Write into `model` the number of draws that `state` holds, so that its file goes on with the next masks."""
+    if RANDOM_STEP in state:
+        model.ir.metadata_props[RANDOM_STEP_ENTRY] = str(int(state[RANDOM_STEP]))
 
 
 class Role(enum.Enum):

@@ -180,6 +180,7 @@ def with_state(model: TrainingModel, state: Mapping[str, np.ndarray], preparatio
     """Return a copy of the training model that holds `state`; names that the model does not have are ignored."""
     import onnx_ir as ir
 
+    from onward.model.roles import keep_random_step
     from onward.model.serde import from_proto, to_proto
 
     proto = to_proto(model)
@@ -188,6 +189,7 @@ def with_state(model: TrainingModel, state: Mapping[str, np.ndarray], preparatio
     for name, value in copy.initializers().items():
         if name in state:
             value.const_value = ir.tensor(np.asarray(state[name]), name=name)
+    keep_random_step(copy, state)
     return copy
 
 

@@ -111,6 +111,60 @@ def cnn(dtype: Any, rate: float = 0.0) -> Case:
     return Case(loss, predict, params, state, optax.sgd(0.05, momentum=0.9, nesterov=True), batch)
 
 
+def depthwise(dtype: Any) -> Case:
+    """A convolution for each channel and a mix of the channels, in NHWC."""
+
+    def predict(params: Any, batch: Any) -> Any:
+        x = batch["image"]
+        numbers = ("NHWC", "HWIO", "NHWC")
+        for layer in params["layers"]:
+            groups = x.shape[-1]
+            x = jax.lax.conv_general_dilated(
+                x, layer["depth"], (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups
+            )
+            x = jax.nn.relu(jax.lax.conv_general_dilated(x, layer["mix"], (2, 2), "SAME", dimension_numbers=numbers))
+        return x.mean((1, 2)) @ params["head"]
+
+    def loss(params: Any, batch: Any) -> Any:
+        return cross_entropy(predict(params, batch), batch["label"])
+
+    def layer(seed: int, channels: int, width: int) -> Any:
+        return {
+            "depth": _normal(seed, dtype, 3, 3, 1, channels),
+            "mix": _normal(seed + 1, dtype, 1, 1, channels, width),
+        }
+
+    params = {"layers": [layer(0, 2, 4), layer(2, 4, 6)], "head": _normal(4, dtype, 6, 3)}
+    return Case(loss, predict, params, None, optax.adam(1e-2, eps=1e-4), cnn(dtype).batch)
+
+
+def two(dtype: Any) -> Case:
+    """Two inputs and two losses, one of classes and one of numbers."""
+
+    def predict(params: Any, batch: Any) -> Any:
+        hidden = jnp.tanh(batch["left"] @ params["left"] + batch["right"] @ params["right"])
+        return {"class": hidden @ params["class"], "number": hidden @ params["number"]}
+
+    def loss(params: Any, batch: Any) -> Any:
+        outputs = predict(params, batch)
+        return cross_entropy(outputs["class"], batch["label"]) + 0.3 * jnp.mean(
+            (outputs["number"][:, 0] - batch["wanted"]) ** 2
+        )
+
+    params = {
+        "left": _normal(0, dtype, 4, 6), "right": _normal(1, dtype, 3, 6), "class": _normal(2, dtype, 6, 3),
+        "number": _normal(3, dtype, 6, 1),
+    }  # fmt: skip
+
+    def batch(random: np.random.RandomState, n: int) -> Any:
+        return {
+            "left": random.randn(n, 4).astype(dtype), "right": random.randn(n, 3).astype(dtype),
+            "label": random.randint(0, 3, n).astype(np.int32), "wanted": random.randn(n).astype(dtype),
+        }  # fmt: skip
+
+    return Case(loss, predict, params, None, optax.adam(1e-2, eps=1e-4), batch)
+
+
 def lstm(dtype: Any) -> Case:
     size = 6
 
@@ -298,4 +352,4 @@ def equinox(dtype: Any) -> Case:
     return Case(loss, predict, params, None, optax.adamw(1e-2), _regression(dtype, 4, 2))
 
 
-CASES = {f.__name__: f for f in (linear, mlp, cnn, lstm, gru, transformer, linen, nnx, equinox)}
+CASES = {f.__name__: f for f in (linear, mlp, cnn, depthwise, two, lstm, gru, transformer, linen, nnx, equinox)}

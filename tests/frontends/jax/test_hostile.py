@@ -258,3 +258,40 @@ def test_jit_checkpoint_scan_and_cond_inside_each_other():
         return lax.scan(body, jnp.zeros(3), x)[1].sum()
 
     agree(function, normal(3, 3), normal(5, 3, seed=1))
+
+
+# -- branches in loops -----------------------------------------------------------------------------------------------
+
+
+def _one_branch(w: Any, h: Any, i: Any) -> Any:
+    return lax.cond(i % 2 == 0, lambda h: jnp.tanh(h @ w) + h.sum(-1, keepdims=True), jnp.zeros_like, h)
+
+
+def _branches_in_a_branch(w: Any, h: Any, i: Any) -> Any:
+    return lax.cond(i < 3, lambda h: _one_branch(w, h, i), lambda h: jnp.exp(h * 0.1), h)
+
+
+@pytest.mark.parametrize("branch", [_one_branch, _branches_in_a_branch])
+def test_a_branch_in_a_scan_has_residuals_of_one_shape_for_any_batch_size(branch: Any):
+    """The branch that is not taken once returned empty residuals, which a Scan cannot stack beside others."""
+
+    def predict(params: Any, batch: Any) -> Any:
+        def body(h: Any, i: Any) -> Any:
+            return branch(params["w"], h, i), h.sum(0)
+
+        last, sums = lax.scan(body, batch["x"], jnp.arange(4))
+        return last + 0.1 * sums.sum(0)
+
+    def loss(params: Any, batch: Any) -> Any:
+        return ((predict(params, batch) - batch["y"]) ** 2).mean()
+
+    params = {"w": jnp.asarray(normal(3, 3)) * 0.3}
+    batch = {"x": normal(4, 3), "y": normal(4, 3)}
+    model = onward.from_jax(loss, params, optimizer=onward.SGD(0.1), example_batch=batch, predict=predict)
+    smaller = {name: array[:2] for name, array in batch.items()}
+
+    trainer = onward.Trainer(model)
+    trainer.step(smaller)
+
+    wanted = params["w"] - 0.1 * jax.grad(loss)(params, smaller)["w"]
+    np.testing.assert_allclose(trainer.parameters["w"], wanted, rtol=1e-5, atol=1e-6)

@@ -11,10 +11,11 @@ jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 
 import jax.numpy as jnp
+import onnxruntime
 
 import onward
 from onward.errors import ArgumentError, BackendError
-from onward.frontends.jax import verify
+from onward.frontends.comparison import Comparison
 from onward.frontends.jaxpr import versions
 
 PARAMS = {"w": jnp.ones((3, 2))}
@@ -186,12 +187,12 @@ def test_a_batch_without_arrays_is_refused():
 
 
 def test_a_graph_that_differs_from_jax_is_refused_with_what_differs(monkeypatch: pytest.MonkeyPatch):
-    original = verify.run_once
+    original = Comparison.run
 
-    def wrong(graph: Any, feeds: Any) -> Any:
-        return {n: v * 1.01 if n.startswith("grad/") else v for n, v in original(graph, feeds).items()}
+    def wrong(self: Comparison, graph: Any, data: Any) -> Any:
+        return {n: v * 1.01 if n.startswith("grad/") else v for n, v in original(self, graph, data).items()}
 
-    monkeypatch.setattr(verify, "run_once", wrong)
+    monkeypatch.setattr(Comparison, "run", wrong)
 
     text = refusal()
 
@@ -200,14 +201,14 @@ def test_a_graph_that_differs_from_jax_is_refused_with_what_differs(monkeypatch:
 
 
 def test_another_batch_size_is_compared_too(monkeypatch: pytest.MonkeyPatch):
-    original = verify.run_once
+    original = Comparison.run
 
-    def wrong(graph: Any, feeds: Any) -> Any:
-        found = original(graph, feeds)
-        fixed = feeds["x"].shape[0] != 4 and "loss" in found
+    def wrong(self: Comparison, graph: Any, data: Any) -> Any:
+        found = original(self, graph, data)
+        fixed = "loss" in found and data["x"].shape[0] != 4
         return {n: v * 1.25 if fixed and n == "loss" else v for n, v in found.items()}
 
-    monkeypatch.setattr(verify, "run_once", wrong)
+    monkeypatch.setattr(Comparison, "run", wrong)
 
     text = refusal()
 
@@ -216,19 +217,39 @@ def test_another_batch_size_is_compared_too(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_update_is_compared_from_a_second_state_too(monkeypatch: pytest.MonkeyPatch):
-    original = verify.run_once
+    original = Comparison.run
 
-    def wrong(graph: Any, feeds: Any) -> Any:
-        found = original(graph, feeds)
-        late = int(feeds.get("optimizer.0.count", 0)) == 1
+    def wrong(self: Comparison, graph: Any, data: Any) -> Any:
+        found = original(self, graph, data)
+        late = int(self.state.get("optimizer.0.count", 0)) == 1
         return {n: v * 2 if late and n == "next/optimizer.0.mu.w" else v for n, v in found.items()}
 
-    monkeypatch.setattr(verify, "run_once", wrong)
+    monkeypatch.setattr(Comparison, "run", wrong)
 
     text = refusal(optimizer=optax.adam(0.1))
 
     assert "error[A222]: the optimizer's update of the captured graph differs from JAX" in text
     assert "`optimizer.0.mu.w`" in text
+
+
+def test_a_capture_traces_and_loads_everything_once_for_each_need(monkeypatch: pytest.MonkeyPatch):
+    traced, sessions = [], []
+    original = onnxruntime.InferenceSession
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        sessions.append(1)
+        return original(*args, **kwargs)
+
+    def counting(params: Any, batch: Any) -> Any:
+        traced.append(1)
+        return loss(params, batch)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", counted)
+
+    convert(counting, optimizer=optax.adam(0.1))
+
+    assert len(traced) == 3  # for the graph, and for the comparison on each of two batch sizes
+    assert len(sessions) == 3  # inference, loss and gradients, update; each runs on both batches
 
 
 def test_an_old_jax_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -54,6 +54,21 @@ def test_fifty_steps_are_those_of_another_runtime(name: str) -> None:
     assert max(found.values()) <= TOLERANCE[case.oracle], found
 
 
+def test_dropout_masks_go_on_from_keras_through_a_file_to_jax(tmp_path: Path) -> None:
+    case = runs.network("cnn")
+    batches = case.batches([6] * 5)
+    whole = onward.Trainer(case.model)
+    wanted = [float(whole.step(batch)["loss"]) for batch in batches]
+
+    model = onward.to_keras(case.model)
+    found = [runs.train(model, case.model, batch) for batch in batches[:3]]
+    onward.save(onward.from_keras(model), tmp_path / "half.train.onnx")
+    trainer = onward.Trainer(tmp_path / "half.train.onnx", backend="jax")
+    found += [float(trainer.step(batch)["loss"]) for batch in batches[3:]]
+
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_the_same_on_the_other_backends(backend: str, tmp_path: Path) -> None:

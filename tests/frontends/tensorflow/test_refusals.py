@@ -90,7 +90,12 @@ def make_variable(x):
 
 FUNCTIONS = {
     in_python: ("A262", "it runs Python code", "node `"),
-    (lambda x: clipped(x @ W)): ("A262", "tf.custom_gradient", "node `"),
+    (lambda x: clipped(x @ W)): (
+        "A262",
+        "the tf.custom_gradient of `clipped` (test_refusals.py line",
+        "node `",
+        "slope 1",
+    ),
     counts_in_a_branch: ("A264", "variable `count:0` changes inside of a loop or a branch", "assign it afterwards"),
     assigns_what_is_trained: ("A264", "variable `scale` cannot be trained", "trainable=False"),
     draws_in_a_loop: ("A265", "inside of a loop or branch", "before the loop"),
@@ -105,7 +110,7 @@ FUNCTIONS = {
     (lambda x: x * 2.0): ("A264", "there is no variable to train", "trainable"),
     (lambda x: x @ FROZEN): ("A264", "there is no variable to train", "not trainable: frozen"),
     between_devices: ("A262", "it communicates between devices", "CollectiveReduceV2"),
-    clipped_in_a_loop: ("A262", "tf.custom_gradient", "inside of a loop or branch"),
+    clipped_in_a_loop: ("A262", "the tf.custom_gradient of `clipped` (", "inside of a loop or branch"),
     for_four_rows: ("A261", "not compatible with expected shape", "dynamic=False"),
     lookup: ("A262", "not a variable, such as a table", "Lookup"),
     3: ("A260", "something that can be called", "a tf.Module"),

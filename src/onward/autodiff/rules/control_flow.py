@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff import control_flow as flow
+from onward.autodiff.emit import Emitter
 from onward.autodiff.engine import Backward, gradient_type
 from onward.autodiff.problems import Unsupported
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
@@ -79,11 +80,43 @@ def _residual_output(rule: Rule, branches: list[ir.Graph], index: int, residual:
     name = rule.op.names.unique(f"{node.name or 'If'}/residual/{residual.name}")
     (output,) = flow.grow_outputs(node, [name])
     branch.outputs.append(residual)
-    other.outputs.append(_empty_like(rule, other, residual))
+    zeros = _zeros_in_scan(rule, branches, other, residual)
+    other.outputs.append(_empty_like(rule, other, residual) if zeros is None else zeros)
     output.type = residual.type
     rank = None if residual.shape is None else len(residual.shape)
-    output.shape = None if rank is None else ir.Shape([None] * rank)
+    output.shape = residual.shape if zeros is not None else None if rank is None else ir.Shape([None] * rank)
     return output
+
+
+def _zeros_in_scan(rule: Rule, branches: list[ir.Graph], graph: ir.Graph, like: Value) -> Value | None:
+    """Return zeros of the shape of `like`, made in `graph`, if the If is in a Scan and the shape has free sizes.
+
+    A Scan stacks what each step returns, so both branches must return one shape. The free sizes are read from values
+    outside of the branches that have a size of the same name; without such a value the result is None.
+    """
+    assert rule.sweep is not None
+    wanted = shapes.dims(like)
+    if wanted is None or not any(n.op_type == "Scan" for n in rule.sweep.within):
+        return None
+    owner = rule.node.graph
+    outside = [*(v for b in branches for v in walk.captured(b)), *(owner.inputs if owner is not None else ())]
+    places = {d: (v, axis) for v in outside for axis, d in enumerate(shapes.dims(v) or ()) if isinstance(d, str)}
+    if all(isinstance(d, int) for d in wanted) or not all(isinstance(d, int) or d in places for d in wanted):
+        return None
+    op = Emitter(rule.op.opset, rule.op.names, prefix=f"{rule.node.name or 'If'}/no/{like.name}/")
+    sizes = []
+    for size in wanted:
+        if isinstance(size, int):
+            sizes.append(op.constant(np.array([size], np.int64)))
+        else:
+            assert size is not None
+            value, axis = places[size]
+            sizes.append(op.Shape(value, start=axis, end=axis + 1))
+    shape = sizes[0] if len(sizes) == 1 else op.Concat(*sizes, axis=0)
+    made: Value = op.ConstantOfShape(shape, value=np.zeros(1, (like.dtype or ir.DataType.FLOAT).numpy()))
+    made.type, made.shape = like.type, like.shape
+    graph.extend(op.nodes)
+    return made
 
 
 _SMALL = 4096  # elements

@@ -95,3 +95,27 @@ def mirrored(places: Any, size: int, mode: str) -> Any:
 def along(axis: int, rank: int, size: Any = -1) -> list[Any]:
     """Return the shape of a vector that lies along `axis` of a tensor."""
     return [size if i == axis % rank else 1 for i in range(rank)]
+
+
+class Blocks(NamedTuple):
+    """How values move between the channels and the plane of an image: split into blocks, transpose, join again."""
+
+    split: list[int]
+    order: tuple[int, ...]
+    joined: list[int]
+
+
+def depth_to_space(attributes: Attributes, shape: Sequence[int]) -> Blocks:
+    """Return how DepthToSpace moves the values of an image [N, C, H, W]."""
+    (n, c, h, w), b = shape, attributes["blocksize"]
+    joined = [n, c // b**2, h * b, w * b]
+    if attributes.get("mode", "DCR") == "DCR":
+        return Blocks([n, b, b, c // b**2, h, w], (0, 3, 4, 1, 5, 2), joined)
+    return Blocks([n, c // b**2, b, b, h, w], (0, 1, 4, 2, 5, 3), joined)
+
+
+def space_to_depth(attributes: Attributes, shape: Sequence[int]) -> Blocks:
+    """Return how SpaceToDepth moves the values of an image [N, C, H, W]."""
+    (n, c, h, w), b = shape, attributes["blocksize"]
+    order = (0, 1, 3, 5, 2, 4) if attributes.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
+    return Blocks([n, c, h // b, b, w // b, b], order, [n, c * b * b, h // b, w // b])

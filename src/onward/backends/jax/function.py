@@ -18,7 +18,7 @@ from onward.compiler.compile import named_entries
 from onward.compiler.program import PlainGraph
 from onward.compiler.recipes import INFER, LOSS
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
-from onward.model.roles import RANDOM_KEY, RANDOM_STEP, entry_roles
+from onward.model.roles import RANDOM_KEY, RANDOM_STEP, entry_roles, random_step
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.upgrade import normalise
 
@@ -103,8 +103,9 @@ class LossFunction:
             if v.const_value is not None and n in self._types and n not in self._held
         }
         with wide():
-            for name in {RANDOM_KEY, RANDOM_STEP} & self._types.keys():
-                arrays[name] = jnp.zeros((), jnp.int64)
+            for name, number in ((RANDOM_KEY, 0), (RANDOM_STEP, random_step(model))):
+                if name in self._types:
+                    arrays[name] = jnp.asarray(number, jnp.int64)
         params = {n: arrays[n] for n in self._parameters}
         return params, {n: v for n, v in arrays.items() if n not in params}
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic
 from onward.model import serde
+from onward.model.roles import keep_random_step
 from onward.model.stash import Stash, from_light, to_light
 from onward.model.training_model import TrainingModel
 
@@ -51,6 +52,7 @@ def with_values(model: TrainingModel, values: Mapping[str, np.ndarray]) -> Train
         if name in values and value.const_value is not None:
             dtype = value.const_value.dtype.numpy()
             value.const_value = ir.tensor(np.asarray(values[name]).astype(dtype), name=name)
+    keep_random_step(copy, values)
     return copy
 
 

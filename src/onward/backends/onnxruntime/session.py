@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -415,21 +415,41 @@ def _has_text(inputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> bool:
     return any(np.asarray(feeds[n]).dtype.kind in "OUS" for n in inputs if n in feeds)
 
 
+Runnable = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+
+
+def loaded(graph: PlainGraph) -> Runnable:
+    """Return a function from all inputs of a graph to all of its outputs, for a few runs.
+
+    Raises:
+        BackendError: ONNX Runtime cannot load the graph; the function raises it where it cannot run it.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what goes wrong is raised, and said once
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # between a few runs there is other work
+    try:
+        session = _load(graph.model, options, ["CPUExecutionProvider"])
+    except _RUNTIME_ERRORS as error:
+        raise _failure(error, graph.name) from error
+
+    def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        values = {n: _ort_value(np.ascontiguousarray(v).reshape(np.shape(v))) for n, v in feeds.items()}
+        try:
+            results = session.run_with_ort_values(list(graph.output_names), values)
+        except _RUNTIME_ERRORS as error:
+            raise _failure(error, graph.name) from error
+        return {n: v.numpy() for n, v in zip(graph.output_names, results, strict=True)}
+
+    return run
+
+
 def run_once(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return all outputs of a graph that is run once, for all of its inputs.
 
     Raises:
         BackendError: ONNX Runtime cannot load or run the graph.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised, and said once
-    try:
-        session = _load(graph.model, options, ["CPUExecutionProvider"])
-        values = {n: _ort_value(np.ascontiguousarray(v).reshape(np.shape(v))) for n, v in feeds.items()}
-        results = session.run_with_ort_values(list(graph.output_names), values)
-    except _RUNTIME_ERRORS as error:
-        raise _failure(error, graph.name) from error
-    return {n: v.numpy() for n, v in zip(graph.output_names, results, strict=True)}
+    return loaded(graph)(feeds)
 
 
 def _rewritten(graph: PlainGraph) -> ir.Model:

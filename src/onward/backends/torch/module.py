@@ -16,7 +16,7 @@ from onward.backends.torch.tensors import to_tensor
 from onward.compiler.recipes import INFER, LOSS, TRAINING_FORWARD, Recipe
 from onward.compiler.sources import state_names
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
-from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, entry_roles
+from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, entry_roles, random_step
 from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingModel
 
 
@@ -85,7 +85,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not typed here
         drawing = [f for f in (self._train, self._loss) if f is not None and RANDOM_STEP in f.updates.values()]
         if drawing:
             self._hold(RANDOM_KEY, torch.zeros((), dtype=torch.int64))
-            self._hold(RANDOM_STEP, torch.zeros((), dtype=torch.int64))
+            self._hold(RANDOM_STEP, torch.tensor(random_step(model), dtype=torch.int64))
         self._written_for = next((p.dtype for p in self.parameters()), torch.float32)
         self._drawn: list[tuple[Any, Tensor]] = []  # inputs and steps of the last forward passes with random masks
         if mode == "inference":

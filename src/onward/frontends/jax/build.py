@@ -16,7 +16,7 @@ from onward.author.make import emit_gradient
 from onward.errors import ArgumentError, Diagnostic
 from onward.frontends.jax.dropouts import recognise_dropouts
 from onward.frontends.jax.evaluation import emit_evaluation
-from onward.frontends.jax.functions import A221, check_scalar, name_of, user_errors
+from onward.frontends.jax.functions import A221, check_scalar, name_of, traced, user_errors
 from onward.frontends.jax.layout import cancel_transposes
 from onward.frontends.jax.normalisations import recognise_batch_normalisations
 from onward.frontends.jax.optimizers import Traced, emit_reset, emit_step, state_values
@@ -26,7 +26,7 @@ from onward.frontends.jaxpr import versions
 from onward.frontends.jaxpr.frame import element_type
 from onward.frontends.jaxpr.random import Key
 from onward.frontends.jaxpr.sizes import shape_of
-from onward.frontends.jaxpr.translator import Translator, trace
+from onward.frontends.jaxpr.translator import Translator
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import remove_dead_nodes
 from onward.graph.schema import TRAINING_DOMAIN
@@ -85,6 +85,11 @@ class Parts:
         """Return the loss of an evaluation."""
         assert self.evaluate is not None
         return self.evaluate(params, state, batch) if self.has_state else self.evaluate(params, batch)
+
+    def arguments(self, *more: Any) -> tuple[list[Any], list[Any]]:
+        """Return the arguments of `infer`, and with the key as `more` those of `loss`: the example, and its shapes."""
+        trees = (self.params, self.state, self.batch)
+        return [*(t.values for t in trees), *more], [*(t.structs for t in trees), *more]
 
     def key_struct(self) -> Any:
         """Return what stands for the random key while JAX traces."""
@@ -149,8 +154,7 @@ def _inference(graphs: _Graphs) -> ir.Graph:
     what = f"predict `{name_of(parts.predict)}`"
     hint = f"it is called as predict(params, {'state, ' if parts.has_state else ''}batch), with the whole batch"
     with user_errors(what, hint):
-        jax.eval_shape(parts.infer, parts.params.values, parts.state.values, parts.batch.values)
-        closed, shapes = trace(parts.infer, parts.params.structs, parts.state.structs, parts.batch.structs)
+        closed, shapes = traced(parts.infer, *parts.arguments())
     op = Builder(OPSET, graphs.names)
     values, names = graphs.arguments(key=False)
     _, used = versions.remove_dead(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
@@ -239,10 +243,8 @@ def _training(graphs: _Graphs, model: TrainingModel) -> bool:
 
 def _traced_loss(parts: Parts, what: str) -> Any:
     """Return the jaxpr of the loss function: the loss, then the new state."""
-    key = parts.key_struct()
     with user_errors(what):
-        jax.eval_shape(parts.loss, parts.params.values, parts.state.values, parts.batch.values, key)
-        closed, shapes = trace(parts.loss, parts.params.structs, parts.state.structs, parts.batch.structs, key)
+        closed, shapes = traced(parts.loss, *parts.arguments(parts.key_struct()))
     value, new_state = shapes
     check_scalar(value, what)
     _check_state(parts, new_state, what)

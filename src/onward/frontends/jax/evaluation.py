@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic
-from onward.frontends.jax.functions import check_scalar, name_of, user_errors
+from onward.frontends.jax.functions import check_scalar, name_of, traced, user_errors
 from onward.frontends.jaxpr.frame import element_type
-from onward.frontends.jaxpr.translator import Translator, trace
+from onward.frontends.jaxpr.translator import Translator
 from onward.graph.builder import Builder, Names
 from onward.model.roles import Role, mark
 
@@ -37,8 +36,7 @@ def emit_evaluation(
     what = f"evaluate `{name_of(parts.evaluate)}`"
     hint = f"it is called as evaluate(params, {'state, ' if parts.has_state else ''}batch) and returns the loss"
     with user_errors(what, hint):
-        jax.eval_shape(parts.evaluation, parts.params.values, parts.state.values, parts.batch.values)
-        closed, shape = trace(parts.evaluation, parts.params.structs, parts.state.structs, parts.batch.structs)
+        closed, shape = traced(parts.evaluation, *parts.arguments())
     check_scalar(shape, what)
     op = Builder(OPSET, names, prefix="evaluate/")
     translator = Translator(what)

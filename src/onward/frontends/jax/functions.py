@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 from onward.frontends.jaxpr import versions
+from onward.frontends.jaxpr.translator import trace
 
 A221 = "A221"
 A226 = "A226"
@@ -45,6 +46,19 @@ def check_callable(function: Any, place: str, needed: str) -> None:
 def name_of(function: Callable[..., Any] | None) -> str:
     """Return the name of a function for messages."""
     return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def traced(function: Callable[..., Any], examples: Sequence[Any], structs: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the jaxpr of `function` for `structs`, and the shapes that it returns.
+
+    Where that fails, the function is traced for the example too: if it fails there as well, that error says more than
+    one about symbolic sizes.
+    """
+    try:
+        return trace(function, *structs)
+    except Exception:  # a function of the user may raise any type
+        jax.eval_shape(function, *examples)
+        raise
 
 
 def check_scalar(value: Any, what: str) -> None:

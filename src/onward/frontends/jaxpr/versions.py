@@ -54,7 +54,25 @@ def is_static(size: Any) -> bool:
 
 def quick_jit(function: Any) -> Any:
     """Return `function`, compiled quickly: it runs once or twice, so optimizing it costs more than it gains."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(function, compiler_options=_quick())
+
+
+@functools.cache
+def _quick() -> dict[str, Any]:
+    """Return the options with which XLA compiles quickest, of those that this version knows."""
+    every = {
+        "xla_backend_optimization_level": 0,
+        "xla_cpu_use_fusion_emitters": False,  # each fusion would go through MLIR: most of the time of a compilation
+        "xla_cpu_parallel_codegen_split_count": 1,
+    }
+    known = {}
+    for name, value in every.items():
+        try:
+            jax.jit(lambda x: x, compiler_options={name: value}).lower(0).compile()
+        except jax.errors.JaxRuntimeError:  # no such option
+            continue
+        known[name] = value
+    return known
 
 
 def remove_dead(jaxpr: Any, wanted: Sequence[bool]) -> tuple[Any, list[bool]]:

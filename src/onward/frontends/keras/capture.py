@@ -77,11 +77,14 @@ def capture(
         entry=entry,
         evaluate=functions.evaluate if model.non_trainable_variables else None,  # what an evaluation does otherwise
     )
-    with keras_errors(model):
-        jax.eval_shape(parts.infer, params.values, state.values, parts.batch.values)
-        jax.eval_shape(parts.loss, params.values, state.values, parts.batch.values, parts.key_struct())
-    made, draws = build(parts)
-    verify(parts, made, draws, size, free)
+    try:
+        made, draws = build(parts)
+        verify(parts, made, draws, size, free)
+    except OnwardError:
+        with keras_errors(model):  # where a layer fails by itself, that is what to say
+            jax.eval_shape(parts.infer, *parts.arguments()[0])
+            jax.eval_shape(parts.loss, *parts.arguments(parts.key_struct())[0])
+        raise
     return made, repeated_rows(model, origin)
 
 

@@ -146,9 +146,9 @@ class Bodies:
             return [_unsupported(node, place, "draw all random numbers before the loop or branch", A265)]
         kind = node.attr["_gradient_op_type"].s if "_gradient_op_type" in node.attr else b""
         if self.differentiable and kind.startswith(b"CustomGradient"):
-            return [
-                _unsupported(node, place, "a tf.custom_gradient would be lost; write it without its own derivative")
-            ]
+            owner = versions.owner_of_gradient(kind.decode())
+            what = f"the tf.custom_gradient of {owner}" if owner else "a tf.custom_gradient"
+            return [_unsupported(node, place, f"{what} would be lost; {versions.CUSTOM_GRADIENT}")]
         if node.op in ("NoOp", "Assert", "Print", "PrintV2"):
             function.node_def.remove(node)
             return []

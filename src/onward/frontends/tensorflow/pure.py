@@ -382,7 +382,9 @@ class _Purifier:
     def _check_derivative(self, node: Any) -> None:
         kind = node.attr["_gradient_op_type"].s.decode() if "_gradient_op_type" in node.attr else ""
         if self.differentiable and kind.startswith("CustomGradient") and not self._is_silu(node):
-            self._refuse(node, "it is a tf.custom_gradient, and its own derivative would be lost")
+            owner = versions.owner_of_gradient(kind)
+            what = f"the tf.custom_gradient of {owner}" if owner else "a tf.custom_gradient"
+            self._refuse(node, f"it is {what}, and its own derivative would be lost", hint=versions.CUSTOM_GRADIENT)
 
     def _is_silu(self, node: Any) -> bool:
         """Return whether it is tf.nn.silu, whose rule only saves memory: x · sigmoid(β x)."""
@@ -392,15 +394,19 @@ class _Purifier:
         behind = [self.nodes[_node_of(i)] for i in product.input]
         return any(n.op == "Sigmoid" for n in behind) and node.input[1] in product.input
 
-    def _refuse(self, node: Any, why: str, code: str = A262) -> None:
+    def _refuse(
+        self,
+        node: Any,
+        why: str,
+        code: str = A262,
+        hint: str = "write it with functions of TensorFlow that compute their result from tensors",
+    ) -> None:
         self.problems.append(
             Diagnostic(
                 code,
                 f"`{node.op}` cannot be captured: {why}",
                 place=f"{self.what}, node `{node.name}`",
-                hint=""
-                if code == A265
-                else "write it with functions of TensorFlow that compute their result from tensors",
+                hint="" if code == A265 else hint,
             )
         )
 

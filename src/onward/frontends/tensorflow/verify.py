@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from onward.backends.onnxruntime.session import run_once
-from onward.backends.reference.evaluator import Evaluator
-from onward.compiler.compile import Compiler
-from onward.compiler.program import PlainGraph
-from onward.compiler.recipes import INFER, LOSS, TRIAL, UPDATE
-from onward.errors import ArgumentError, BackendError, Diagnostic
+from onward.frontends.comparison import Comparison, Framework, downhill
 from onward.frontends.tensorflow.build import Parts
 from onward.frontends.tensorflow.nodes import pattern
 from onward.frontends.tensorflow.optimizers import Traced
 from onward.frontends.tensorflow.pure import Pure
 from onward.frontends.tensorflow.source import FIXED, Source, user_errors
-from onward.model.roles import entry_roles
 from onward.model.training_model import TrainingModel
 
 A263 = "A263"
 
-_RELATIVE = {"float16": 3e-2, "float32": 1e-3, "float64": 1e-8}
+TENSORFLOW = Framework(
+    "TensorFlow",
+    A263,
+    differs="write the part that differs in another way; nothing was written",
+    fails="the function runs in TensorFlow, so this is a fault of tf2onnx, Onward or ONNX Runtime; "
+    "with a fixed batch size (dynamic=False) it may work",
+)
 
 
 class Oracle:
@@ -93,10 +93,10 @@ def verify(
 
     `trial` is the model with a loss that TensorFlow can compute, and fixed numbers in place of random ones.
     """
-    comparison = _Comparison(oracle, model, trial)
-    with _kept(comparison.all_variables()):
+    captured = _Captured(oracle, model, trial)
+    with _kept(captured.all_variables()):
         for inputs, targets in batches:  # with other parameters and another state each time
-            comparison.run(inputs, targets)
+            captured.compare(inputs, targets)
 
 
 @contextlib.contextmanager
@@ -109,145 +109,53 @@ def _kept(variables: Sequence[Any]) -> Iterator[None]:
             variable.assign(array)
 
 
-class _Comparison:
+class _Captured:
+    """The captured model beside the user's variables, which go from step to step."""
+
     def __init__(self, oracle: Oracle, model: TrainingModel, trial: TrainingModel) -> None:
         self.oracle, self.parts = oracle, oracle.parts
-        self.trial = trial
-        (self.entry,) = trial.entries
-        self.state = {n: v.const_value.numpy() for n, v in trial.initializers().items() if v.const_value is not None}
-        for name, value in model.initializers().items():
-            if value.const_value is not None:
-                self.state.setdefault(name, value.const_value.numpy())
-        self.roles = entry_roles(trial, self.entry)
-        self.infer = Compiler(model).build(INFER, None)
-        compiler = Compiler(trial)
-        self.gradients = compiler.build(TRIAL, self.entry)
-        self.forward = compiler.build(LOSS, self.entry)
+        self.targets = trial.targets
         self.optimizer = self.parts.optimizer if isinstance(self.parts.optimizer, Traced) else None
-        self.update = Compiler(model).build(UPDATE, model.entries[0]) if self.optimizer is not None else None
-        self.given = entry_roles(model, model.entries[0]).gradients
+        self.comparison = Comparison(TENSORFLOW, model, trial, updates=self.optimizer is not None)
 
     def all_variables(self) -> list[Any]:
         """Return every variable that the comparison may change."""
         own = [v for _, v in self.optimizer.state] if self.optimizer is not None else []
         return [*(w.variable for w in self.parts.weights), *own]
 
-    def run(self, inputs: tuple[Any, Any], targets: Any) -> None:
+    def compare(self, inputs: tuple[Any, Any], targets: Any) -> None:
         """Compare everything for one batch, and go on to the parameters and the state after the step."""
         parts = self.parts
         flat = [np.asarray(t) for t in tf.nest.flatten(inputs)]
         wanted = [] if targets is None else [np.asarray(t) for t in tf.nest.flatten(targets)]
-        data = {**dict(zip(parts.inputs, flat, strict=True)), **dict(zip(self.trial.targets, wanted, strict=True))}
+        data = {**dict(zip(parts.inputs, flat, strict=True)), **dict(zip(self.targets, wanted, strict=True))}
         count = next((a.shape[0] for a in flat if a.ndim), 1)
         where = f"{self.oracle.source.name}, a batch of {count}"
 
-        before = self._variables()
+        before = [w.variable.numpy() for w in parts.weights]
         outputs = self.oracle.infer(inputs)
-        self._assign(before)  # inference may count, too
-        found = self._run(self.infer, data)
-        compare({n: found[n] for n in self.infer.output_names}, outputs, "inference", where)
+        for weight, array in zip(parts.weights, before, strict=True):  # inference may count, too
+            weight.variable.assign(array)
+        self.comparison.inference(data, outputs, where)
 
         value, gradients = self.oracle.train(inputs, targets)
-        results = self._run(self.gradients, data)
-        compare({"loss": results[self.roles.loss]}, [value], "the loss", where)
         named = dict(zip([w.name for w in parts.weights if w.trained], gradients, strict=True))
-        ours = {p: results[g] for g, p in self.roles.gradients.items()}
-        compare(ours, [named[p] for p in ours], "the gradient", where, together=True)
-        self._statistics(data, where)
+        state = {w.name: w.variable.numpy() for w in parts.weights}
+        self.comparison.training(data, value, named, state, where)
         self._step(gradients, where)
-        self.state.update({w.name: w.variable.numpy() for w in parts.weights})
-
-    def _variables(self) -> list[np.ndarray]:
-        return [w.variable.numpy() for w in self.parts.weights]
-
-    def _assign(self, arrays: Sequence[np.ndarray]) -> None:
-        for weight, array in zip(self.parts.weights, arrays, strict=True):
-            weight.variable.assign(array)
-
-    def _statistics(self, data: Mapping[str, np.ndarray], where: str) -> None:
-        """Compare what the functions assigned with what the forward pass of the file replaces."""
-        replaced = {state: output for output, state in self.forward.replaces.items()}
-        names = {w.name: w.variable for w in self.parts.weights if w.name in replaced}
-        if names:
-            results = self._run(self.forward, data)
-            compare(
-                {n: results[replaced[n]] for n in names}, [v.numpy() for v in names.values()], "the new state", where
-            )
+        self.comparison.state.update({w.name: w.variable.numpy() for w in parts.weights})
 
     def _step(self, gradients: Sequence[np.ndarray], where: str) -> None:
         """Compare the optimizer's update, fed with TensorFlow's gradients; without one, go a small step downhill."""
         variables = self.oracle.trained
-        if self.optimizer is None or self.update is None:
+        if self.optimizer is None:
             for variable, gradient in zip(variables, gradients, strict=True):
-                step = 0.01 * gradient / (1.0 + np.abs(gradient).max(initial=0.0))
-                variable.assign_sub(step.astype(gradient.dtype))
+                variable.assign(downhill(variable.numpy(), gradient))
             return
-        known = {f"grad/{w.name}": g for w, g in zip(self.optimizer.trained, gradients, strict=True)}
-        mine = {g: known[f"grad/{p}"] for g, p in self.given.items()}
-        missing = [n for n in self.update.input_names if n not in mine and n not in self.state]
-        assert not missing, missing
-        results = self._run(self.update, mine)
+        known = {w.name: g for w, g in zip(self.optimizer.trained, gradients, strict=True)}
         self.optimizer.optimizer.apply([tf.constant(g) for g in gradients], list(variables))
         after = {w.name: w.variable.numpy() for w in self.optimizer.trained}
         after.update({path: v.numpy() for path, v in self.optimizer.state})
-        ours = {s: results[o] for o, s in self.update.replaces.items() if s in after}
-        compare(ours, [after[n] for n in ours], "the optimizer's update", where)
-        self.state.update({n: a for n, a in after.items() if n in self.state})
-
-    def _run(self, graph: PlainGraph, data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        feeds = {n: data[n] if n in data else self.state[n] for n in graph.input_names}
-        try:
-            return run_once(graph, feeds)
-        except BackendError as error:
-            if "NOT_IMPLEMENTED" in str(error):  # no kernel of this type, such as a Conv in float64
-                return Evaluator(graph.proto()).run(feeds)
-            raise ArgumentError(
-                Diagnostic(
-                    A263,
-                    f"ONNX Runtime cannot run the captured graph: {error.diagnostics[0].message}",
-                    place=f"the {graph.name} graph",
-                    found=error.diagnostics[0].found,
-                    hint="the function runs in TensorFlow, so this is a fault of tf2onnx, Onward or ONNX Runtime; "
-                    "with a fixed batch size (dynamic=False) it may work",
-                )
-            ) from error
-
-
-def compare(
-    ours: Mapping[str, np.ndarray], theirs: Sequence[np.ndarray], what: str, where: str, *, together: bool = False
-) -> None:
-    """Raise with every name whose numbers differ; `together` measures errors against the largest of all arrays."""
-    arrays = [np.asarray(t) for t in theirs]
-    scale = max((_size(a) for a in arrays if a.dtype.kind == "f"), default=0.0)
-    wrong = []
-    for (name, mine), wanted in zip(ours.items(), arrays, strict=True):
-        if mine.shape != wanted.shape:
-            wrong.append(f"`{name}` has shape {list(mine.shape)} instead of {list(wanted.shape)}")
-            continue
-        if wanted.dtype.kind != "f":
-            if not np.array_equal(mine, wanted):
-                wrong.append(f"`{name}`")
-            continue
-        floor = 1e-12 if wanted.dtype == np.float64 else 1e-6
-        own = max(_size(wanted), scale * 1e-2 if together else 0.0, floor)
-        with np.errstate(invalid="ignore"):
-            error = np.abs(mine.astype(np.float64) - wanted.astype(np.float64))
-        same = (mine == wanted) | (np.isnan(mine) & np.isnan(wanted))
-        if not np.all(same | (error <= _RELATIVE.get(wanted.dtype.name, 1e-2) * own)):
-            wrong.append(f"`{name}` by {float(np.nanmax(np.where(same, 0.0, error))) / own:.1e}")
-    if wrong:
-        raise ArgumentError(
-            Diagnostic(
-                A263,
-                f"{what} of the captured graph differs from TensorFlow",
-                place=where,
-                found=", ".join(wrong[:5]) + (", …" if len(wrong) > 5 else ""),
-                needed="the numbers of TensorFlow",
-                hint="write the part that differs in another way; nothing was written",
-            )
-        )
-
-
-def _size(array: np.ndarray) -> float:
-    finite = array[np.isfinite(array)]
-    return float(np.abs(finite).max(initial=0.0))
+        compared = self.comparison.update(known, after, where)
+        assert compared
+        self.comparison.state.update({n: a for n, a in after.items() if n in self.comparison.state})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,36 @@ def _inlined(function: Any) -> Any:
     options.optimizers.append("function")
     options.function_optimization = rewriter_config_pb2.RewriterConfig.AGGRESSIVE
     return tf_optimizer.OptimizeGraph(config, meta)
+
+
+CUSTOM_GRADIENT = (
+    "leave tf.custom_gradient out where its derivative is that of the function; x + tf.stop_gradient(f(x) - x) has the "
+    "value of f and the slope 1; an optimizer clips gradients"
+)
+"""What to do about a function that has a derivative of its own."""
+
+
+def owner_of_gradient(kind: str) -> str:
+    """Return the function to which a tf.custom_gradient belongs, with its place; empty if TensorFlow does not know."""
+    from tensorflow.python.framework import ops
+
+    try:
+        registered = ops.gradient_registry.lookup(kind)
+    except LookupError:  # a SavedModel from another process
+        return ""
+    gradient = _held(_held(registered, "tape_grad_fn"), "grad_fn")
+    if gradient is None:
+        return ""
+    name = gradient.__qualname__.rsplit(".<locals>", 1)[0].rsplit("<locals>.", 1)[-1]
+    return f"`{name}` ({os.path.basename(gradient.__code__.co_filename)} line {gradient.__code__.co_firstlineno})"
+
+
+def _held(function: Any, name: str) -> Any:
+    """Return what a nested function knows under a name of the function around it; None if it knows nothing."""
+    code = getattr(function, "__code__", None)
+    if code is None or name not in code.co_freevars:
+        return None
+    return function.__closure__[code.co_freevars.index(name)].cell_contents
 
 
 def is_stateful(op_type: str) -> bool:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from onward.backends.graph import shapes
 from onward.backends.graph.common import register_shapes
 from onward.backends.graph.shapes import along, mirrored, pad_amounts, reshaped, slices, split_sizes
 from onward.backends.jax.framework import JAX, ints, number
@@ -125,22 +126,16 @@ def pad(attributes: Attributes, x: Array, pads: Any = None, value: Any = None, a
 
 @op("DepthToSpace")
 def depth_to_space(attributes: Attributes, x: Array) -> Array:
-    n, c, h, w = x.shape
-    b = attributes["blocksize"]
-    if attributes.get("mode", "DCR") == "DCR":
-        blocks = x.reshape(n, b, b, c // b**2, h, w).transpose(0, 3, 4, 1, 5, 2)
-    else:
-        blocks = x.reshape(n, c // b**2, b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
-    return blocks.reshape(n, c // b**2, h * b, w * b)
+    return _moved(x, shapes.depth_to_space(attributes, x.shape))
 
 
 @op("SpaceToDepth")
 def space_to_depth(attributes: Attributes, x: Array) -> Array:
-    n, c, h, w = x.shape
-    b = attributes["blocksize"]
-    blocks = x.reshape(n, c, h // b, b, w // b, b)
-    order = (0, 1, 3, 5, 2, 4) if attributes.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
-    return blocks.transpose(order).reshape(n, c * b * b, h // b, w // b)
+    return _moved(x, shapes.space_to_depth(attributes, x.shape))
+
+
+def _moved(x: Array, blocks: shapes.Blocks) -> Array:
+    return x.reshape(blocks.split).transpose(blocks.order).reshape(blocks.joined)
 
 
 @op("Trilu")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from onward.backends.graph import shapes
 from onward.backends.graph.common import register_shapes
 from onward.backends.graph.host import Host
 from onward.backends.graph.shapes import along, mirrored, pad_amounts, reshaped, slices, split_sizes
@@ -160,22 +161,16 @@ def _constant_pad(x: tf.Tensor, sides: list[tuple[Any, Any]], value: Any, attrib
 
 @op("DepthToSpace")
 def depth_to_space(attributes: Attributes, x: tf.Tensor) -> tf.Tensor:
-    n, c, h, w = shape_of(x)
-    b = attributes["blocksize"]
-    if attributes.get("mode", "DCR") == "DCR":
-        blocks = tf.transpose(tf.reshape(x, sized([n, b, b, c // b**2, h, w])), (0, 3, 4, 1, 5, 2))
-    else:
-        blocks = tf.transpose(tf.reshape(x, sized([n, c // b**2, b, b, h, w])), (0, 1, 4, 2, 5, 3))
-    return tf.reshape(blocks, sized([n, c // b**2, h * b, w * b]))
+    return _moved(x, shapes.depth_to_space(attributes, shape_of(x)))
 
 
 @op("SpaceToDepth")
 def space_to_depth(attributes: Attributes, x: tf.Tensor) -> tf.Tensor:
-    n, c, h, w = shape_of(x)
-    b = attributes["blocksize"]
-    blocks = tf.reshape(x, sized([n, c, h // b, b, w // b, b]))
-    order = (0, 1, 3, 5, 2, 4) if attributes.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
-    return tf.reshape(tf.transpose(blocks, order), sized([n, c * b * b, h // b, w // b]))
+    return _moved(x, shapes.space_to_depth(attributes, shape_of(x)))
+
+
+def _moved(x: tf.Tensor, blocks: shapes.Blocks) -> tf.Tensor:
+    return tf.reshape(tf.transpose(tf.reshape(x, sized(blocks.split)), blocks.order), sized(blocks.joined))
 
 
 @op("Trilu")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.backends.graph import shapes
 from onward.backends.graph.common import register_shapes
 from onward.backends.graph.host import Host
 from onward.backends.graph.shapes import along, mirrored, pad_amounts, reshaped, slices, split_sizes
@@ -138,20 +139,16 @@ def pad(attributes: Attributes, x: Tensor, pads: Any = None, value: Any = None, 
 
 @op("DepthToSpace")
 def depth_to_space(attributes: Attributes, x: Tensor) -> Tensor:
-    n, c, h, w = x.shape
-    b = attributes["blocksize"]
-    if attributes.get("mode", "DCR") == "DCR":
-        return x.reshape(n, b, b, c // b**2, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, c // b**2, h * b, w * b)
-    return x.reshape(n, c // b**2, b, b, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, c // b**2, h * b, w * b)
+    return _moved(x, shapes.depth_to_space(attributes, x.shape))
 
 
 @op("SpaceToDepth")
 def space_to_depth(attributes: Attributes, x: Tensor) -> Tensor:
-    n, c, h, w = x.shape
-    b = attributes["blocksize"]
-    blocks = x.reshape(n, c, h // b, b, w // b, b)
-    order = (0, 1, 3, 5, 2, 4) if attributes.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
-    return blocks.permute(order).reshape(n, c * b * b, h // b, w // b)
+    return _moved(x, shapes.space_to_depth(attributes, x.shape))
+
+
+def _moved(x: Tensor, blocks: shapes.Blocks) -> Tensor:
+    return x.reshape(blocks.split).permute(blocks.order).reshape(blocks.joined)
 
 
 @op("Trilu")
