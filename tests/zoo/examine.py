@@ -298,7 +298,7 @@ class Examination:
         self.blurred = (
             f"finite differences of ONNX Runtime: {bad[:3] or checks[:2]}" if bad or not entry["checked"] else ""
         )
-        # One tensor whose gradient is a rounding error of the loss may differ by any factor: PyTorch decides for it too.
+        # A tensor whose gradient is a rounding error of the loss may differ by any factor: there, too, PyTorch decides.
         far = [c for c in bad if c["error"] > 0.15]
         if not self.quantised and (len(far) > 1 or any(c["tensors"] == "all" for c in far)):
             raise Miss(f"differs from finite differences of ONNX Runtime: {bad[:3]}")
