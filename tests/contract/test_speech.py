@@ -27,7 +27,6 @@ PYTHON_ONLY = {
     "mode": "an argument of a callback of the caller; those of the command line know their direction",
     "num_workers": "an argument of PyTorch's DataLoader",
     "old_classes": "an argument of onward.surgery.replace_head",
-    "preparation": "an object of the caller; the command line has an option for each part of it",
     "shuffle": "only shuffle=False occurs, which is --no-shuffle",
     "white": "an argument of an augmentation of the caller",
     "keepdims": "an argument of an ONNX operator in a function of the caller",
