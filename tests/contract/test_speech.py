@@ -21,7 +21,6 @@ ELSEWHERE = ("cli", "frontends", "testing", "backends/torch/convert.py", "backen
 # Arguments without an option, and why.
 PYTHON_ONLY = {
     "at": "an argument of onward.surgery.cut",
-    "blank": "an argument of onward.surgery.replace_head; the loss says it at the command line",
     "crop": "the text of an augmentation, which is the same in both",
     "external_data": "a command saves as one file, or beside it where that is too large",
     "mode": "an argument of a callback of the caller; those of the command line know their direction",
