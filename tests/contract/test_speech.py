@@ -21,13 +21,11 @@ ELSEWHERE = ("cli", "frontends", "testing", "backends/torch/convert.py", "backen
 # Arguments without an option, and why.
 PYTHON_ONLY = {
     "at": "an argument of onward.surgery.cut",
-    "blank": "an argument of onward.surgery.replace_head; the loss says it at the command line",
     "crop": "the text of an augmentation, which is the same in both",
     "external_data": "a command saves as one file, or beside it where that is too large",
     "mode": "an argument of a callback of the caller; those of the command line know their direction",
     "num_workers": "an argument of PyTorch's DataLoader",
     "old_classes": "an argument of onward.surgery.replace_head",
-    "preparation": "an object of the caller; the command line has an option for each part of it",
     "shuffle": "only shuffle=False occurs, which is --no-shuffle",
     "white": "an argument of an augmentation of the caller",
     "keepdims": "an argument of an ONNX operator in a function of the caller",
