@@ -69,11 +69,11 @@ class ScalarRanges(Pass):
     """Make each vector that `Range` reads a scalar; the unit gets a new model if there are any."""
 
     def run(self, unit: Unit) -> bool:
-        if not has_vector_range([*_graphs(unit.training), *unit.training.ir.functions.values()]):
+        if not has_vector_range(_bodies(unit.training)):
             return False
         unit.training = from_light(*to_light(unit.training))
-        for graph in [*_graphs(unit.training), *unit.training.ir.functions.values()]:
-            make_scalar_ranges(graph, unit.opset)
+        for body in _bodies(unit.training):
+            make_scalar_ranges(body, unit.opset)
         return True
 
 
@@ -200,6 +200,11 @@ def _graphs(model: TrainingModel) -> list[ir.Graph]:
     """Return the inference graph and the training graphs."""
     parts = [g for e in model.entries for g in (e.algorithm, e.initialization)]
     return [model.graph, *(g for g in parts if g is not None)]
+
+
+def _bodies(model: TrainingModel) -> list[walk.GraphLike]:
+    """Return the graphs and the functions."""
+    return [*_graphs(model), *model.ir.functions.values()]
 
 
 def _needs_work(model: TrainingModel, target: int) -> bool:
