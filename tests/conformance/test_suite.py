@@ -196,5 +196,5 @@ def test_a_failure_that_is_not_a_known_gap_and_a_gap_that_is_closed_are_both_rep
     assert problems == [
         "torch: forward/A/y failed: new",
         "torch: known_gaps.toml: `forward/B/.*` does not fail any more: forward/B/x",
-        "torch: known_gaps.toml: no case matches `forward/C/.*`",
+        "torch: known_gaps.toml: no failure matches `forward/C/.*`",
     ]
