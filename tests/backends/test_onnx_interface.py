@@ -132,6 +132,17 @@ def test_a_node_runs_alone_at_the_version_that_is_asked_for(backend: Any) -> Non
     np.testing.assert_array_equal(joined, np.minimum(x, 3))
 
 
+def test_a_reduction_over_no_axis_is_that_of_single_elements() -> None:
+    x = np.array([[-3, 2], [5, -4]], np.int32)
+    settings = {"noop_with_empty_axes": 1, "keepdims": 0}
+
+    for name, wanted in (("ReduceL2", abs(x)), ("ReduceSumSquare", x * x), ("ReduceL1", abs(x)), ("ReduceSum", x)):
+        (found,) = torch.run_node(helper.make_node(name, ["x"], ["y"], **settings), [x], opset_version=18)
+
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_text_and_small_integers_run_although_the_framework_has_no_such_type(backend: Any) -> None:
     words = np.array(["ab", "c"], dtype=object)
     node = helper.make_node("StringConcat", ["x", "y"], ["z"])

@@ -17,11 +17,9 @@ from onward.backends.torch.registry import Attributes, op
 def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
     def run(attributes: Attributes, data: Tensor, axes: Any = None) -> Tensor:
         over = reduced_axes(attributes, None if axes is None else ints(axes), data.ndim)
-        if over is None:
-            return data
-        return (
-            function(data, over, bool(attributes.get("keepdims", 1))) if over else function(data.reshape(1), [0], False)
-        )
+        if not over:  # no axis: the sum of one element each, so ReduceL2 gives the absolute value
+            return function(data.unsqueeze(0), [0], False).to(data.dtype)
+        return function(data, over, bool(attributes.get("keepdims", 1))).to(data.dtype)
 
     return run
 
@@ -40,7 +38,8 @@ def _mean(data: Tensor, axes: list[int], keep: bool) -> Tensor:
 def _l2(data: Tensor, axes: list[int], keep: bool) -> Tensor:
     if data.is_floating_point() and axes:
         return torch.linalg.vector_norm(data, 2, axes, keepdim=keep)  # its gradient at zero is zero, not NaN
-    return (data * data).sum(axes, keepdim=keep).sqrt()
+    wide = data if data.is_floating_point() else data.double()
+    return (wide * wide).sum(axes, keepdim=keep).sqrt()
 
 
 def _log_sum_exp(data: Tensor, axes: list[int], keep: bool) -> Tensor:
