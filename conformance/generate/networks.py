@@ -247,11 +247,13 @@ def add_expanded(suite: Suite, case: Any) -> Iterator[str]:
             inlined = onnx.inliner.inline_selected_functions(
                 forward, [(case.domain, case.op)], exclude=False, inline_schema_functions=True
             )
-            onnx.checker.check_model(inlined, full_check=True)
         except Exception as error:  # noqa: BLE001 (onnx raises bare RuntimeError and others)
             yield f"expanded {case} at opset {opset}: {error!r}"[:200]
             continue
         if any(n.op_type == case.op for n in inlined.graph.node):
+            continue
+        if output_types(inlined, onnx.TensorProto.FLOAT) is None:
+            yield f"expanded {case} at opset {opset}: onnx refuses the body"
             continue
         low = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in point.feeds.items()}
         result = differentiate(inlined, low, point.weights, list(point.expected), "static", "float32", types)

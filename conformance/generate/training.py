@@ -10,7 +10,6 @@ import torch
 
 from generate.scenario import (
     Scenario,
-    Step,
     Values,
     add,
     gradients,
@@ -243,15 +242,12 @@ def initialization() -> Scenario:
 
 def legacy_graph_call() -> Scenario:
     """Return the linear scenario as ONNX 1.7 wrote it: the algorithm calls the graph, which is not part of it."""
-    algorithm = f"""a (float[4,3] features, float[4,2] t) => (float loss) {{
-  called = GraphCall<graph_name="g">(features)
+    algorithm = f"""a (float[4,3] x, float[4,2] t) => (float loss) {{
+  called = GraphCall<graph_name="g">(x)
   {SQUARED.replace("Sub(y, t)", "Sub(called, t)")}
-  {optimizer_text("Adagrad", ["W", "b"], ["features", "t"], decay_factor=0.1)} }}"""
+  {optimizer_text("Adagrad", ["W", "b"], ["x", "t"], decay_factor=0.1)} }}"""
     base = linear_scenario("legacy graph call", "Adagrad", decay_factor=0.1)
     base.algorithm, base.opset, base.ir_version, base.features = algorithm, 12, 7, ["legacy"]
-    inner: Step = base.step
-    base.step = lambda state, feeds: inner(state, {"x": feeds["features"], "t": feeds["t"]})
-    base.feeds = [{"features": f["x"], "t": f["t"]} for f in base.feeds]
     return base
 
 
