@@ -19,12 +19,17 @@ def gemm(at: Lowering) -> Value:
         op.Transpose(at.input(name), perm=[1, 0]) if at.attr(f"trans{name}") else at.input(name) for name in ("A", "B")
     )
     product = op.MatMul(a, b)
-    dtype = at.dtype(at.input("A"))
+    own = dtype = at.dtype(at.input("A"))
+    if not dtype.is_floating_point() and (at.attr("alpha") % 1 or at.attr("beta") % 1):
+        dtype = ir.DataType.DOUBLE  # fractions of integers, rounded towards 0 at the end
+        product, c = op.Cast(product, to=dtype), None if c is None else op.Cast(c, to=dtype)
     if at.attr("alpha") != 1.0:
         product = op.Mul(product, op.constant(at.attr("alpha"), dtype))
     if c is None or at.attr("beta") == 0.0:
-        return product
-    return op.Add(product, c if at.attr("beta") == 1.0 else op.Mul(c, op.constant(at.attr("beta"), dtype)))
+        return op.cast(product, own)
+    return op.cast(
+        op.Add(product, c if at.attr("beta") == 1.0 else op.Mul(c, op.constant(at.attr("beta"), dtype))), own
+    )
 
 
 @decomposition("MatMulInteger", kernel="8-bit products: the integers are widened to 32 bits, four times the bytes")

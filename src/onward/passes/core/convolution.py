@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onward.autodiff.rules.image import _spatial_axes
 from onward.graph.builder import Value
 from onward.passes.core._windows import Windows, overlap_add, pad, spatial_rank
 from onward.passes.core.contraction import centred
@@ -117,8 +118,7 @@ def col2im(at: Lowering) -> Value:
     """ScatterND adds the blocks where they overlap; Slice cuts the pads off."""
     X, op = at.input("input"), at.op
     image_shape, block_shape = at.constant_input("image_shape"), at.constant_input("block_shape")
-    counts = [at.known_dim(at.input(n), 0) for n in ("image_shape", "block_shape")]
-    rank = next((c for c in counts if c is not None), None) or len(at.attr("strides") or at.attr("dilations") or [])
+    rank = _spatial_axes(at, at.output("output"))
     strides = [int(s) for s in at.attr("strides") or [1] * rank]
     dilations = [int(d) for d in at.attr("dilations") or [1] * rank]
     pads = [int(p) for p in at.attr("pads") or [0] * 2 * rank]

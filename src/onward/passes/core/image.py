@@ -17,6 +17,9 @@ from onward.passes.core.registry import Lowering, decomposition
 def grid_sample(at: Lowering) -> Value:
     """The sum over the neighbours of each point of weight * Gather(X, index)."""
     op, X, grid = at.op, at.input("X"), at.input("grid")
+    if at.dtype(X) != at.dtype(grid):  # in the type of the grid
+        options = {n: at.attr(n) for n in ("mode", "padding_mode", "align_corners")}
+        return op.Cast(op.GridSample(op.Cast(X, to=at.dtype(grid)), grid, **options), to=at.dtype(X))
     sampling = _Sampling(at, X)
     D, count = sampling.D, sampling.offsets.shape[1]
     axes = [sampling._axis(d) for d in range(D)]

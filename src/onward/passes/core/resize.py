@@ -28,11 +28,16 @@ def resize(at: Lowering) -> Value:
     rank = at.rank_of(X)
     given = at.attr("axes") if "axes" in at.node.attributes else None
     axes = list(range(rank)) if given is None else [int(a) % rank for a in given]
-    value = X
+    dtype = at.dtype(X)
+    whole = not dtype.is_floating_point() and at.attr("mode") != "nearest"
+    value = at.op.Cast(X, to=FLOAT) if whole else X  # integers are rounded once, at the end
+    value.shape = X.shape
     for position, axis in enumerate(axes):
         one = _Axis(at, X, axis, position, axes)
         if not one.unchanged:
             value = one.apply(value)
+    if whole:
+        return at.op.Cast(value, to=dtype)
     return value if value is not X else at.op.Identity(X)
 
 
