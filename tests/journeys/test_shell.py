@@ -130,8 +130,9 @@ def test_the_advice_of_the_doctor_is_enough(shell: Shell, classifier: Path, tmp_
     )
 
     said = shell("doctor", classifier).stdout
-    commands = [shlex.split(line) for line in re.findall(r"(?<=onward )(?:make-trainable|train) .*", said)]
-    assert [c[0] for c in commands] == ["make-trainable", "train"]
+    found = re.findall(r"(?<=onward )(?:make-trainable|train) .*", said)
+    commands = [shlex.split(line, comments=True) for line in found]
+    assert [c[0] for c in commands] == ["make-trainable", "train", "train"]
     for command in commands:
         shell(*["mine.npz" if word == "DATA" else word for word in command])
 

@@ -25,26 +25,25 @@ def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) 
     does. Constants and initializers inside the bodies of If, Loop and Scan move to the outer graph. The results of the
     model do not change.
     """
-    lifted = []
-    used = collections.Counter(_defined(graph))
-    for node in list(all_nodes(graph)):
+    found = list(_weights(graph, patterns))
+    # Branches may use one name each: what stays inside keeps its name, so a weight outside must not have it.
+    staying = collections.Counter(_defined(graph)) - collections.Counter(value.name or "" for value, _ in found)
+    return [_lift(value, tensor, graph, names, set(staying)) for value, tensor in found]
+
+
+def _weights(graph: ir.Graph, patterns: Sequence[str]) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """Yield the outputs of Constant nodes, and the initializers of inner graphs, that hold weights."""
+    for node in all_nodes(graph):
         for inner in subgraphs(node):
-            for value in list(inner.initializers.values()):
+            for value in inner.initializers.values():
                 tensor = value.const_value
-                if tensor is None or value.is_graph_input() or not _is_weight(value, tensor, patterns):
-                    continue
-                del inner.initializers[value.name]  # type: ignore[arg-type]  # an initializer has a name
-                lifted.append(_lift(value, tensor, graph, names, used))
-        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
-            continue
-        output = node.outputs[0]
-        tensor = ir.convenience.get_const_tensor(output)
-        if tensor is None or not _is_weight(output, tensor, patterns):
-            continue
-        lifted.append(_lift(output, tensor, graph, names, used))
-        assert node.graph is not None
-        node.graph.remove(node, safe=True)
-    return lifted
+                if tensor is not None and not value.is_graph_input() and _is_weight(value, tensor, patterns):
+                    yield value, tensor
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.outputs) == 1:
+            output = node.outputs[0]
+            tensor = ir.convenience.get_const_tensor(output)
+            if tensor is not None and _is_weight(output, tensor, patterns):
+                yield output, tensor
 
 
 def _defined(graph: ir.Graph) -> Iterator[str]:
@@ -64,11 +63,9 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, patterns: Sequence[st
     return named or tensor.size >= 2 or any((n.op_type, i) in _LIFTED for n, i in final_uses(value))
 
 
-def _lift(
-    inner: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph, names: Names, used: collections.Counter[str]
-) -> ir.Value:
+def _lift(inner: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph, names: Names, staying: set[str]) -> ir.Value:
     name = inner.name or names.unique("weight")
-    if used[name] > 1:
+    if name in staying or name in graph.initializers:
         name = names.unique(name)
     array = tensor.numpy()
     value = ir.Value(
@@ -80,5 +77,12 @@ def _lift(
         metadata_props=dict(inner.metadata_props),
     )
     ir.convenience.replace_all_uses_with(inner, value)
+    node = inner.producer()
+    if node is None:
+        assert inner.graph is not None
+        del inner.graph.initializers[inner.name]  # type: ignore[arg-type]  # an initializer has a name
+    else:
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
     graph.register_initializer(value)
     return value

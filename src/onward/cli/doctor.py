@@ -103,7 +103,7 @@ def _print(found: Diagnosis, console: Console, limit: int | None) -> None:
     if any(o.trains and o.loss == "cross_entropy" and len(o.shape or ()) == 2 for o in found.outputs) and found.source:
         file = shlex.quote(found.source)
         command = f"onward train {file} --data DATA --classes auto --inference tuned.onnx"
-        _line(console, "or", f"{command}   (a new head for classes of your own)", "bold")
+        _line(console, "or", f"{command}  # a new head for classes of your own", "bold")
 
 
 def _by(producer: str) -> str:

@@ -107,8 +107,8 @@ def restore(model: ir.Model) -> list[PlainOperatorsWarning]:
         except (ValueError, KeyError, TypeError, zlib.error, DecodeError):
             continue  # somebody else's metadata
         restored |= reason is None
-        if reason is not None:
-            left.append(_stays(proto, reason))
+        if reason is not None and any(n.metadata_props.get(_KEY) == number for n in graph):
+            left.append(_stays(proto, reason))  # else surgery took all of it away: nothing stays
     for node in graph:
         node.metadata_props.pop(_KEY, None)
         for value in node.outputs:

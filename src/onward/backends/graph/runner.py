@@ -10,7 +10,7 @@ import onnx
 
 from onward.backends.graph import interpreter as core
 from onward.backends.graph.foreign import WithForeign
-from onward.backends.plain import lowered
+from onward.compiler.plain import lowered
 from onward.errors import BackendError, OnwardError
 from onward.model.roles import RANDOM_STEP
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onward.backends.onnxruntime.session import _RUNTIME_ERRORS, B200, B201
-from onward.backends.plain import other_forms, without_training
+from onward.compiler.plain import other_forms, without_training
 from onward.errors import BackendError, Diagnostic
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 
 from onward.backends.graph.registry import B300
-from onward.backends.plain import without_training
 from onward.backends.reference.evaluator import Evaluator
+from onward.compiler.plain import without_training
 from onward.errors import BackendError, Diagnostic
 
 B110 = "B110"
