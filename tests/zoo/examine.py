@@ -225,9 +225,10 @@ class Examination:
             program = onward.compile(model)
             session = open_session(program, "onnxruntime")
             start = session.get_state()
+            setting = program.first.learning_rates[0]
             for rate in self._rates():
                 session.set_state(start)
-                feeds = {**self.batch, program.first.learning_rates[0]: np.asarray(rate, np.float32)}
+                feeds = {**self.batch, setting: np.asarray(rate, program.settings[setting].dtype)}
                 begin = time.process_time()  # of all threads: it does not depend on what else the machine does
                 try:
                     seen = [float(session.step(feeds)[program.loss]) for _ in range(3)]
