@@ -55,6 +55,13 @@ class Point:
     oracle: str
 
 
+# Where onnx's ReferenceEvaluator is the only evaluator, and wrong.
+UNCONFIRMED = {
+    "LRN": "onnx's ReferenceEvaluator leaves out the window of an even size, and ONNX Runtime refuses it",
+    "ConvTranspose": "onnx's ReferenceEvaluator and PyTorch place an output_shape that exceeds the windows differently",
+}
+
+
 def base_cases() -> list[Any]:
     """Return the entries of tests/cases: inputs and attributes of every differentiable operator."""
     from cases import all_cases
@@ -110,6 +117,8 @@ def evaluate(case: Any, dtype: str, *, ones: bool = False) -> Point:
             feeds, flat_weights, {n: np.zeros_like(feeds[n]) for n in wrt}, "closed form: flat almost everywhere"
         )
     evaluators, torch_result, outputs, trusted = vote(case, model, feeds)
+    if not trusted and case.op in UNCONFIRMED:
+        raise NoOracle(UNCONFIRMED[case.op])
     floating = [n for n in model.outputs if is_float(outputs[n])]
     weights = make_weights({n: np.asarray(outputs[n]).shape for n in floating}, ones=ones or case.expected is not None)
     by_torch = None
