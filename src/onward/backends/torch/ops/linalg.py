@@ -24,7 +24,8 @@ def gemm(attributes: Attributes, a: Tensor, b: Tensor, c: Tensor | None = None) 
         return torch.addmm(c, left, right)
     product = mat_mul(attributes, left, right)
     product = product if alpha == 1 else product * alpha
-    return product if c is None else product + (c if beta == 1 else c * beta)
+    result = product if c is None else product + (c if beta == 1 else c * beta)
+    return result.to(a.dtype)  # alpha and beta are floats, also where the matrices are integers
 
 
 @op("Einsum")

@@ -29,7 +29,10 @@ def constant_of_shape(attributes: Attributes, sizes: Any) -> Tensor:
 @op("Range")
 def range_(attributes: Attributes, start: Any, limit: Any, delta: Any) -> Tensor:
     dtype = host_type(start) if isinstance(start, Host) else start.dtype
-    return torch.arange(number(start), number(limit), number(delta), dtype=dtype)
+    first, last, step = number(start), number(limit), number(delta)
+    if (last - first) * step < 0:  # PyTorch refuses a range that points away from its end; it is empty
+        return torch.empty(0, dtype=dtype)
+    return torch.arange(first, last, step, dtype=dtype)
 
 
 @op("EyeLike")
