@@ -202,3 +202,36 @@ def test_another_device_is_not_supported(backend: Any) -> None:
     assert not backend.supports_device("CUDA:0")
     with pytest.raises(NotSupported, match="CUDA"):
         backend.prepare(_unknown(), "CUDA:0")
+
+
+def test_torch_has_an_affine_grid_of_a_batch_of_one() -> None:
+    """The standard's body squeezes the batch away; so did the gradient of AffineGrid, which reads a grid of one."""
+    import onward.backends.torch as backend
+
+    node = onnx.helper.make_node("AffineGrid", ["theta", "size"], ["grid"], align_corners=1)
+    identity = np.array([[[1, 0, 0], [0, 1, 0]]], np.float32)
+
+    (grid,) = backend.run_node(node, [identity, np.array([1, 1, 2, 2])])
+
+    np.testing.assert_array_equal(grid, [[[[-1, -1], [1, -1]], [[-1, 1], [1, 1]]]])
+
+
+def test_torch_has_an_empty_range() -> None:
+    import onward.backends.torch as backend
+
+    node = onnx.helper.make_node("Range", ["start", "limit", "delta"], ["y"])
+
+    (y,) = backend.run_node(node, [np.array(v, np.float32) for v in (3, 1, 1)])
+
+    assert y.shape == (0,)
+
+
+def test_torch_multiplies_integers_to_integers() -> None:
+    import onward.backends.torch as backend
+
+    node = onnx.helper.make_node("Gemm", ["a", "b"], ["y"], alpha=0.5)
+
+    (y,) = backend.run_node(node, [np.array([[2, 4]], np.int32), np.array([[3], [5]], np.int32)])
+
+    assert y.dtype == np.int32
+    assert y.tolist() == [[13]]

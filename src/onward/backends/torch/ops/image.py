@@ -1,4 +1,4 @@
-"""Resampling of images: Resize, Upsample, GridSample, RoiAlign, and NonMaxSuppression."""
+"""Resampling of images: Resize, Upsample, GridSample, AffineGrid, RoiAlign, and NonMaxSuppression."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from onward.backends.graph import on_numpy
 from onward.backends.graph.resize import NewAxis, resized, upsampled
 from onward.backends.graph.shapes import along
-from onward.backends.torch.framework import TORCH, number
+from onward.backends.torch.framework import TORCH, ints, number
 from onward.backends.torch.registry import Attributes, op
 from onward.backends.torch.tensors import to_numpy, to_tensor
 
@@ -51,6 +51,12 @@ def grid_sample(attributes: Attributes, x: Tensor, grid: Tensor) -> Tensor:
     mode = modes[attributes.get("mode", "linear")]
     padding, align = attributes.get("padding_mode", "zeros"), bool(attributes.get("align_corners", 0))
     return F.grid_sample(x, grid.to(x.dtype), mode, padding, align)
+
+
+@op("AffineGrid", since=20)
+def affine_grid(attributes: Attributes, theta: Tensor, size: Any) -> Tensor:
+    """The standard's body squeezes all axes of size 1, and so fails for a batch of one."""
+    return F.affine_grid(theta, ints(size), bool(attributes.get("align_corners", 0)))
 
 
 @op("RoiAlign", since=10)
