@@ -57,7 +57,7 @@ def _run_model(case: Case, backend: Any, device: str) -> tuple[str, str]:
         prepared = prepare(model, device)
     except _SKIPS:
         raise
-    except Exception:
+    except Exception:  # of any type; raised again unless the backend says that it lacks the model
         compatible = getattr(backend, "is_compatible", None)
         if compatible is not None and not compatible(model, device):
             return "skipped", "the backend says that it is not compatible with the model"
