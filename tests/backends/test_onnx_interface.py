@@ -204,10 +204,8 @@ def test_another_device_is_not_supported(backend: Any) -> None:
         backend.prepare(_unknown(), "CUDA:0")
 
 
-def test_torch_has_an_affine_grid_of_a_batch_of_one() -> None:
+def test_an_affine_grid_of_a_batch_of_one(backend: Any) -> None:
     """The standard's body squeezes the batch away; so did the gradient of AffineGrid, which reads a grid of one."""
-    import onward.backends.torch as backend
-
     node = onnx.helper.make_node("AffineGrid", ["theta", "size"], ["grid"], align_corners=1)
     identity = np.array([[[1, 0, 0], [0, 1, 0]]], np.float32)
 
@@ -216,9 +214,7 @@ def test_torch_has_an_affine_grid_of_a_batch_of_one() -> None:
     np.testing.assert_array_equal(grid, [[[[-1, -1], [1, -1]], [[-1, 1], [1, 1]]]])
 
 
-def test_torch_has_an_empty_range() -> None:
-    import onward.backends.torch as backend
-
+def test_an_empty_range(backend: Any) -> None:
     node = onnx.helper.make_node("Range", ["start", "limit", "delta"], ["y"])
 
     (y,) = backend.run_node(node, [np.array(v, np.float32) for v in (3, 1, 1)])
@@ -226,9 +222,7 @@ def test_torch_has_an_empty_range() -> None:
     assert y.shape == (0,)
 
 
-def test_torch_multiplies_integers_to_integers() -> None:
-    import onward.backends.torch as backend
-
+def test_a_product_of_integers_is_of_integers(backend: Any) -> None:
     node = onnx.helper.make_node("Gemm", ["a", "b"], ["y"], alpha=0.5)
 
     (y,) = backend.run_node(node, [np.array([[2, 4]], np.int32), np.array([[3], [5]], np.int32)])

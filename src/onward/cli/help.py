@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,25 @@ class _Manners:
             option.metavar = ""
         return option
 
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Read the arguments."""
+        with _interruptible():
+            return super().make_context(*arguments, **settings)  # type: ignore[misc]  # as above
+
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C ends it with one word, where typer would say nothing."""
-        try:
+        """Run the command."""
+        with _interruptible():
             return super().invoke(ctx)  # type: ignore[misc]  # as above
-        except KeyboardInterrupt:
-            typer.secho("interrupted", err=True, fg="red", bold=True)
-            raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """End the program with one word at Ctrl-C, where typer would say nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.secho("interrupted", err=True, fg="red", bold=True)
+        raise typer.Exit(130) from None
 
 
 class Group(_Manners, TyperGroup):

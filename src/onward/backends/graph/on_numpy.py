@@ -63,3 +63,13 @@ def mel_weights(bins: int, size: int, rate: int, lower: float, upper: float) -> 
     weights = np.where((place >= before) & (place <= peak), rising, 0.0)
     weights = np.where((place == peak) & (before == peak), 1.0, weights)
     return np.where((place >= peak) & (place < after), falling, weights)
+
+
+def affine_points(sizes: list[int], corners: bool) -> np.ndarray:
+    """Return each point of an image as AffineGrid multiplies it: its coordinates, the last axis first, and a one.
+
+    >>> affine_points([1, 2], corners=True).tolist()
+    [[[-1.0, 0.0, 1.0], [1.0, 0.0, 1.0]]]
+    """
+    lines = [np.linspace(-1, 1, n) * (1 if corners else (n - 1) / n) if n > 1 else np.zeros(n) for n in sizes]
+    return np.stack([*reversed(np.meshgrid(*lines, indexing="ij")), np.ones(sizes)], -1)

@@ -1,4 +1,4 @@
-"""Resampling of images: Resize, Upsample, GridSample, RoiAlign, and NonMaxSuppression."""
+"""Resampling of images: Resize, Upsample, GridSample, AffineGrid, RoiAlign, and NonMaxSuppression."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax import lax
 from onward.backends.graph import on_numpy
 from onward.backends.graph.resize import NewAxis, resized, upsampled
 from onward.backends.graph.shapes import along
-from onward.backends.jax.framework import JAX, concrete, number
+from onward.backends.jax.framework import JAX, concrete, ints, number
 from onward.backends.jax.registry import Attributes, op
 from onward.backends.jax.tensors import Array, is_float
 
@@ -69,6 +69,13 @@ def grid_sample(attributes: Attributes, x: Array, grid: Array) -> Array:
         read = jnp.moveaxis(x[(samples, slice(None), *index)], -1, 1)
         result = result + read * jnp.where(within, weight, 0)[:, None]
     return result.astype(x.dtype)
+
+
+@op("AffineGrid", since=20)
+def affine_grid(attributes: Attributes, theta: Array, size: Any) -> Array:
+    """The standard's body squeezes all axes of size 1, and so fails for a batch of one."""
+    points = on_numpy.affine_points(ints(size)[2:], bool(attributes.get("align_corners", 0)))
+    return jnp.einsum("...p,nqp->n...q", points.astype(theta.dtype), theta)
 
 
 def _inside(point: Array, size: int, padding: str, corners: bool) -> Array:

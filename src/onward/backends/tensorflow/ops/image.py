@@ -1,4 +1,4 @@
-"""Resampling of images: Resize, Upsample, GridSample, RoiAlign, and NonMaxSuppression."""
+"""Resampling of images: Resize, Upsample, GridSample, AffineGrid, RoiAlign, and NonMaxSuppression."""
 
 from __future__ import annotations
 
@@ -103,6 +103,13 @@ def grid_sample(attributes: Attributes, x: tf.Tensor, grid: tf.Tensor) -> tf.Ten
         read = tf.gather_nd(pixels, tf.stack(index, -1))
         result = result + read * tf.where(within, weight, tf.zeros_like(weight))[..., None]
     return tf.transpose(result, [0, rank + 1, *range(1, rank + 1)])
+
+
+@op("AffineGrid", since=20)
+def affine_grid(attributes: Attributes, theta: tf.Tensor, size: Any) -> tf.Tensor:
+    """The standard's body squeezes all axes of size 1, and so fails for a batch of one."""
+    points = on_numpy.affine_points(ints(size)[2:], bool(attributes.get("align_corners", 0)))
+    return tf.einsum("...p,nqp->n...q", tf.cast(points, theta.dtype), theta)
 
 
 def _inside(point: tf.Tensor, size: int, padding: str, corners: bool) -> tf.Tensor:
