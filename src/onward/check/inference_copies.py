@@ -35,6 +35,7 @@ from onward.graph.schema import raw_schema, schema
 from onward.storage.writer import LIGHT_SIZE
 
 _KEPT_BYTES = 64 * LIGHT_SIZE  # strings have no fixed size
+_FOREIGN = "onward.foreign"  # the domain of experimental operators, which the default domain no longer has
 # The types that ConstantOfShape may create, at every opset that has it.
 _FILLABLE = (
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL,
@@ -218,6 +219,8 @@ class _Copy:
             fresh = target.add()
             fresh.CopyFrom(node)
             fresh.name = tag
+            if not node.domain and self._model.is_foreign(view, position):
+                fresh.domain = _FOREIGN  # onnx.checker leaves alone what it cannot know
             self._add_defaults(view, node, fresh)
             return True
         fresh = target.add(op_type=node.op_type, domain=node.domain, overload=node.overload, name=tag)
@@ -340,7 +343,7 @@ def _declared(value: Any, untyped: bool = False) -> Any:
 
 
 def _import_opsets(opsets: Mapping[str, int], target: Any) -> None:
-    for domain, version in opsets.items():
+    for domain, version in {**opsets, _FOREIGN: 1}.items():
         target.opset_import.add(domain=domain, version=min(known_opset(domain, version), 2**31 - 1))
 
 

@@ -20,7 +20,7 @@ from onward.check.views import (
     function_text,
     known_opset,
 )
-from onward.graph.schema import TRAINING_DOMAIN, Schema, all_schemas, newest_opset, raw_schema, schema
+from onward.graph.schema import EXPERIMENTAL, TRAINING_DOMAIN, Schema, all_schemas, newest_opset, raw_schema, schema
 
 C116 = "C116"
 C123 = "C123"
@@ -85,7 +85,7 @@ def _check_node(model: Model, view: View, position: int, node: Node, groups: _Gr
     found = schema(node.op_type, domain, known_opset(domain, version))
     if found is None or node.overload:
         groups.add(view, position, "operator", domain, node.op_type, node.overload)
-        if domain in OFFICIAL_DOMAINS:
+        if domain in OFFICIAL_DOMAINS and not _is_experimental(domain, node.op_type, node.overload):
             model.mark_broken(view, position)
         else:
             model.mark_foreign(view, position)
@@ -150,6 +150,14 @@ def _report_unknown(
             needed=f"{function_text(key)} in ModelProto.functions",
             hint=function_hint(model, key, findings),
         )
+    elif _is_experimental(*key):
+        findings.warning(
+            C138,
+            f"{domain_text(domain)} has no operator {quote(op_type)} in version {version}, but ONNX Runtime runs it",
+            place=place,
+            found=many,
+            hint="make-trainable replaces it by operators of the standard",
+        )
     elif domain in OFFICIAL_DOMAINS:
         newest = schema(op_type, domain, None)
         hint = findings.near(op_type, _operators(domain))
@@ -171,6 +179,10 @@ def _report_unknown(
             found=many,
             hint=findings.near(op_type, (k[1] for k in model.functions)),
         )
+
+
+def _is_experimental(domain: str, op_type: str, overload: str) -> bool:
+    return domain == "" and op_type in EXPERIMENTAL and not overload
 
 
 @functools.cache

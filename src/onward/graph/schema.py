@@ -20,6 +20,12 @@ GRADIENT_DOMAIN = "onward.gradients"
 # Models of an older opset are converted to this one for training; gradient rules may use its operators.
 WORKING_OPSET = 18
 
+EXPERIMENTAL = frozenset({
+    "Affine", "Crop", "DynamicSlice", "ImageScaler", "LayerNormalization", "MeanVarianceNormalization",
+    "ParametricSoftplus", "Scale", "ScaledTanh", "SimplifiedLayerNormalization", "ThresholdedRelu",
+})  # fmt: skip
+"""What ONNX Runtime runs in the default domain at versions that do not have it; upgrade/microsoft knows each."""
+
 
 def newest_opset(domain: str = "") -> int:
     """Return the newest version of `domain` that the installed onnx package defines."""

@@ -2,6 +2,7 @@
 
 ONNX Runtime's optimizer and its exporters write the former; no other runtime supports them, and they have no gradient.
 scikit-learn's and ML.NET's exporters write the latter, whose weights are attributes, which nothing can train.
+Converters of 2018 wrote experimental operators of ONNX, which the standard no longer has.
 `decompose_microsoft` replaces them first. Nodes that it cannot express (packed or shared caches, rare mask layouts,
 text, maps) stay in the graph; later stages report them. The decompositions of `ai.onnx.ml` are in `onward.upgrade.ml`.
 """
@@ -17,6 +18,7 @@ from onward.graph.builder import Builder, Names, Value
 from onward.model.ml_nodes import record
 from onward.upgrade.microsoft import attention as attention  # importing it registers its decompositions
 from onward.upgrade.microsoft import blockwise as blockwise
+from onward.upgrade.microsoft import experimental as experimental
 from onward.upgrade.microsoft import grouped as grouped
 from onward.upgrade.microsoft import plain as plain
 from onward.upgrade.microsoft import quantized as quantized
@@ -62,8 +64,10 @@ def _replace_once(model: ir.Model) -> bool:
 
 
 def _known(node: ir.Node) -> Decomposition | None:
-    misplaced = node.domain in ("", "ai.onnx") and node.op_type == SIMPLIFIED
-    return TABLE.get((DOMAIN if misplaced else node.domain, node.op_type))
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if domain == "" and experimental.is_standard(node):
+        return None
+    return TABLE.get((DOMAIN if domain == "" and node.op_type == SIMPLIFIED else domain, node.op_type))
 
 
 def _replace_in(graph: walk.GraphLike, opset: int, names: Names, version: int | None = None) -> bool:
