@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 import onward
 from autodiff.text_models import parse
+from onward.errors import ArgumentError
 from zoo.test_causes import F32, assert_gradient
 
 TESTS = Path(__file__).parents[1]
@@ -180,3 +181,29 @@ def test_an_output_of_another_length_than_the_labels_says_so() -> None:
     trainer.step({**batch, "labels": np.zeros((2, 4), F32)})
     with pytest.raises(onward.OnwardError, match=r"(?s)B201.*hint: .*another number of frames, boxes or time steps"):
         trainer.step({**batch, "labels": np.zeros((3, 4), F32)})
+
+
+# The Povey window of onnx-asr 0.5 and 0.6: a window that begins with 0, to the power of 0.85.
+@pytest.mark.parametrize("root", ["Pow(window, power)", "Sqrt(window)"])
+def test_a_weight_whose_root_is_taken_at_zero_is_left_out_and_said_so(root: str) -> None:
+    model = parse(f"""net (float[N, 3] x) => (float[N, 2] y)
+    <float[3] window = {{0, 0.5, 1}}, float power = {{0.85}}, float[3, 2] W = {{1, 2, 3, 4, 5, 6}}> {{
+        w = {root}
+        h = Mul(x, w)
+        y = MatMul(h, W)
+    }}""")
+
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1))
+
+    assert list(trainable.parameters) == ["W"]
+    with pytest.raises(ArgumentError, match="0 in places, where the slope of (Pow|Sqrt) is infinite"):
+        onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1), train="window")
+
+
+def test_an_empty_initializer_is_not_a_weight() -> None:
+    model = parse("""net (float[N, 3] x) => (float[N, 2] y) <float[3, 2] W = {1, 2, 3, 4, 5, 6}, float[0, 2] none = {}> {
+        h = MatMul(x, W)
+        y = Concat<axis = 0>(h, none)
+    }""")
+
+    assert list(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1)).parameters) == ["W"]

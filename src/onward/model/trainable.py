@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onward.arguments import did_you_mean, nearest
 from onward.errors import ArgumentError, Diagnostic
-from onward.graph.walk import all_nodes, ancestors, subgraphs
+from onward.graph.walk import all_nodes, ancestors, constant_of, subgraphs
 from onward.model.training_model import FLOAT_TYPES
 
 A110 = "A110"
@@ -105,9 +105,14 @@ def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool =
     uses = [(node, index) for node, index in final_uses(value) if node in influential]
     if not uses:
         return "the loss does not depend on it"
+    if value.shape is not None and 0 in value.shape:
+        return "it holds no numbers"
     reasons = [_constant_use(node, index) for node, index in uses]
     if all(reasons):
         return f"it is {reasons[0]}"
+    steep = next((node.op_type for node, index in uses if _is_infinitely_steep(value, node, index)), None)
+    if steep is not None:
+        return f"it is 0 in places, where the slope of {steep} is infinite"
     kind = value.metadata_props.get(_TORCH_KIND, "")
     if kind.endswith("PARAMETER") or named:
         return None
@@ -133,6 +138,15 @@ def _doubt(value: ir.Value, uses: Sequence[tuple[ir.Node, int]]) -> str | None:
     if value.const_value is not None and _is_mask(value.const_value.numpy()):
         return "a mask by its values"
     return None
+
+
+def _is_infinitely_steep(value: ir.Value, node: ir.Node, index: int) -> bool:
+    """Return whether the node takes a root of a zero in the value: no first step can be made from there."""
+    exponent = constant_of(node.inputs[1]) if node.op_type == "Pow" and index == 0 else None
+    is_root = node.op_type == "Sqrt" or (exponent is not None and exponent.size > 0 and bool((exponent < 1).all()))
+    if not is_root or node.domain not in ("", "ai.onnx") or value.const_value is None:
+        return False
+    return not value.const_value.numpy().all() and (exponent is None or bool((exponent != 0).any()))
 
 
 def _is_bias(node: ir.Node, index: int) -> bool:
