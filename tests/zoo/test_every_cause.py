@@ -201,7 +201,8 @@ def test_a_weight_whose_root_is_taken_at_zero_is_left_out_and_said_so(root: str)
 
 
 def test_an_empty_initializer_is_not_a_weight() -> None:
-    model = parse("""net (float[N, 3] x) => (float[N, 2] y) <float[3, 2] W = {1, 2, 3, 4, 5, 6}, float[0, 2] none = {}> {
+    model = parse("""net (float[N, 3] x) => (float[N, 2] y)
+    <float[3, 2] W = {1, 2, 3, 4, 5, 6}, float[0, 2] none = {}> {
         h = MatMul(x, W)
         y = Concat<axis = 0>(h, none)
     }""")
