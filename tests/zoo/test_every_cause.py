@@ -208,3 +208,24 @@ def test_an_empty_initializer_is_not_a_weight() -> None:
     }""")
 
     assert list(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1)).parameters) == ["W"]
+
+
+# Every export with dynamic_axes for the input only (OpenCV's unsqueeze_and_conv_dynamic_axes): the output states the
+# sizes of the example.
+@pytest.mark.parametrize(
+    ("sizes", "stated", "kernel"),
+    [((2, 1, 6, 7), "N, 2, 9, 9", "2, 1, 1, 1"), ((2, 1, 7), "N, 2, 9", "2, 1, 1")],
+)
+def test_an_output_that_states_the_sizes_of_an_example(sizes: tuple[int, ...], stated: str, kernel: str) -> None:
+    free = ", ".join(["H", "W"][: len(sizes) - 2])
+    model = parse(f"""net (float[N, 1, {free}] x) => (float[{stated}] y) <float[{kernel}] W = {{1, 2}}> {{
+        h = Conv(x, W)
+        y = Relu(h)
+    }}""")
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1))
+    (target,) = trainable.targets
+    batch = {"x": np.ones(sizes, F32), target: np.zeros((2, 2, *sizes[2:]), F32)}
+
+    history = onward.Trainer(trainable).fit([batch, batch], epochs=2, progress=False)
+
+    assert history["loss"][1] < history["loss"][0]

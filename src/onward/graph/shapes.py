@@ -141,25 +141,45 @@ def mark_unproven_sizes(model: ir.Model) -> None:
         found = [p if p in named and isinstance(d, int) else d for d, p in zip(stated, follows, strict=True)]
         if value in outputs:
             pairs = enumerate(zip(found, follows, strict=True))
-            found = [_marked(value.name, i, len(stated), d, p, named) for i, (d, p) in pairs]
+            found = [_marked(value, i, d, p, named) for i, (d, p) in pairs]
         if found != list(stated):
             value.shape = ir.Shape(found)
 
 
 def _marked(
-    output: str | None, axis: int, rank: int, stated: int | str | None, proven: int | str | None, named: set[str]
+    output: ir.Value, axis: int, stated: int | str | None, proven: int | str | None, named: set[str]
 ) -> int | str | None:
     """Return the size of an axis of an output, with a mark if it is stated like one of an input and is not.
 
     So are numbers between the first and the last axis, such as that of the time steps, which nothing confirms. The last
-    axis keeps its number: it is that of the classes. The name of a marked number tells the output and the axis, because
-    equal numbers that are wrong need not be equal sizes.
+    axis keeps its number, which is that of the classes, unless the nodes show that it is the width of an image or the
+    length of a sound. The name of a marked number tells the output and the axis, because equal numbers that are wrong
+    need not be equal sizes.
     """
     if stated in named and stated != proven:
         return f"{stated}{UNPROVEN}"
-    if isinstance(stated, int) and not isinstance(proven, int) and 0 < axis < rank - 1:
-        return f"{output}:{axis}:{stated}{UNPROVEN}"
+    if isinstance(stated, int) and not isinstance(proven, int) and 0 < axis < _open_axes(output):
+        return f"{output.name}:{axis}:{stated}{UNPROVEN}"
     return stated
+
+
+# These slide over the last axis, so its size follows from that of an input and is no number of classes.
+_SLIDING = {"Conv", "ConvTranspose", "AveragePool", "LpPool", "MaxPool", "Resize", "Upsample", "DepthToSpace", "Pad"}
+# These keep the axes of their first input, or remove axes of size 1.
+_KEEPING = {
+    "Add", "BatchNormalization", "Cast", "Clip", "Div", "Dropout", "Elu", "Gelu", "HardSigmoid", "HardSwish",
+    "Identity", "InstanceNormalization", "LeakyRelu", "Mul", "PRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Squeeze",
+    "Sub", "Tanh", "Unsqueeze",
+}  # fmt: skip
+
+
+def _open_axes(output: ir.Value) -> int:
+    """Return the number of leading axes of an output whose stated sizes may be those of an example."""
+    rank = len(output.shape or ())
+    node = output.producer()
+    while node is not None and node.op_type in _KEEPING and node.inputs and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return rank if rank > 3 or (node is not None and node.op_type in _SLIDING) else rank - 1
 
 
 def forget_marks(model: ir.Model) -> None:
