@@ -229,3 +229,20 @@ def test_an_output_that_states_the_sizes_of_an_example(sizes: tuple[int, ...], s
     history = onward.Trainer(trainable).fit([batch, batch], epochs=2, progress=False)
 
     assert history["loss"][1] < history["loss"][0]
+
+
+# ONNX Runtime's LoRA adapters: inputs with a default, whose rank is open.
+def test_weights_that_are_inputs_of_open_size_with_a_default_are_trained() -> None:
+    model = parse("""net (float[N, 3] x, float[3, R] a, float[R, 2] b, float[3, Q] none) => (float[N, 2] y)
+    <float[3, 1] a = {1, 2, 3}, float[1, 2] b = {1, 2}, float[3, 0] none = {}> {
+        both = Concat<axis = 1>(a, none)
+        h = MatMul(x, both)
+        y = MatMul(h, b)
+    }""")
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.Adam(0.1))
+    batch = {"x": np.eye(3, dtype=F32), "labels": np.zeros((3, 2), F32)}
+
+    history = onward.Trainer(trainable).fit([batch, batch], epochs=2, progress=False)
+
+    assert list(trainable.parameters) == ["a", "b"]
+    assert history["loss"][1] < history["loss"][0]

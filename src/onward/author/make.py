@@ -388,8 +388,14 @@ def _check_types(parameters: Sequence[Value]) -> None:
 
 
 def _drop_default_inputs(graph: ir.Graph, parameters: Sequence[Value]) -> None:
-    """Remove parameters from the graph inputs, where models before IR version 4 had to list them."""
+    """Remove parameters from the graph inputs, where models before IR version 4 had to list them.
+
+    An input may leave a size open that its default has, such as the rank of a LoRA adapter.
+    """
     trained = set(parameters)
+    for value in trained & set(graph.inputs):
+        assert value.const_value is not None
+        value.shape = ir.Shape(value.const_value.shape)
     kept = [v for v in graph.inputs if v not in trained]
     if len(kept) != len(graph.inputs):
         graph.inputs.clear()

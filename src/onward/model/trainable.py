@@ -105,7 +105,7 @@ def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool =
     uses = [(node, index) for node, index in final_uses(value) if node in influential]
     if not uses:
         return "the loss does not depend on it"
-    if value.shape is not None and 0 in value.shape:
+    if value.const_value is not None and value.const_value.size == 0:
         return "it holds no numbers"
     reasons = [_constant_use(node, index) for node, index in uses]
     if all(reasons):
