@@ -158,7 +158,7 @@ def _marked(
     """
     if stated in named and stated != proven:
         return f"{stated}{UNPROVEN}"
-    if isinstance(stated, int) and not isinstance(proven, int) and 0 < axis < _open_axes(output):
+    if isinstance(stated, int) and not isinstance(proven, int) and axis < _open_axes(output):
         return f"{output.name}:{axis}:{stated}{UNPROVEN}"
     return stated
 
