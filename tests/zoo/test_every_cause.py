@@ -12,7 +12,7 @@ from onnx import numpy_helper
 import onward
 from autodiff.text_models import parse
 from onward.errors import ArgumentError
-from zoo.test_causes import F32, assert_gradient
+from zoo.test_causes import F32, assert_gradient, session
 
 TESTS = Path(__file__).parents[1]
 
@@ -245,4 +245,36 @@ def test_weights_that_are_inputs_of_open_size_with_a_default_are_trained() -> No
     history = onward.Trainer(trainable).fit([batch, batch], epochs=2, progress=False)
 
     assert list(trainable.parameters) == ["a", "b"]
+    assert history["loss"][1] < history["loss"][0]
+
+
+# PyTorch's autocast before opset 17 (ONNX Runtime's skip_layer_norm_format1_with_cast): ONNX Runtime's fusion makes a
+# LayerNormalization of several types of it from opset 17 on, and refuses it.
+def test_a_normalization_in_float32_of_float16_loads_after_the_upgrade() -> None:
+    model = parse(
+        """net (float16[N, 3] x) => (float[N, 2] y)
+    <float two = {2}, float eps = {0.001}, float[3] g = {1, 2, 3}, float[3] b = {1, 1, 1},
+     float[3, 2] W = {1, 2, 3, 4, 5, 6}> {
+        c = Cast<to = 1>(x)
+        m = ReduceMean<axes = [-1]>(c)
+        s = Sub(c, m)
+        p = Pow(s, two)
+        v = ReduceMean<axes = [-1]>(p)
+        e = Add(v, eps)
+        d = Sqrt(e)
+        n = Div(s, d)
+        w = Mul(n, g)
+        h = Add(w, b)
+        y = MatMul(h, W)
+    }""",
+        opset=12,
+    )
+    x = np.array([[1, 2, 4], [0, 3, 1]], np.float16)
+
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.01))
+
+    tuned = session(onward.to_inference(trainable))
+    np.testing.assert_allclose(tuned.run(None, {"x": x})[0], session(model).run(None, {"x": x})[0], rtol=1e-6)
+    batch = {"x": x, "labels": np.zeros((2, 2), F32)}
+    history = onward.Trainer(trainable).fit([batch], epochs=2, progress=False)
     assert history["loss"][1] < history["loss"][0]

@@ -28,6 +28,7 @@ from onward.upgrade import ml as ml  # importing it registers its decompositions
 from onward.upgrade.dequantize import DequantizeWeights
 from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
 from onward.upgrade.microsoft import decompose_microsoft, has_microsoft
+from onward.upgrade.mixed_types import has_mixed_normalization, split_mixed_normalizations
 from onward.upgrade.opset import convert_model
 from onward.upgrade.ranges import has_vector_range, make_scalar_ranges
 
@@ -74,6 +75,18 @@ class ScalarRanges(Pass):
         unit.training = from_light(*to_light(unit.training))
         for body in _bodies(unit.training):
             make_scalar_ranges(body, unit.opset)
+        return True
+
+
+class SplitMixedNormalizations(Pass):
+    """Rewrite normalizations that ONNX Runtime would fuse and then refuse; the unit gets a new model if it has any."""
+
+    def run(self, unit: Unit) -> bool:
+        if not has_mixed_normalization(_bodies(unit.training)):
+            return False
+        unit.training = from_light(*to_light(unit.training))
+        for body in _bodies(unit.training):
+            split_mixed_normalizations(body, unit.opset)
         return True
 
 
@@ -163,8 +176,8 @@ def normalise(
     unit = Unit(serde.load(source), name="normalise", trace=trace)
     floats = (DequantizeWeights(),) if dequantize else ()
     gate = (
-        SortNodes(), ForgetNegativeSizes(), RefuseContradictions(), UpgradeOperators(), ScalarRanges(), *floats,
-        ReplaceMicrosoftOperators(),
+        SortNodes(), ForgetNegativeSizes(), RefuseContradictions(), UpgradeOperators(), ScalarRanges(),
+        SplitMixedNormalizations(), *floats, ReplaceMicrosoftOperators(),
     )  # fmt: skip
     run_passes(gate, unit)
     return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training
