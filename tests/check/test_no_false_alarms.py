@@ -132,6 +132,20 @@ def test_what_onnx_infers_wrongly_has_no_findings(operator, kind, inputs, shape)
     assert check(model).findings == ()
 
 
+def test_a_size_below_zero_is_an_unknown_one_and_no_contradiction():
+    graph = helper.make_graph(
+        [helper.make_node("Squeeze", ["x", "axes"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [-1, -1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [-1])],
+        [helper.make_tensor("axes", TensorProto.INT64, [1], [0])],
+    )
+    report = check(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+
+    assert report.ok
+    assert report.codes == ("C119",)
+
+
 @pytest.mark.parametrize("operator", ["GroupNormalization", "MeanVarianceNormalization"])
 def test_the_stand_in_of_an_operator_has_its_types(operator):
     names = ["x", "scale", "bias"] if operator == "GroupNormalization" else ["x"]

@@ -155,7 +155,7 @@ class _Copy:
         misfits = self._model.misfits.get(id(view), ())
         target.input.extend(_declared(v) for v in source.input if v.name not in misfits)
         target.output.extend(_declared(v, v.name in misfits) for v in source.output)
-        target.value_info.extend(v for v in source.value_info if v.name not in misfits and _is_declared(v))
+        target.value_info.extend(_declared(v) for v in source.value_info if v.name not in misfits and _is_declared(v))
         inputs = set(view.inputs).difference(misfits)
         for name, tensor in view.initializers.items():
             count = element_count(tensor.dims)
@@ -338,8 +338,17 @@ def _is_declared(value: Any) -> bool:
 
 
 def _declared(value: Any, untyped: bool = False) -> Any:
-    """Return `value`, without its type if that is empty."""
-    return value if not untyped and _is_declared(value) else onnx.ValueInfoProto(name=value.name)
+    """Return `value`, without its type if that is empty, and without sizes below 0, which runtimes take for unknown."""
+    if untyped or not _is_declared(value):
+        return onnx.ValueInfoProto(name=value.name)
+    if not any(d.dim_value < 0 for d in value.type.tensor_type.shape.dim):
+        return value
+    known = onnx.ValueInfoProto()
+    known.CopyFrom(value)
+    for dim in known.type.tensor_type.shape.dim:
+        if dim.dim_value < 0:
+            dim.ClearField("dim_value")
+    return known
 
 
 def _import_opsets(opsets: Mapping[str, int], target: Any) -> None:
