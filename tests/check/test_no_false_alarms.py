@@ -143,7 +143,7 @@ def test_a_size_below_zero_is_an_unknown_one_and_no_contradiction():
     report = check(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
 
     assert report.ok
-    assert report.codes == ("C119",)
+    assert set(report.codes) == {"C119"}
 
 
 @pytest.mark.parametrize("operator", ["GroupNormalization", "MeanVarianceNormalization"])
