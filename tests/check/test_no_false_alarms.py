@@ -184,3 +184,16 @@ def test_no_finding_in_any_model_that_onnx_ships():
 
     assert len(files) > 100
     assert findings == {}
+
+
+def test_an_output_without_a_shape_is_worth_a_warning_because_runtimes_find_it():
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    report = check(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+
+    assert report.ok
+    assert report.codes == ("C119",)

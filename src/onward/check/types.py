@@ -403,6 +403,9 @@ def check_with_onnx(model: Model, types: Types, findings: Findings) -> None:
         copy = types.copier.copy(top, base_types, None)
         if any(v.type.WhichOneof("value") is None for v in (*copy.graph.input, *copy.graph.output)):
             continue  # a value of a foreign operator: its type cannot be known
+        for output in copy.graph.output if top.kind == "graph" else ():
+            if output.type.HasField("tensor_type"):
+                output.type.tensor_type.shape.SetInParent()  # C119 said that it is missing, if it is
         try:
             onnx.checker.check_model(copy)
         except (ValueError, ProtobufError):
