@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onward import schedules as schedules
     from onward import surgery as surgery
     from onward import testing as testing
+    from onward import train as train
     from onward.author import Phase as Phase
     from onward.author import make_trainable as make_trainable
     from onward.autodiff.registry import register_gradient as register_gradient
@@ -82,7 +83,7 @@ _PUBLIC = {
     "to_torch": "onward.backends.torch",
     "vjp": "onward.compiler.derivatives",
 }
-_MODULES = ("augment", "losses", "optimizers", "samples", "schedules", "surgery", "testing")
+_MODULES = ("augment", "losses", "optimizers", "samples", "schedules", "surgery", "testing", "train")
 
 __all__ = ["__version__", *_MODULES, *_PUBLIC]  # names in a table, checked by the contract test
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import onward
 from onward.cli import build_app
+from onward.cli.speech import spoken
 from onward.errors import ArgumentError
 from train.test_predictions import model
 
@@ -88,6 +89,26 @@ def test_folders_of_images_in_one_command(photos):
         assert part in result.stderr
     assert re.search(r"val_accuracy 0\.\d", result.stderr)
     same_by_hand(result.stderr)
+
+
+def test_mixed_targets_choose_the_loss_that_takes_them_and_the_course_is_the_one_asked_for(photos):
+    result = ok(
+        "train", "net.onnx", "--data", "photos", "--classes", "auto", "--epochs", 1, "--augment", "mixup,cutmix",
+        "--schedule", "linear", "--warmup", 3, "--inference", "tuned.onnx",
+    )  # fmt: skip
+
+    assert "targets    a probability for each class" in result.stderr
+    assert "rate 0.005, 3 steps of warm-up, then a line to 0" in result.stderr
+    assert "--set-loss targets=probability" in result.stderr
+    same_by_hand(result.stderr)
+
+
+def test_a_file_whose_loss_takes_class_numbers_says_the_option_for_mixed_targets(photos):
+    onward.save(onward.make_trainable("net.onnx", loss="cross_entropy", classes=4), "net.train.onnx")
+
+    error = call("train", "net.train.onnx", "--data", "photos", "--augment", "mixup").exception
+
+    assert "make the model with --set-loss targets=probability" in spoken(error.diagnostics[0]).hint
 
 
 def test_a_new_head_is_trained_alone_and_the_body_stays(photos):

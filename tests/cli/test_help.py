@@ -50,6 +50,15 @@ def test_the_help_of_a_command_ends_with_two_examples(command: str, commands: di
     assert all(line.strip().startswith(f"onward {command}") for line in last[1:])
 
 
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["ops", "--help"], ["trian"]])
+def test_an_app_for_one_command_says_the_same(words: list[str]) -> None:
+    asked = "" if words == ["--help"] else words[0]
+
+    whole, one = (CliRunner().invoke(app, words, prog_name="onward") for app in (build_app(), build_app(asked)))
+
+    assert (one.exit_code, one.output) == (whole.exit_code, whole.output)
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_kinds_of_values_are_words(command: str, commands: dict) -> None:
     printed = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200"}).stdout
@@ -62,7 +71,7 @@ def test_kinds_of_values_are_words(command: str, commands: dict) -> None:
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_the_examples_run(command: str, commands: dict, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    preludes.net()
+    preludes.readme() if command == "train" else preludes.net()
     if command == "convert":
         preludes.keras_file()
     run = CliRunner()

@@ -14,8 +14,7 @@ NAMES = {
     "__version__", "augment", "check", "compile", "doctor", "from_jax", "from_keras", "from_tensorflow", "from_torch",
     "gradient", "jvp", "load", "losses", "lower_gradients", "make_trainable", "optimizers", "register_gradient",
     "samples", "save", "schedules", "straight_through", "surgery", "testing", "to_inference", "to_jax", "to_keras",
-    "to_tensorflow",
-    "to_torch", "vjp",
+    "to_tensorflow", "to_torch", "train", "vjp",
 }  # fmt: skip
 
 
@@ -31,6 +30,14 @@ def test_each_public_name_can_be_had(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         onward.no_such_name
+
+
+def test_what_the_pages_call_onward_train_is_there_before_anything_loaded_it() -> None:
+    code = "import onward; print(onward.train.EarlyStopping.__name__)"
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "EarlyStopping"
 
 
 def test_importing_onward_loads_no_framework() -> None:

@@ -16,6 +16,7 @@ function seen() {
     tab: document.querySelector("#tabs [aria-selected=true]")?.firstChild.textContent ?? "", details: detail.hidden ? "" : detail.querySelector("h3").textContent,
     selected: selected ? selected.querySelector(".name").textContent : "", selectedIsVisible: visible, zoom: document.getElementById("world").getAttribute("transform"),
     about: document.getElementById("facts").offsetWidth > 0, wider: document.documentElement.scrollWidth > innerWidth,
+    cut: [...document.querySelectorAll("text.label")].filter(t => t.getBoundingClientRect().right > innerWidth || t.getBoundingClientRect().left < 0).length,
   };
 }
 

@@ -14,7 +14,7 @@ from hostile.files import known_gap, small_model
 from onward.model import serde
 from onward.show.page import render_page
 
-from .test_page import CHROMIUM, repeated_model
+from .test_page import CHROMIUM, long_sizes, repeated_model
 
 PLAYWRIGHT = "playwright-core@1.65.0"
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=known_gap("chromium"))
@@ -74,6 +74,13 @@ def test_a_part_opens_and_the_way_back_is_a_click(use, width):
     assert (back["where"], back["boxes"]) == (blocks["where"], blocks["boxes"])
     assert (top["where"], top["boxes"]) == (start["where"], 5)
     assert not any(s["wider"] for s in (start, blocks, block, back, top))
+
+
+@widths
+def test_no_label_of_an_edge_is_cut_off_at_the_side(use, width):
+    (seen,) = use(long_sizes(), ("look", 0), width=width)
+
+    assert seen["cut"] == 0
 
 
 @widths

@@ -114,6 +114,21 @@ def test_shapes_are_inferred_for_the_edges():
     assert [e["l"] for e in drawing["edges"] if e["n"] == ["xW"]] == ["batch×2"]
 
 
+def long_sizes() -> onnx.ModelProto:
+    """Narrow boxes, and edges whose sizes have long names."""
+    nodes = [helper.make_node(op, [a], [b]) for op, a, b in (("Abs", "x", "a"), ("Neg", "a", "b"), ("Exp", "b", "y"))]
+    sizes = ["batch_size", 288, "floor_of_samples", "ceiling_of_samples", "half_of_samples"]
+    return helper.make_model(helper.make_graph(nodes, "long", [value("x", sizes)], [value("y", sizes)]))
+
+
+def test_the_drawing_is_as_wide_as_the_labels_of_its_edges():
+    drawing = data_of(render_page(serde.from_proto(long_sizes())))["drawings"][0]
+
+    right = max(b["x"] + b["w"] / 2 for b in drawing["boxes"])
+    assert any(len(e["l"]) > 25 for e in drawing["edges"])
+    assert drawing["width"] > right + 20
+
+
 def test_boxes_of_one_layer_do_not_overlap():
     sizes = [(100.0, 30.0)] * 8
     edges = [(0, i) for i in range(1, 7)] + [(i, 7) for i in range(1, 7)]

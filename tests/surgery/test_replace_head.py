@@ -290,6 +290,17 @@ def test_the_loss_is_the_cross_entropy_of_the_probabilities_that_the_file_gives(
     assert losses[-1] < losses[0]
 
 
+def test_an_output_that_value_info_repeats_has_the_new_number_there_too() -> None:
+    model = network("z = Gemm(x, W, b) y = Softmax<axis = -1>(z)", B)
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 4]))
+    assert onward.to_inference(onward.load(model)).graph.value_info == model.graph.value_info  # nothing else is lost
+
+    proto = onward.to_inference(surgery.replace_head(model, 7))
+
+    sizes = {v.name: v.type.tensor_type.shape.dim[1].dim_value for v in [*proto.graph.value_info, *proto.graph.output]}
+    assert set(sizes.values()) == {7}
+
+
 def test_the_rest_of_the_network_keeps_its_weights_and_names() -> None:
     model = network("h = Gemm(x, V, c) r = Relu(h) y = Gemm(r, W, b)", {"V": (6, 6), "c": (6,), **B})
 

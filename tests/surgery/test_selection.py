@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 
 import onward
@@ -132,3 +135,17 @@ def test_a_network_without_a_head_says_why_and_all_mistakes_come_at_once() -> No
 
     assert [d.code for d in error.value.diagnostics] == ["A131", "A131"]
     assert "BatchNormalization `y` stands between" in str(error.value)
+
+
+def test_layers_of_a_file_whose_weights_are_in_constant_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "constants.onnx"
+    body = "V = Constant<value = float[2, 3] {1, 2, 3, 4, 5, 6}>() h = MatMul(x, V) r = Relu(h) y = Gemm(r, W)"
+    onnx.save(network(body, {"W": (3, 4)}, inputs="float[N, 2] x"), path)
+
+    assert [layer.weights for layer in surgery.layers(path)] == [("W",), ("V",)]
+    assert [layer.weights for layer in surgery.layers(path, "r")] == [("V",)]
+
+
+def test_layers_before_a_value_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(onward.OnwardError, match=r"no such value in the model `yy`(.|\n)*did you mean `y`"):
+        surgery.layers(onward.load(RESIDUAL), "yy")

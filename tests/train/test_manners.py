@@ -371,6 +371,15 @@ def test_wandb_gets_steps_epochs_and_the_end(trainer, monkeypatch, tmp_path):
     assert fake.given["id"] == "abc"  # the same run goes on
 
 
+def test_the_folder_that_wandb_leaves_behind_is_not_the_library(monkeypatch, tmp_path):
+    (tmp_path / "wandb" / "offline-run-1").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+
+    with pytest.raises(onward.OnwardError, match="needs `wandb`, which is not installed"):
+        WandB("p")
+
+
 @pytest.mark.parametrize(("logger", "module"), [(MLflow, "mlflow"), (WandB, "wandb")])
 def test_a_logger_without_its_library_says_what_to_install(logger, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)

@@ -13,7 +13,6 @@ from typing import Any
 import onnx_ir as ir
 
 from onward.arguments import check_name
-from onward.author.constants import lift_constants
 from onward.author.flat_weights import flat_weights
 from onward.author.functions import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
@@ -49,6 +48,7 @@ from onward.optimizers.emit import by_depth, emit_update
 from onward.runtime import ask
 from onward.surgery.batch_norm import Calibration, recover_batch_norm
 from onward.surgery.class_list import Classes
+from onward.surgery.constants import lift_constants
 from onward.surgery.selection import expand_selection, layers_before
 from onward.surgery.splice import HeadSource
 from onward.upgrade import normalise, upgrade

@@ -35,8 +35,12 @@ COMMANDS = {
 }
 
 
-def build_app() -> typer.Typer:
-    """Return the command-line application."""
+def build_app(asked: str | None = None) -> typer.Typer:
+    """Return the command-line application.
+
+    `asked` is the first word of a command line. The other commands then have no options: to read and describe those
+    of all commands takes longer than everything else that `onward --help` does.
+    """
     import typer
 
     from onward.cli.help import Command, Group, description
@@ -51,9 +55,12 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name, target in COMMANDS.items():
+        if asked in COMMANDS and asked != name:
+            app.command(name)(_nothing)
+            continue
         module, _, function = target.partition(":")
         command = getattr(importlib.import_module(module), function)
-        app.command(name, cls=Command, help=description(command))(command)
+        app.command(name, cls=Command, help=description(command))(_nothing if asked not in (None, name) else command)
 
     @app.callback(invoke_without_command=True)
     def root(version: bool = typer.Option(False, "--version", metavar="", help="Print the version and exit.")) -> None:
@@ -66,6 +73,10 @@ def build_app() -> typer.Typer:
     return app
 
 
+def _nothing() -> None:
+    """Stand for a command that was not asked for."""
+
+
 def main() -> None:
     """Run the command line; a user's mistake ends with a message and exit code 1 or 2, never with a traceback."""
     try:
@@ -74,7 +85,7 @@ def main() -> None:
         warnings.showwarning = show_warning
         forgive_stdout()
         try:
-            build_app()()
+            build_app(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))()
         except OnwardError as error:
             render(error)
             sys.exit(2 if isinstance(error, ModelError) else 1)

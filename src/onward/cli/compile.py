@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def compile_command(
-    file: Annotated[Path, Argument(help="A training model (.onnx).", show_default=False)],
+    file: Annotated[
+        Path,
+        Argument(metavar="FILE|DIR", help="A training model (.onnx), or the directory of a run.", show_default=False),
+    ],
     output: Annotated[
         Path | None, Option("-o", "--output", metavar="DIR", help="The directory to write.", show_default=False)
     ] = None,

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class EvaluateOptions(DataOptions):
     """The options of `onward evaluate`."""
 
-    file: Annotated[
-        Path, Argument(metavar="FILE|DIR", help="A training model (.onnx), a program, or a checkpoint directory.")
-    ]
+    file: Annotated[Path, Argument(metavar="FILE|DIR", help="A model (.onnx), a program, or a checkpoint directory.")]
     metric: Annotated[
         list[str] | None,
         Option(

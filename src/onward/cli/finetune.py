@@ -219,8 +219,8 @@ class _Choices:
         self.count = len(self.names) or len(self.values)
         self.classes = self._new_head()
         self.loss = options.loss or self._loss(targets)
+        self.set_loss = [*(options.set_loss or ()), *self._for_mixed_targets()]
         self.made_loss = self._with_settings()
-        self.set_loss = options.set_loss or []
         reads_logits = self.loss in ("cross_entropy", "bce_with_logits") and self.classes is None
         self.on = options.on or (self.logits if reads_logits else self.output)
         if self.loss == "ctc":
@@ -317,12 +317,22 @@ class _Choices:
 
     def _with_settings(self) -> str | Loss:
         """Return the loss with the settings that were given for it."""
-        if not self.options.set_loss:
+        if not self.set_loss:
             return self.loss
         from onward.cli.make_trainable import parse_settings
         from onward.losses import by_name
 
-        return by_name(self.loss, **parse_settings(self.options.set_loss, "--set-loss"))
+        return by_name(self.loss, **parse_settings(self.set_loss, "--set-loss"))
+
+    def _for_mixed_targets(self) -> list[str]:
+        """Return the setting with which cross entropy takes the targets that mixup and cutmix mix."""
+        from onward.augment.mixing import Mixing
+        from onward.augment.text import from_text
+
+        chosen = [a for text in self.options.augment or () for a in from_text(text)]
+        said = any(text.partition("=")[0].strip() == "targets" for text in self.options.set_loss or ())
+        mixed = self.loss == "cross_entropy" and any(isinstance(a, Mixing) for a in chosen) and not said
+        return ["targets=probability"] if mixed else []
 
     def _settle_ctc(self) -> None:
         """Complete the settings of CTC: the graph says which axis is time, and what the Softmax at the end reads."""
@@ -395,8 +405,10 @@ class _Choices:
             ("head", head.get("text", f"kept: `{self.output}`"), "--classes"),
             ("loss", f"{self.loss} of `{read}`", "--loss, --on"),
             ("labels", self._about_labels(), "--set-loss blank") if self.loss == "ctc" else ("", "", ""),
+            ("targets", "a probability for each class, for they are mixed", "--augment, --set-loss")
+             if "targets=probability" in self.set_loss and not self.options.set_loss else ("", "", ""),
             ("trained", f"{shown} ({why}): {numbers}, {frozen} weights frozen", "--train"),
-            ("optimizer", f"{self.optimizer}, rate {self.rate:g}, warm-up, then a cosine to 0",
+            ("optimizer", f"{self.optimizer}, rate {self.rate:g}, {self._course()}",
              "--optimizer, --lr, --schedule, --warmup"),
             ("pixels", f"times {self.scale}", "--scale, --mean, --std") if self.scale else ("", "", ""),
             ("validation", f"on {self.validation} of the samples; the best epoch is kept"
@@ -405,6 +417,12 @@ class _Choices:
         ]  # fmt: skip
         lines = [f"  {name:<11}{value}   ({option})" for name, value, option in rows if name]
         return f"fine-tuning `{self.options.file}`:\n" + "\n".join(lines)
+
+    def _course(self) -> str:
+        """Return how the learning rate rises and falls, as `onward.cli.learning_rate` does it."""
+        warm, name = self.options.warmup, self.options.schedule or "cosine"
+        rise = "" if warm == 0 else "warm-up, then " if warm is None else f"{warm} steps of warm-up, then "
+        return rise + {"cosine": "a cosine to 0", "linear": "a line to 0"}.get(name, name)
 
     def _about_labels(self) -> str:
         """Return what CTC takes the labels for."""

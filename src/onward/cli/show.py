@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def show(
-    file: Annotated[Path, Argument(help="The ONNX model to show.", show_default=False)],
+    file: Annotated[
+        Path,
+        Argument(metavar="FILE|DIR", help="The ONNX model to show, or the directory of a run.", show_default=False),
+    ],
     graph: Annotated[bool, Option("--graph", help="Print the nodes of every graph as text.")] = False,
     html: Annotated[
         Path | None, Option("--html", metavar="OUT.html", help="Write a page that draws the graphs.")

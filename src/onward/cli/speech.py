@@ -42,6 +42,7 @@ OPTIONS = {
     "inputs": "--set-loss inputs",
     "size": "--set-loss size",
     "strides": "--set-loss strides",
+    "targets": "--set-loss targets",
     "time_axis": "--set-loss time_axis",
     "teacher_output": "--set-loss teacher_output",
     "ignore_index": "--set-loss ignore_index",

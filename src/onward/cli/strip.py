@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def strip(
-    file: Annotated[Path, Argument(help="A training model (.onnx).", show_default=False)],
+    file: Annotated[
+        Path,
+        Argument(metavar="FILE|DIR", help="A training model (.onnx), or the directory of a run.", show_default=False),
+    ],
     output: Annotated[Path, Option("-o", "--output", help="The file to write.", show_default=False)],
     average: Annotated[bool, Option("--average", help="Use the moving average of the weights.")] = False,
     quantize: Annotated[

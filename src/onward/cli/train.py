@@ -231,7 +231,7 @@ def train(options: TrainOptions) -> None:
     With --checkpoint a run can be killed at any moment. --resume continues it, bit for bit.
 
     Examples:
-        onward train net.train.onnx --data digits.npz --epochs 3 --metric accuracy --inference net.tuned.onnx
+        onward train net.onnx --data photos/ --classes auto --epochs 5 --inference tuned.onnx
         onward train net.train.onnx --data digits.npz --validation 0.1 --checkpoint run/ --resume --report run.html
     """
     from onward.cli.console import print_confusion

@@ -16,6 +16,7 @@ from onward.show.folding import Fold, Item, describe, fold, nodes_of
 from onward.show.layout import Layout, lay_out
 
 _CHARACTER, _BOLD, _TITLE, _ROW, _PADDING = 6.6, 7.9, 26.0, 16.0, 11.0
+_LABEL = 5.9  # of a letter in the label of an edge
 _MOST_ROWS, _ROW_CHARACTERS = 6, 34
 _UNKNOWN = re.compile(r"\bunk__\d+\b")  # the names that shape inference gives to sizes it does not know
 _FEW = 4  # elements of a constant that is shown by its value
@@ -143,7 +144,7 @@ class _Drawing:
             "kind": self.kind,
             "parent": parent,
             "count": len(list(self.graph)) if parent is None else len(inside),
-            "width": round(layout.width, 1),
+            "width": round(max([layout.width, *(_label_end(edge) for edge in edges if edge["l"])]), 1),
             "height": round(layout.height, 1),
             "boxes": self.boxes,
             "edges": edges,
@@ -349,6 +350,13 @@ class _Drawing:
         height = _TITLE + _ROW * (len(lines) - 1) + (6.0 if kind == "op" and len(lines) > 1 else 0.0)
         self.boxes.append({"k": kind, "w": round(width, 1), "h": height, **fields})
         return len(self.boxes) - 1
+
+
+def _label_end(edge: Mapping[str, Any]) -> float:
+    """Return the right end of an edge's label, which page.js writes beside the middle of the edge or its first bend."""
+    points = edge["p"]
+    begin = points[2] if len(points) > 4 else (points[0] + points[2]) / 2
+    return float(begin + 6 + len(edge["l"]) * _LABEL)
 
 
 def _leaves(value: ir.Value, inside: set[ir.Node]) -> bool:

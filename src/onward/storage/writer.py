@@ -159,7 +159,7 @@ class Writer:
                 value_info(info, value)
         for data in graph.meta.get(reader.QUANTIZATION, ()):
             proto.quantization_annotation.add().ParseFromString(data)
-        _leftover_infos(proto.value_info, graph)
+        _leftover_infos(proto.value_info, graph, [*proto.input, *proto.output])
         metadata(proto.metadata_props, graph.metadata_props)
 
     def _sparse_infos(self, proto: onnx.GraphProto, graph: ir.Graph) -> None:
@@ -200,7 +200,7 @@ class Writer:
                 if describe and value.name:
                     _maybe_info(proto.value_info, value)
         if describe:
-            _leftover_infos(proto.value_info, function.graph)
+            _leftover_infos(proto.value_info, function.graph, [])
 
     def node(self, proto: onnx.NodeProto, node: ir.Node) -> None:
         """Write a node."""
@@ -328,12 +328,30 @@ def _quantization(proto: onnx.GraphProto, value: ir.Value) -> None:
         metadata(annotation.quant_parameter_tensor_names, names)
 
 
-def _leftover_infos(field: Any, graph: ir.Graph) -> None:
-    """Write the entries that described no value or repeated one, unless a value has got the name since then."""
+def _leftover_infos(field: Any, graph: ir.Graph, declared: Iterable[onnx.ValueInfoProto]) -> None:
+    """Write the entries that described no value or repeated one, unless they are no longer true.
+
+    They are not if a value has got the name since then, or if an input or output has got another type or shape.
+    """
     leftovers = graph.meta.get(reader.VALUE_INFO, ())
     if leftovers:
         written = {info.name for info in field}
+        now = {info.name: info for info in declared}
         for data in leftovers:
             info = onnx.ValueInfoProto.FromString(data)
-            if info.name not in written:
+            if info.name not in written and not (info.name in now and _contradict(info.type, now[info.name].type)):
                 field.add().CopyFrom(info)
+
+
+def _contradict(one: onnx.TypeProto, other: onnx.TypeProto) -> bool:
+    """Return whether no tensor can have both types; names of dimensions may differ."""
+    a, b = one.tensor_type, other.tensor_type
+    if not (one.HasField("tensor_type") and other.HasField("tensor_type")):
+        return False
+    if a.elem_type != b.elem_type:
+        return True
+    if not (a.HasField("shape") and b.HasField("shape")):
+        return False
+    pairs = zip(a.shape.dim, b.shape.dim, strict=False)
+    known = [(d.dim_value, e.dim_value) for d, e in pairs if d.HasField("dim_value") and e.HasField("dim_value")]
+    return len(a.shape.dim) != len(b.shape.dim) or any(x != y for x, y in known)

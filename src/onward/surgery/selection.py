@@ -17,12 +17,16 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onward.errors import ArgumentError, Diagnostic
-from onward.graph.builder import Value
-from onward.graph.walk import ancestors, reads, subgraphs
+from onward.graph.builder import Names, Value
+from onward.graph.walk import all_names, ancestors, reads, subgraphs
+from onward.model import serde
 from onward.model.trainable import as_patterns, final_uses, influential_nodes, obstacle
 from onward.model.training_model import TrainingModel
+from onward.surgery.constants import lift_constants
 from onward.surgery.head import NoHead, find
 from onward.surgery.notes import read_note
+from onward.surgery.splice import find_values
+from onward.upgrade import normalise
 
 A131 = "A131"
 HEAD = "head"
@@ -49,23 +53,23 @@ class Layer:
     """The number of layers on the longest way from it to the output, itself included: 1 for the last."""
 
 
-def layers(model: TrainingModel, output: str | Sequence[str] | None = None) -> list[Layer]:
+def layers(model: serde.Source, output: str | Sequence[str] | None = None) -> list[Layer]:
     """Return the layers before `output` (default: all outputs), the last one first.
 
-    They are ordered by the longest way to the output; layers beside each other, by their order in the file.
+    They are ordered by the longest way to the output; layers beside each other, by their order in the file. Weights in
+    `Constant` nodes count, as `make_trainable` trains them too.
 
     >>> from onward import samples
     >>> [(layer.depth, layer.weights) for layer in layers(samples.perceptron())]
     [(1, ('W2', 'b2')), (2, ('W1', 'b1'))]
+
+    Raises:
+        ArgumentError: there is no such value; lists all of them.
     """
-    return layers_before(model.graph, _outputs(model, output))
-
-
-def _outputs(model: TrainingModel, output: str | Sequence[str] | None) -> list[Value]:
-    if output is None:
-        return list(model.graph.outputs)
-    values = ir.convenience.create_value_mapping(model.graph)
-    return [values[name] for name in as_patterns(output)]
+    work = normalise(serde.load(model), copy=True)
+    lift_constants(work.graph, Names(all_names(work.graph)))
+    outputs = work.graph.outputs if output is None else find_values(work.graph, as_patterns(output), "output=")
+    return layers_before(work.graph, list(outputs))
 
 
 def layers_before(graph: ir.Graph, outputs: Sequence[Value]) -> list[Layer]:

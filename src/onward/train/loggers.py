@@ -123,8 +123,9 @@ class WandB(Callback):
 
     def __init__(self, project: str | None = None, **init: Any) -> None:
         try:
-            self._wandb = importlib.import_module("wandb")
-        except ImportError as error:
+            # The library, not the folder `wandb/` that its runs leave behind and that can be imported as well.
+            self._start = importlib.import_module("wandb").init
+        except (ImportError, AttributeError) as error:
             raise require_extra("wandb", "wandb", "logging to Weights & Biases") from error
         self.project, self._init = project or "onward", init
         self.run_id = ""
@@ -133,7 +134,7 @@ class WandB(Callback):
     def on_fit_begin(self, run: Run) -> None:
         given = {"id": self.run_id, "resume": "allow"} if self.run_id else {}
         config = {**settings_of(run), **environment(run)}
-        self._run = self._wandb.init(project=self.project, config=config, **{**given, **self._init})
+        self._run = self._start(project=self.project, config=config, **{**given, **self._init})
         self.run_id = self._run.id
 
     def on_step_end(self, run: Run, logs: Logs) -> None:

@@ -23,8 +23,8 @@ from onward.train.data.preparation import Preparation
 from onward.train.data.source import Column, ColumnSource, DataSource, SubsetColumn
 
 _TAKES_PROBABILITIES = (
-    "make the model with losses.CrossEntropy(targets='probability') (--set-loss targets=probability), or take the "
-    "label of one of the two samples: augment.{name}(labels='draw')"
+    "make the model with losses.CrossEntropy(targets='probability'); in Python, augment.{name}(labels='draw') takes "
+    "the label of one of the two samples instead"
 )
 
 
