@@ -270,3 +270,17 @@ def test_a_group_normalization_of_half_precision_is_computed_in_float32(backend:
 
     assert y.dtype == np.float16
     np.testing.assert_allclose(y, expected, atol=3e-3)
+
+
+# The others have no kernel, and onnx's evaluator truncates each share.
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("jax", "tensorflow")], indirect=True)
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_an_image_of_integers_is_read_between_its_pixels(backend: Any, mode: str) -> None:
+    node = onnx.helper.make_node("GridSample", ["x", "grid"], ["y"], mode=mode, align_corners=1)
+    x = np.array([[[[0, 10], [20, 30]]]], np.int32)
+    grid = np.array([[[[-1, -1], [0.6, -1], [0.6, 0.6]]]], np.float32)
+
+    (y,) = backend.run_node(node, [x, grid], opset_version=20)
+
+    assert y.dtype == np.int32
+    assert y.ravel().tolist() == ([0, 10, 30] if mode == "nearest" else [0, 8, 24])

@@ -48,7 +48,7 @@ def range_(attributes: Attributes, start: Any, limit: Any, delta: Any) -> tf.Ten
     else:
         first, last, by = (number(v) for v in (start, limit, delta))
         last = last if (last > first) == (by > 0) else first
-    return tf.cast(tf.range(first, last, by, wide), dtype)
+    return tf.cast(tf.range(*(tf.cast(v, wide) for v in (first, last, by))), dtype)
 
 
 @op("EyeLike")
