@@ -39,8 +39,8 @@ test: $(VENV)/.dev $(VENV)/oldest/.made lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 # What needs Keras and TensorFlow, which `make test` leaves out, and all of JAX, of which `make test` takes a sample.
-FRAMEWORK_TESTS ?= tests/backends/test_tensorflow_*.py tests/backends/test_jax_*.py tests/frontends/jax tests/frontends/keras \
-	src/onward/backends/tensorflow
+FRAMEWORK_TESTS ?= tests/backends/test_tensorflow_*.py tests/backends/test_jax_*.py tests/backends/test_onnx_interface.py \
+	tests/frontends/jax tests/frontends/keras src/onward/backends/tensorflow
 # In a run of their own, with Keras on TensorFlow: a process has Keras on one backend.
 ON_TENSORFLOW ?= tests/frontends/tensorflow src/onward/frontends/tensorflow
 test-frameworks: $(VENV)/frameworks/.made

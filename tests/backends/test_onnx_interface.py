@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import unittest
 import warnings
 from functools import cache
@@ -13,13 +14,15 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 from onward import samples
-from onward.backends import jax, onnxruntime, reference, torch
+from onward.backends import jax, onnxruntime, reference, tensorflow, torch
 from onward.backends.onnx_backend import NotSupported
 from onward.errors import ArgumentError, CheckFailed, OnwardError
 from onward.scoreboard import worker
 from onward.scoreboard.tests import onnx_tests
 
 BACKENDS = {"reference": reference, "onnxruntime": onnxruntime, "torch": torch, "jax": jax}
+if importlib.util.find_spec("tensorflow"):  # `make test-frameworks` has it
+    BACKENDS["tensorflow"] = tensorflow
 NINE = (
     "node/test_adagrad", "node/test_adagrad_multiple", "node/test_adam", "node/test_adam_multiple",
     "node/test_momentum", "node/test_momentum_multiple", "node/test_nesterov_momentum", "simple/test_gradient_of_add",
@@ -132,15 +135,21 @@ def test_a_node_runs_alone_at_the_version_that_is_asked_for(backend: Any) -> Non
     np.testing.assert_array_equal(joined, np.minimum(x, 3))
 
 
-def test_a_reduction_over_no_axis_is_that_of_single_elements() -> None:
-    x = np.array([[-3, 2], [5, -4]], np.int32)
-    settings = {"noop_with_empty_axes": 1, "keepdims": 0}
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+@pytest.mark.parametrize("axes", [[], [np.zeros(0, np.int64)]])
+def test_a_reduction_over_no_axis_is_that_of_single_elements(backend: Any, axes: list[Any], dtype: Any) -> None:
+    x = np.array([[-3, 2], [5, -4]], dtype)
+    wanted = {"ReduceL2": abs(x), "ReduceSumSquare": x * x, "ReduceL1": abs(x), "ReduceSum": x, "ReduceMean": x}
+    if dtype == np.float32:
+        with np.errstate(invalid="ignore"):
+            wanted |= {"ReduceLogSum": np.log(x), "ReduceLogSumExp": x, "ReduceProd": x, "ReduceMax": x, "ReduceMin": x}
 
-    for name, wanted in (("ReduceL2", abs(x)), ("ReduceSumSquare", x * x), ("ReduceL1", abs(x)), ("ReduceSum", x)):
-        (found,) = torch.run_node(helper.make_node(name, ["x"], ["y"], **settings), [x], opset_version=18)
+    for name, expected in wanted.items():
+        node = helper.make_node(name, ["x", "axes"][: 1 + len(axes)], ["y"], noop_with_empty_axes=1, keepdims=0)
+        (found,) = backend.run_node(node, [x, *axes], outputs_info=[(dtype, x.shape)], opset_version=18)
 
-        assert found.dtype == np.int32
-        np.testing.assert_array_equal(found, wanted)
+        assert found.dtype == dtype, name
+        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
 
 
 def test_text_and_small_integers_run_although_the_framework_has_no_such_type(backend: Any) -> None:
@@ -217,15 +226,61 @@ def test_an_affine_grid_of_a_batch_of_one(backend: Any) -> None:
 def test_an_empty_range(backend: Any) -> None:
     node = onnx.helper.make_node("Range", ["start", "limit", "delta"], ["y"])
 
-    (y,) = backend.run_node(node, [np.array(v, np.float32) for v in (3, 1, 1)])
+    (y,) = backend.run_node(node, [np.array(v, np.float32) for v in (3, 1, 1)], opset_version=11)
 
     assert y.shape == (0,)
 
 
 def test_a_product_of_integers_is_of_integers(backend: Any) -> None:
     node = onnx.helper.make_node("Gemm", ["a", "b"], ["y"], alpha=0.5)
+    factors = [np.array([[2, 4]], np.int32), np.array([[3], [5]], np.int32)]
+    if backend is onnxruntime:  # which has no kernel
+        with pytest.raises(NotSupported, match="Gemm"):
+            backend.run_node(node, factors, opset_version=13)
+        return
 
-    (y,) = backend.run_node(node, [np.array([[2, 4]], np.int32), np.array([[3], [5]], np.int32)])
+    (y,) = backend.run_node(node, factors, opset_version=13)
 
     assert y.dtype == np.int32
     assert y.tolist() == [[13]]
+
+
+def test_the_statistics_of_a_layer_normalization_have_the_type_of_the_stash(backend: Any) -> None:
+    node = onnx.helper.make_node("LayerNormalization", ["x", "scale"], ["y", "mean", "inverse"])
+    x = np.random.default_rng(0).standard_normal((3, 4))
+    expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + np.float32(1e-5))
+
+    y, mean, inverse = backend.run_node(node, [x, np.ones(4)])
+
+    assert (y.dtype, mean.dtype, inverse.dtype) == (np.float64, np.float32, np.float32)
+    np.testing.assert_allclose(y, expected, rtol=1e-12)
+    np.testing.assert_allclose(mean, x.mean(1, keepdims=True), rtol=1e-6)
+
+
+def test_a_group_normalization_of_half_precision_is_computed_in_float32(backend: Any) -> None:
+    node = onnx.helper.make_node("GroupNormalization", ["x", "scale", "bias"], ["y"], num_groups=1)
+    x = (np.random.default_rng(0).standard_normal((2, 2, 64, 64)) * 0.5 + 10).astype(np.float16)
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean((1, 2, 3), keepdims=True)
+    expected = centred / np.sqrt((centred * centred).mean((1, 2, 3), keepdims=True) + 1e-5)
+
+    (y,) = backend.run_node(
+        node, [x, np.ones(2, np.float16), np.zeros(2, np.float16)], outputs_info=[(x.dtype, x.shape)]
+    )
+
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y, expected, atol=3e-3)
+
+
+# The others have no kernel, and onnx's evaluator truncates each share.
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("jax", "tensorflow")], indirect=True)
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_an_image_of_integers_is_read_between_its_pixels(backend: Any, mode: str) -> None:
+    node = onnx.helper.make_node("GridSample", ["x", "grid"], ["y"], mode=mode, align_corners=1)
+    x = np.array([[[[0, 10], [20, 30]]]], np.int32)
+    grid = np.array([[[[-1, -1], [0.6, -1], [0.6, 0.6]]]], np.float32)
+
+    (y,) = backend.run_node(node, [x, grid], opset_version=20)
+
+    assert y.dtype == np.int32
+    assert y.ravel().tolist() == ([0, 10, 30] if mode == "nearest" else [0, 8, 24])

@@ -96,6 +96,19 @@ def test_every_operator_gives_the_same_on_shares_along_any_axis() -> None:
     assert tried > 1000
 
 
+@pytest.mark.parametrize("kind", ["ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum"])
+def test_a_reduction_over_no_axis_is_that_of_single_elements_on_shares_too(kind: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 18]> g (float[4, 2] x) => (float[4, 2] y)
+            {{ y = {kind} <noop_with_empty_axes = 1> (x) }}"""
+    )
+    x = torch.arange(1.0, 9.0).reshape(4, 2) * torch.tensor([1.0, 1.0 if kind == "ReduceLogSum" else -1.0])
+    wanted = {"ReduceSum": x, "ReduceSumSquare": x * x, "ReduceLogSum": x.log()}.get(kind, x.abs())
+
+    for results in run_shared(model, {"x": x}, 0, 2):
+        torch.testing.assert_close(results[0], wanted)
+
+
 def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(run: Shared, node: Any, inputs: list[Any]) -> Any:
         return inputs[0].like(run.plain(node, [inputs[0].tensor, *inputs[1:]]))

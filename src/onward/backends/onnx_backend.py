@@ -30,6 +30,7 @@ _NO_KERNEL = re.compile(
     r"|Could not find device for node|does not support|unknown initializer data type"
     r"|Unrecognized (?:data type|attribute)|\*guarantees\* support for models stamped"
     r"|Unsupported model IR version|No corresponding Numpy type|is not a registered function/op"
+    r"|Value for attr '\w+' of \w+ is not in the list of allowed values"
 )
 
 

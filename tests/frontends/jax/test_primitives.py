@@ -103,6 +103,7 @@ def test_a_function_of_a_batch_of_free_size(name: str):
 
 
 NHWC = ("NHWC", "HWIO", "NHWC")
+ODD = np.array([0.0, -0.0, 1.0, np.nan, np.inf], np.float32)
 OTHERS: dict[str, tuple[Any, ...]] = {
     "conv": (
         lambda w, x: (lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=NHWC) ** 2).mean(),
@@ -134,6 +135,15 @@ OTHERS: dict[str, tuple[Any, ...]] = {
         + (jnp.asarray(w).at[1].set(5.0).at[2:4].multiply(2.0) ** 2).mean(),
         normal(6, 3), IDS,
     ),
+    "tile": (lambda w: (jnp.tile(w, (2, 3)) * jnp.arange(9.0)).sum() + (jnp.tile(w, 2) ** 2).sum(), normal(6, 3)),
+    "bins": (
+        lambda w: (jnp.interp(w, jnp.array([-1.0, 0.0, 1.0]), jnp.array([1.0, 3.0, -2.0])) ** 2).sum()
+        + (jnp.digitize(w, jnp.array([-1.0, 0.0, 0.5])) * w).sum()
+        + (jnp.searchsorted(jnp.array([0.0, 1.0, jnp.nan]), ODD) * w[0, 0]).sum(),
+        normal(6, 3),
+    ),
+    "subtract": (lambda w, i: (jnp.ones((6, 3)).at[i[:, 0]].subtract(w[:4]) ** 2).sum(), normal(6, 3), IDS),
+    "signed shifts": (lambda w, i: (((i - 3) >> 1) * w[:4, :1]).sum(), normal(6, 3), IDS),
     "fancy": (lambda w: (w[jnp.array([0, 2]), jnp.array([1, 1])] ** 2).mean() + w[1, :, None].sum(), normal(6, 3)),
     "dynamic slices": (
         lambda w, i: (lax.dynamic_update_slice(w, w[:2, :2] * 3, (i[0, 0], 1)) ** 2).mean()

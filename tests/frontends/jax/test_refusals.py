@@ -56,6 +56,17 @@ def test_every_primitive_without_a_rule_is_named_with_its_line_and_the_version()
     assert f"JAX {versions.VERSION}" in text
 
 
+def test_python_code_in_a_step_is_refused_with_the_line():
+    def printed(params: Any, batch: Any) -> Any:
+        jax.debug.print("{}", params["w"])
+        return (batch["x"] @ params["w"]).sum()
+
+    text = refusal(printed)
+
+    assert "calls Python code in every step, and a file has none; leave it out" in text
+    assert "test_refusals.py line" in text
+
+
 def test_communication_between_devices_is_refused():
     def summed(params: Any, batch: Any) -> Any:
         return jax.pmap(lambda p: jax.lax.psum(p, "i"), axis_name="i")(params["w"][None]).sum() + loss(params, batch)

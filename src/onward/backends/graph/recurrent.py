@@ -1,13 +1,16 @@
-"""The cells of RNN, GRU and LSTM: one step as arithmetic on the tensors of any framework.
+"""RNN, GRU and LSTM: the arithmetic of a step, and what all frameworks do around it.
 
-A backend supplies the activations, transposes the weights, and runs the steps.
+A backend supplies the activations and a few functions on its tensors, and may run the steps in its own way.
 """
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from onward.backends.graph.framework import Framework
 from onward.backends.graph.registry import Attributes
 
 Activation = Callable[[Any], Any]
@@ -90,3 +93,105 @@ def lstm_step(
         return f(o + peeps[1] * c) * last(c), c
 
     return step
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The inputs of a node, steps before batch; `first` is the initial state, [directions, batch, hidden] each."""
+
+    attributes: Attributes
+    X: Any
+    W: Any
+    R: Any
+    B: Any
+    P: Any
+    lengths: Any
+    first: tuple[Any, ...]
+
+    def cell(self, direction: int, activations: Sequence[Activation], W: Any, R: Any) -> Step:
+        """Return the step of one direction, for its transposed weights."""
+        attributes, hidden = self.attributes, self.attributes["hidden_size"]
+        B, P = (None if v is None else v[direction] for v in (self.B, self.P))
+        if attributes.op_type == "RNN":
+            return rnn_step(activations, W, R, B, hidden)
+        if attributes.op_type == "GRU":
+            linear = bool(attributes.get("linear_before_reset", 0))
+            return gru_step(activations, W, R, B, hidden, linear_before_reset=linear)
+        return lstm_step(activations, W, R, B, P, hidden, input_forget=bool(attributes.get("input_forget", 0)))
+
+
+class Recurrent(abc.ABC):
+    """RNN, GRU and LSTM on a framework; `run` is the handler of all three."""
+
+    activations: ClassVar[Mapping[str, Callable[..., Any]]]  # as `activations_of` takes them
+
+    def __init__(self, framework: Framework) -> None:
+        self.framework = framework
+
+    @abc.abstractmethod
+    def clamp(self, x: Any, low: float, high: float) -> Any:
+        """Return `x`, limited; the gradient outside of the limits is zero."""
+
+    @abc.abstractmethod
+    def transpose(self, x: Any, order: tuple[int, ...]) -> Any:
+        """Return `x` with its axes in another order."""
+
+    @abc.abstractmethod
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        """Return `x` where the condition holds, else `y`."""
+
+    @abc.abstractmethod
+    def zeros(self, sizes: Sequence[Any], like: Any) -> Any:
+        """Return zeros of the type of `like`."""
+
+    def run(
+        self, attributes: Attributes, X: Any, W: Any, R: Any, B: Any = None, sequence_lens: Any = None,
+        initial_h: Any = None, initial_c: Any = None, P: Any = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Return Y and the final states."""
+        batchwise = bool(attributes.get("layout", 0))
+
+        def turned(value: Any) -> Any:
+            return self.transpose(value, (1, 0, 2)) if batchwise else value
+
+        X = turned(X)
+        sizes = [W.shape[0], self.framework.shape(X)[1], attributes["hidden_size"]]
+        given = (initial_h, initial_c) if attributes.op_type == "LSTM" else (initial_h,)
+        first = tuple(self.zeros(sizes, X) if v is None else turned(v) for v in given)
+        Y, *finals = self.directions(Layer(attributes, X, W, R, B, P, sequence_lens, first))
+        return (self.transpose(Y, (2, 0, 1, 3)) if batchwise else Y, *map(turned, finals))
+
+    def directions(self, layer: Layer) -> tuple[Any, ...]:
+        """Return the outputs [steps, directions, batch, hidden] and the final states [directions, batch, hidden]."""
+        reverse, done = layer.attributes.get("direction", "forward") == "reverse", []
+        for d in range(layer.W.shape[0]):
+            activations = activations_of(layer.attributes, d, self.activations, self.clamp)
+            weights = (self.transpose(v[d], (1, 0)) for v in (layer.W, layer.R))
+            step = self._until_the_end(layer.cell(d, activations, *weights), layer.lengths)
+            done.append(self.loop(step, layer.X, tuple(v[d] for v in layer.first), reverse or d == 1))
+        finals = (self.framework.stack([state[i] for _, state in done], 0) for i in range(len(layer.first)))
+        return (self.framework.stack([Y for Y, _ in done], 1), *finals)
+
+    def _until_the_end(self, cell: Step, lengths: Any) -> Step:
+        """Return `step(t, x, *state)` -> (output, *new state); past the end of a sequence its state stays."""
+
+        def step(t: Any, x: Any, *state: Any) -> tuple[Any, ...]:
+            new = cell(x, *state)
+            if lengths is None:
+                return (new[0], *new)
+            active = (t < lengths)[:, None]
+            nothing = self.zeros(self.framework.shape(new[0]), new[0])
+            return (self.where(active, new[0], nothing), *map(self.where, [active] * len(new), new, state))
+
+        return step
+
+    def loop(self, step: Step, X: Any, state: tuple[Any, ...], backwards: bool) -> tuple[Any, Sequence[Any]]:
+        """Run the steps; return the outputs [steps, batch, hidden] and the final state."""
+        order = range(self.framework.shape(X)[0])
+        outputs: list[Any] = [None] * len(order)
+        for t in reversed(order) if backwards else order:
+            outputs[t], *new = step(t, X[t], *state)
+            state = tuple(new)
+        if not outputs:
+            return self.zeros([0, *self.framework.shape(state[0])], X), state
+        return self.framework.stack(outputs, 0), state

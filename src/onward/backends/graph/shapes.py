@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 from onward.backends.graph.registry import Attributes
 
 
-def reduced_axes(attributes: Attributes, axes: Sequence[int] | None, rank: int) -> list[int] | None:
-    """Return the axes that a reduction reduces, in order; None if it returns its input."""
+def reduced_axes(attributes: Attributes, axes: Sequence[int] | None, rank: int) -> list[int]:
+    """Return the axes that a reduction reduces, in order.
+
+    Without any, every element is reduced alone, so that ReduceL2 gives the absolute value.
+    """
     given = attributes.get("axes") if axes is None else axes
     if given:
         return sorted(a % rank for a in given)
-    return None if attributes.get("noop_with_empty_axes", 0) else list(range(rank))
+    return [] if attributes.get("noop_with_empty_axes", 0) else list(range(rank))
 
 
 def reshaped(attributes: Attributes, old: Sequence[int], wanted: Sequence[int]) -> list[int]:

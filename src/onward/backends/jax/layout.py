@@ -151,8 +151,6 @@ def _reduce(run: Plain, instruction: Instruction, arguments: list[Any]) -> Any:
     if not isinstance(x, Laid) or (given is not None and not isinstance(given, Host)):
         return None
     over = reduced_axes(attributes, None if given is None else list(given.values), x.ndim)
-    if over is None:
-        return x
     places = [x.order.index(axis) for axis in over]
     axes = Host(places, (len(places),)) if given is not None else None
     changed = _with(instruction, axes=places) if given is None and "axes" in attributes else instruction

@@ -15,7 +15,7 @@ from onward.backends.graph.framework import Framework
 from onward.backends.graph.host import Host
 from onward.backends.tensorflow.layout import Laid
 from onward.backends.tensorflow.registry import REGISTRY
-from onward.backends.tensorflow.tensors import to_tensor
+from onward.backends.tensorflow.tensors import to_numpy, to_tensor
 from onward.errors import BackendError, Diagnostic
 
 B304 = "B304"
@@ -55,7 +55,7 @@ class TensorFlow(Framework):
     def read(self, tensor: Any) -> list[Any]:
         """Return the elements; those that are not known while TensorFlow traces are symbols."""
         if not is_symbol(tensor):
-            known: list[Any] = np.asarray(tensor).reshape(-1).tolist()
+            known: list[Any] = to_numpy(tensor).reshape(-1).tolist()
             return known
         if tensor.shape.num_elements() is None:
             raise unknown("the number of elements of a shape depends on data")
@@ -117,7 +117,7 @@ def concrete(tensor: tf.Tensor) -> np.ndarray:
     """Return the values of a tensor; raise BackendError while TensorFlow traces."""
     if is_symbol(tensor):
         raise unknown("the size of a result depends on data")
-    return np.asarray(tensor)
+    return to_numpy(tensor)
 
 
 def _known(value: Any) -> Any:

@@ -139,9 +139,7 @@ def _reduce(plain: Plain, instruction: Instruction, arguments: list[Any], moves:
         return None
     given = None if len(arguments) < 2 or arguments[1] is None else known_ints(arguments[1])
     over = reduced_axes(attributes, given, len(x.order))
-    if over is None:
-        return x
-    changed = _with(instruction, axes=[x.order.index(a) for a in over], noop_with_empty_axes=0)
+    changed = _with(instruction, axes=[x.order.index(a) for a in over])
     result = plain(changed, [x.tensor])
     if attributes.get("keepdims", 1):
         return _results(result, x.order, moves)

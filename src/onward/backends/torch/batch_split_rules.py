@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from onward.backends.graph.host import Host
 from onward.backends.graph.interpreter import Instruction
+from onward.backends.graph.shapes import reduced_axes
 from onward.backends.torch.batch_split import Cut, Partial, Share, Shared, elements, needs_gradient, rule, spread
 from onward.backends.torch.framework import TORCH, ints, number
 from onward.backends.torch.ops.elementwise import _BINARY, _UNARY
@@ -355,10 +356,7 @@ def gemm(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
       "ReduceLogSum", "ReduceLogSumExp")  # fmt: skip
 def reduce(run: Shared, node: Instruction, inputs: list[Any]) -> Any:
     value, kind = inputs[0], node.op_type
-    given = node.attributes.get("axes") if len(inputs) < 2 or inputs[1] is None else ints(inputs[1])
-    if not given and node.attributes.get("noop_with_empty_axes", 0):
-        return value
-    axes = sorted(a % value.ndim for a in given) if given else list(range(value.ndim))
+    axes = reduced_axes(node.attributes, None if len(inputs) < 2 or inputs[1] is None else ints(inputs[1]), value.ndim)
     if isinstance(value, Partial):
         return Partial(run.plain(node, [value.tensor, *inputs[1:]])) if kind in ("ReduceSum", "ReduceMean") else None
     keep = bool(node.attributes.get("keepdims", 1))

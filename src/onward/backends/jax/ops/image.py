@@ -45,6 +45,8 @@ def _resample(x: Array, changes: Iterable[NewAxis], fill: float = 0.0) -> Array:
 @op("GridSample", since=16)
 def grid_sample(attributes: Attributes, x: Array, grid: Array) -> Array:
     """Read `x` at the points of `grid`: each axis from -1 to 1, the last axis of the image first."""
+    if not is_float(x):
+        return jnp.round(grid_sample(attributes, x.astype(jnp.float64), grid)).astype(x.dtype)
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(attributes["mode"], attributes["mode"])
     padding, corners = attributes.get("padding_mode", "zeros"), bool(attributes.get("align_corners", 0))
     sizes, grid = x.shape[2:], grid.astype(x.dtype)

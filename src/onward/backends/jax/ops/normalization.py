@@ -13,7 +13,7 @@ from jax import lax
 from onward.backends.graph.shapes import along
 from onward.backends.jax.ops.reduction import norm
 from onward.backends.jax.registry import Attributes, op
-from onward.backends.jax.tensors import Array
+from onward.backends.jax.tensors import Array, jax_type
 
 
 def _per_channel(value: Array, rank: int, axis: int = 1) -> Array:
@@ -55,29 +55,35 @@ def instance_normalization(attributes: Attributes, x: Array, scale: Array, bias:
     return centred / jnp.sqrt(var + attributes["epsilon"]) * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)
 
 
-def _at_least_32_bits(x: Array) -> Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+def _stash(attributes: Attributes) -> Any:
+    return jax_type(attributes.get("stash_type", 1))
+
+
+def _wide(attributes: Attributes, x: Array) -> Array:
+    """Return `x` in the type in which the standard computes; double stays double."""
+    return x.astype(jnp.promote_types(x.dtype, _stash(attributes)))
 
 
 @op("LayerNormalization")
 def layer_normalization(attributes: Attributes, x: Array, scale: Array, bias: Array | None = None) -> Any:
-    mean, centred, var = _moments(_at_least_32_bits(x), tuple(range(attributes["axis"] % x.ndim, x.ndim)))
+    mean, centred, var = _moments(_wide(attributes, x), tuple(range(attributes["axis"] % x.ndim, x.ndim)))
     inverse = lax.rsqrt(var + attributes["epsilon"])
     y = (centred * inverse).astype(x.dtype) * scale
-    return (y if bias is None else y + bias), mean, inverse
+    return (y if bias is None else y + bias), mean.astype(_stash(attributes)), inverse.astype(_stash(attributes))
 
 
 @op("RMSNormalization", since=23)
 def rms_normalization(attributes: Attributes, x: Array, scale: Array) -> Array:
-    wide = _at_least_32_bits(x)
+    wide = _wide(attributes, x)
     squares = jnp.mean(wide * wide, tuple(range(attributes["axis"] % x.ndim, x.ndim)), keepdims=True)
     return (wide * lax.rsqrt(squares + attributes["epsilon"])).astype(x.dtype) * scale
 
 
 def _group_normal(attributes: Attributes, x: Array) -> Array:
     groups = attributes["num_groups"]
-    _, centred, var = _moments(x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups), (2,))
-    return centred / jnp.sqrt(var + attributes["epsilon"])
+    grouped = _wide(attributes, x).reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
+    _, centred, var = _moments(grouped, (2,))
+    return (centred / jnp.sqrt(var + attributes["epsilon"])).astype(x.dtype)
 
 
 @op("GroupNormalization", since=21)

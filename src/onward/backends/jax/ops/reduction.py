@@ -18,10 +18,8 @@ from onward.backends.jax.tensors import Array, is_float
 def _reduction(function: Callable[[Array, tuple[int, ...], bool], Array]) -> Callable[..., Array]:
     def run(attributes: Attributes, data: Array, axes: Any = None) -> Array:
         over = reduced_axes(attributes, None if axes is None else ints(axes), data.ndim)
-        if over is None:
-            return data
         if not over:
-            return function(data.reshape(1), (0,), False).astype(data.dtype)
+            return function(data[None], (0,), False).astype(data.dtype)
         return function(data, tuple(over), bool(attributes.get("keepdims", 1))).astype(data.dtype)
 
     return run

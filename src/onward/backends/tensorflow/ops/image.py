@@ -77,6 +77,8 @@ def _resample(attributes: Attributes, x: tf.Tensor, changes: Iterable[NewAxis], 
 @op("GridSample", since=16)
 def grid_sample(attributes: Attributes, x: tf.Tensor, grid: tf.Tensor) -> tf.Tensor:
     """Read `x` at the points of `grid`: each axis from -1 to 1, the last axis of the image first."""
+    if not is_float(x):
+        return tf.cast(tf.round(grid_sample(attributes, tf.cast(x, tf.float64), grid)), x.dtype)
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(attributes["mode"], attributes["mode"])
     padding, corners = attributes.get("padding_mode", "zeros"), bool(attributes.get("align_corners", 0))
     n, _, *sizes = shape_of(x)

@@ -36,7 +36,19 @@ def gemm(attributes: Attributes, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor | None
 
 @op("Einsum")
 def einsum(attributes: Attributes, *inputs: tf.Tensor) -> tf.Tensor:
-    return tf.einsum(attributes["equation"].replace(" ", ""), *inputs)
+    equation = _explicit(attributes["equation"].replace(" ", ""))
+    if not is_float(inputs[0]):
+        return tf.cast(tf.einsum(equation, *(tf.cast(v, tf.float64) for v in inputs)), inputs[0].dtype)
+    return tf.einsum(equation, *inputs)
+
+
+def _explicit(equation: str) -> str:
+    """Return an equation with its output, which TensorFlow wants where there is an ellipsis."""
+    if "->" in equation:
+        return equation
+    letters = equation.replace(",", "").replace("...", "")
+    once = sorted(letter for letter in letters if letters.count(letter) == 1)
+    return f"{equation}->{'...' * ('...' in equation)}{''.join(once)}"
 
 
 @op("Det")

@@ -12,6 +12,7 @@ from onward.backends.graph.shapes import along
 from onward.backends.tensorflow.framework import shape_of, sized
 from onward.backends.tensorflow.ops.reduction import norm
 from onward.backends.tensorflow.registry import Attributes, op
+from onward.backends.tensorflow.tensors import tf_type
 
 
 def _moments(x: tf.Tensor, axes: list[int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -76,22 +77,29 @@ def instance_normalization(attributes: Attributes, x: tf.Tensor, scale: tf.Tenso
     return centred / tf.sqrt(var + attributes["epsilon"]) * tf.reshape(scale, shape) + tf.reshape(bias, shape)
 
 
-def _at_least_32_bits(x: tf.Tensor) -> tf.Tensor:
-    return tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
+def _stash(attributes: Attributes) -> tf.DType:
+    return tf_type(attributes.get("stash_type", 1))
+
+
+def _wide(attributes: Attributes, x: tf.Tensor) -> tf.Tensor:
+    """Return `x` in the type in which the standard computes; double stays double."""
+    stash = _stash(attributes)
+    return x if x.dtype.size > stash.size else tf.cast(x, stash)
 
 
 @op("LayerNormalization")
 def layer_normalization(attributes: Attributes, x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor | None = None) -> Any:
     axes = list(range(attributes["axis"] % x.shape.rank, x.shape.rank))
-    mean, centred, var = _moments(_at_least_32_bits(x), axes)
+    mean, centred, var = _moments(_wide(attributes, x), axes)
     inverse = tf.math.rsqrt(var + attributes["epsilon"])
     y = tf.cast(centred * inverse, x.dtype) * scale
-    return (y if bias is None else y + bias), mean, inverse
+    stash = _stash(attributes)
+    return (y if bias is None else y + bias), tf.cast(mean, stash), tf.cast(inverse, stash)
 
 
 @op("RMSNormalization", since=23)
 def rms_normalization(attributes: Attributes, x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    wide = _at_least_32_bits(x)
+    wide = _wide(attributes, x)
     axes = list(range(attributes["axis"] % x.shape.rank, x.shape.rank))
     squares = tf.reduce_mean(wide * wide, axes, True)
     return tf.cast(wide * tf.math.rsqrt(squares + attributes["epsilon"]), x.dtype) * scale
@@ -99,8 +107,8 @@ def rms_normalization(attributes: Attributes, x: tf.Tensor, scale: tf.Tensor) ->
 
 def _group_normal(attributes: Attributes, x: tf.Tensor) -> tf.Tensor:
     groups, (n, *rest) = attributes["num_groups"], shape_of(x)
-    _, centred, var = _moments(tf.reshape(x, sized([n, groups, math.prod(rest) // groups])), [2])
-    return centred / tf.sqrt(var + attributes["epsilon"])
+    _, centred, var = _moments(tf.reshape(_wide(attributes, x), sized([n, groups, math.prod(rest) // groups])), [2])
+    return tf.cast(centred / tf.sqrt(var + attributes["epsilon"]), x.dtype)
 
 
 @op("GroupNormalization", since=21)

@@ -16,10 +16,8 @@ from onward.backends.tensorflow.tensors import is_float
 def _reduction(function: Callable[[Any, list[int], bool], Any]) -> Callable[..., Any]:
     def run(attributes: Attributes, data: tf.Tensor, axes: Any = None) -> tf.Tensor:
         over = reduced_axes(attributes, None if axes is None else known_ints(axes), data.shape.rank)
-        if over is None:
-            return data
         if not over:
-            return tf.cast(function(tf.reshape(data, [1]), [0], False), data.dtype)
+            return tf.cast(function(data[None], [0], False), data.dtype)
         return tf.cast(function(data, over, bool(attributes.get("keepdims", 1))), data.dtype)
 
     return run
@@ -35,7 +33,7 @@ def _wide(data: tf.Tensor) -> tf.Tensor:
 def norm(data: tf.Tensor, axes: list[int], keep: bool, p: int = 2) -> tf.Tensor:
     """Return the p-norm; its gradient at zero is zero, not NaN."""
     if p == 1:
-        return tf.reduce_sum(tf.abs(data), axes, keep)
+        return tf.reduce_sum(data if data.dtype.is_unsigned else tf.abs(data), axes, keep)
     total = tf.reduce_sum(data * data if p == 2 else tf.abs(data) ** p, axes, keep)
     total = total if is_float(total) else tf.cast(total, tf.float64)
     nothing = total == 0

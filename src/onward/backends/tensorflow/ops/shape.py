@@ -12,7 +12,16 @@ from onward.backends.graph import shapes
 from onward.backends.graph.common import register_shapes
 from onward.backends.graph.host import Host
 from onward.backends.graph.shapes import along, mirrored, pad_amounts, reshaped, slices, split_sizes
-from onward.backends.tensorflow.framework import TENSORFLOW, ints, is_symbol, known_ints, shape_of, sized, unknown
+from onward.backends.tensorflow.framework import (
+    TENSORFLOW,
+    ints,
+    is_symbol,
+    known_ints,
+    number,
+    shape_of,
+    sized,
+    unknown,
+)
 from onward.backends.tensorflow.registry import Attributes, op
 from onward.backends.tensorflow.tensors import tf_type
 
@@ -30,10 +39,16 @@ def constant_of_shape(attributes: Attributes, sizes: Any) -> tf.Tensor:
 @op("Range")
 def range_(attributes: Attributes, start: Any, limit: Any, delta: Any) -> tf.Tensor:
     dtype = tf.as_dtype(start.dtype)
-    given = [v.values[0] if isinstance(v, Host) else v for v in (start, limit, delta)]
     wide = tf.int32 if dtype == tf.int16 else dtype
-    found = tf.range(*(tf.cast(v, wide) for v in given))
-    return tf.cast(found, dtype)
+    given = [v.values[0] if isinstance(v, Host) else v for v in (start, limit, delta)]
+    # TensorFlow refuses a range that points away from its end; it is empty.
+    if any(is_symbol(v) for v in given):
+        first, last, by = (tf.cast(v, wide) for v in given)
+        last = tf.where(tf.equal(last > first, by > 0), last, first)
+    else:
+        first, last, by = (number(v) for v in (start, limit, delta))
+        last = last if (last > first) == (by > 0) else first
+    return tf.cast(tf.range(*(tf.cast(v, wide) for v in (first, last, by))), dtype)
 
 
 @op("EyeLike")

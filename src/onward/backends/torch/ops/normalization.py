@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.backends.torch.registry import Attributes, op
+from onward.backends.torch.tensors import torch_type
 
 
 def _per_channel(value: Tensor, rank: int) -> Tensor:
@@ -62,34 +63,43 @@ def instance_normalization(attributes: Attributes, x: Tensor, scale: Tensor, bia
     return normal * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)
 
 
+def _stash(attributes: Attributes) -> torch.dtype:
+    return torch_type(attributes.get("stash_type", 1))
+
+
+def _wide(attributes: Attributes, x: Tensor) -> Tensor:
+    """Return `x` in the type in which the standard computes; double stays double."""
+    return x.to(torch.promote_types(x.dtype, _stash(attributes)))
+
+
 @op("LayerNormalization")
 def layer_normalization(attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
     axis = attributes["axis"] % x.ndim
     axes = list(range(axis, x.ndim))
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _wide(attributes, x)
     if attributes.outputs == 1 and tuple(scale.shape) == tuple(x.shape[axis:]) and wide is x:
         return F.layer_norm(x, x.shape[axis:], scale, bias, attributes["epsilon"])
     mean = wide.mean(axes, keepdim=True)
     centred = wide - mean
     inverse = torch.rsqrt((centred * centred).mean(axes, keepdim=True) + attributes["epsilon"])
     y = (centred * inverse).to(x.dtype) * scale
-    return (y if bias is None else y + bias), mean, inverse
+    return (y if bias is None else y + bias), mean.to(_stash(attributes)), inverse.to(_stash(attributes))
 
 
 @op("RMSNormalization", since=23)
 def rms_normalization(attributes: Attributes, x: Tensor, scale: Tensor) -> Tensor:
     axes = list(range(attributes["axis"] % x.ndim, x.ndim))
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _wide(attributes, x)
     normal = wide * torch.rsqrt((wide * wide).mean(axes, keepdim=True) + attributes["epsilon"])
     return normal.to(x.dtype) * scale
 
 
 def _group_normal(attributes: Attributes, x: Tensor) -> Tensor:
     groups = attributes["num_groups"]
-    grouped = x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
+    grouped = _wide(attributes, x).reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
     centred = grouped - grouped.mean(-1, keepdim=True)
     var = (centred * centred).mean(-1, keepdim=True)
-    return centred / torch.sqrt(var + attributes["epsilon"])
+    return (centred / torch.sqrt(var + attributes["epsilon"])).to(x.dtype)
 
 
 @op("GroupNormalization", since=21)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,136 +10,68 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.backends.graph.recurrent import Activation, Step, activations_of, gru_step, lstm_step, rnn_step
-from onward.backends.torch.registry import Attributes, op
+from onward.backends.graph import recurrent
+from onward.backends.graph.recurrent import Layer
+from onward.backends.torch.framework import TORCH
+from onward.backends.torch.registry import op
 
-_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu, "softsign": F.softsign, "softplus": F.softplus,
-    "leakyrelu": F.leaky_relu, "elu": F.elu,
-    "thresholdedrelu": lambda x, a: torch.where(x > a, x, torch.zeros_like(x)),
-    "hardsigmoid": lambda x, a, b: torch.clamp(a * x + b, 0, 1),
-    "scaledtanh": lambda x, a, b: a * torch.tanh(b * x),
-    "affine": lambda x, a, b: a * x + b,
+# torch's kernels, and the order in which they want the gates: z r h is r z n there, and i o f c is i f g o.
+_KERNELS: dict[str, tuple[Callable[..., Any], list[int]]] = {
+    "RNN": (torch.rnn_tanh, [0]), "GRU": (torch.gru, [1, 0, 2]), "LSTM": (torch.lstm, [0, 2, 3, 1]),
 }  # fmt: skip
 
 
-class _Layer:
-    """What the three operators have in common: layout, directions, initial values, sequence lengths."""
+class Recurrent(recurrent.Recurrent):
+    """The three operators on PyTorch."""
 
-    def __init__(self, attributes: Attributes, X: Tensor, W: Tensor, lengths: Any) -> None:
-        self.attributes = attributes
-        self.batchwise = bool(attributes.get("layout", 0))
-        self.X = X.transpose(0, 1) if self.batchwise else X
-        self.steps, self.batch = self.X.shape[0], self.X.shape[1]
-        self.directions = W.shape[0]
-        self.hidden = attributes["hidden_size"]
-        self.reverse = attributes.get("direction", "forward") == "reverse"
-        self.lengths = lengths
+    activations = {
+        "sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu, "softsign": F.softsign,
+        "softplus": F.softplus, "leakyrelu": F.leaky_relu, "elu": F.elu,
+        "thresholdedrelu": lambda x, a: torch.where(x > a, x, torch.zeros_like(x)),
+        "hardsigmoid": lambda x, a, b: torch.clamp(a * x + b, 0, 1),
+        "scaledtanh": lambda x, a, b: a * torch.tanh(b * x),
+        "affine": lambda x, a, b: a * x + b,
+    }  # fmt: skip
 
-    def initial(self, given: Any) -> Tensor:
-        if given is None:
-            return self.X.new_zeros(self.directions, self.batch, self.hidden)
-        return given.transpose(0, 1) if self.batchwise else given
+    def clamp(self, x: Tensor, low: float, high: float) -> Tensor:
+        return torch.clamp(x, low, high)
 
-    def results(self, Y: Tensor, *finals: Tensor) -> tuple[Tensor, ...]:
-        """Return [steps, directions, batch, hidden] and [directions, batch, hidden] in the node's layout."""
-        if not self.batchwise:
-            return (Y, *finals)
-        return (Y.permute(2, 0, 1, 3), *(f.transpose(0, 1) for f in finals))
+    def transpose(self, x: Tensor, order: tuple[int, ...]) -> Tensor:
+        return x.permute(order)
 
-    def run_all(
-        self, first: tuple[Tensor, ...], cell: Callable[[int, Sequence[Activation]], Step]
-    ) -> tuple[Tensor, ...]:
-        """Run every direction step by step; `cell(direction, activations)` is its step."""
-        done = []
-        for d in range(self.directions):
-            activations = activations_of(self.attributes, d, _ACTIVATIONS, torch.clamp)
-            done.append(self._run(d, tuple(v[d] for v in first), cell(d, activations)))
-        Y = torch.stack([y for y, _ in done], 1)
-        return self.results(Y, *(torch.stack([state[i] for _, state in done]) for i in range(len(first))))
+    def where(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(condition, x, y)
 
-    def _run(self, direction: int, state: tuple[Tensor, ...], step: Step) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run one direction; return its outputs [steps, batch, hidden] and the final state."""
-        order = range(self.steps)
-        backwards = self.reverse or direction == 1
-        outputs: list[Tensor] = [state[0]] * self.steps
-        for t in reversed(order) if backwards else order:
-            new = step(self.X[t], *state)
-            output = new[0]
-            if self.lengths is not None:
-                active = (t < self.lengths.to(self.X.device)).unsqueeze(1)
-                output = torch.where(active, output, torch.zeros_like(output))
-                new = tuple(torch.where(active, n, s) for n, s in zip(new, state, strict=True))
-            outputs[t], state = output, new
-        return torch.stack(outputs), state
+    def zeros(self, sizes: Sequence[Any], like: Tensor) -> Tensor:
+        return like.new_zeros(sizes)
+
+    def directions(self, layer: Layer) -> tuple[Any, ...]:
+        if _is_usual(layer):
+            return _with_kernel(layer)
+        lengths = None if layer.lengths is None else layer.lengths.to(layer.X.device)
+        return super().directions(dataclasses.replace(layer, lengths=lengths))
 
 
-def _of(value: Tensor | None, direction: int) -> Tensor | None:
-    return None if value is None else value[direction]
-
-
-def _plain(attributes: Attributes, layer: _Layer) -> bool:
-    """Return whether torch's kernels compute this node: usual activations, all steps, not only backwards."""
-    unusual = attributes.get("activations") or attributes.get("clip") or layer.lengths is not None or layer.reverse
+def _is_usual(layer: Layer) -> bool:
+    """Return whether torch's kernels compute this node: usual activations and gates, all steps, not only backwards."""
+    attributes = layer.attributes
+    unusual = any(attributes.get(name) for name in ("activations", "clip", "input_forget"))
+    unusual = unusual or layer.lengths is not None or layer.P is not None
+    unusual = unusual or attributes.get("direction", "forward") == "reverse"
+    unusual = unusual or (attributes.op_type == "GRU" and not attributes.get("linear_before_reset", 0))
     return not unusual and layer.X.is_floating_point()
 
 
-def _fused(function: Any, layer: _Layer, state: Any, weights: list[Tensor]) -> tuple[Tensor, ...]:
-    Y, *finals = function(layer.X, state, weights, len(weights) > 2 * layer.directions, 1, 0.0, False,
-                          layer.directions == 2, False)  # fmt: skip
-    return layer.results(Y.unflatten(2, (layer.directions, -1)).transpose(1, 2), *finals)
+def _with_kernel(layer: Layer) -> tuple[Tensor, ...]:
+    kernel, order = _KERNELS[layer.attributes.op_type]
+    directions, hidden = layer.W.shape[0], layer.attributes["hidden_size"]
+    weights: list[Tensor] = []
+    for d in range(directions):
+        parts = [layer.W[d], layer.R[d], *([] if layer.B is None else layer.B[d].chunk(2))]
+        weights += [torch.cat([part.split(hidden)[i] for i in order]) for part in parts]
+    state = list(layer.first) if len(layer.first) > 1 else layer.first[0]
+    Y, *finals = kernel(layer.X, state, weights, layer.B is not None, 1, 0.0, False, directions == 2, False)
+    return (Y.unflatten(2, (directions, -1)).transpose(1, 2), *finals)
 
 
-def _reordered(value: Tensor, order: Sequence[int], hidden: int) -> Tensor:
-    """Return the blocks of `hidden` rows in another order."""
-    blocks = value.split(hidden)
-    return torch.cat([blocks[i] for i in order])
-
-
-def _weights(layer: _Layer, W: Tensor, R: Tensor, B: Any, order: Sequence[int]) -> list[Tensor]:
-    weights = []
-    for d in range(layer.directions):
-        parts = [W[d], R[d]] if B is None else [W[d], R[d], *B[d].chunk(2)]
-        weights += [_reordered(p, order, layer.hidden) for p in parts]
-    return weights
-
-
-@op("RNN")
-def rnn(
-    attributes: Attributes, X: Tensor, W: Tensor, R: Tensor, B: Any = None, sequence_lens: Any = None, h: Any = None
-) -> Any:
-    layer = _Layer(attributes, X, W, sequence_lens)
-    first = layer.initial(h)
-    if _plain(attributes, layer):
-        return _fused(torch.rnn_tanh, layer, first, _weights(layer, W, R, B, [0]))
-    return layer.run_all((first,), lambda d, f: rnn_step(f, W[d].T, R[d].T, _of(B, d), layer.hidden))
-
-
-@op("GRU")
-def gru(
-    attributes: Attributes, X: Tensor, W: Tensor, R: Tensor, B: Any = None, sequence_lens: Any = None, h: Any = None
-) -> Any:
-    layer = _Layer(attributes, X, W, sequence_lens)
-    first = layer.initial(h)
-    if _plain(attributes, layer) and attributes.get("linear_before_reset", 0):
-        return _fused(torch.gru, layer, first, _weights(layer, W, R, B, [1, 0, 2]))  # z r h -> r z n
-    linear = bool(attributes.get("linear_before_reset", 0))
-    return layer.run_all(
-        (first,), lambda d, f: gru_step(f, W[d].T, R[d].T, _of(B, d), layer.hidden, linear_before_reset=linear)
-    )
-
-
-@op("LSTM")
-def lstm(
-    attributes: Attributes, X: Tensor, W: Tensor, R: Tensor, B: Any = None, sequence_lens: Any = None, h: Any = None,
-    c: Any = None, P: Any = None,
-) -> Any:  # fmt: skip
-    layer = _Layer(attributes, X, W, sequence_lens)
-    first, cell = layer.initial(h), layer.initial(c)
-    if _plain(attributes, layer) and P is None and not attributes.get("input_forget", 0):
-        return _fused(torch.lstm, layer, [first, cell], _weights(layer, W, R, B, [0, 2, 3, 1]))  # i o f c -> i f g o
-    tied = bool(attributes.get("input_forget", 0))
-    return layer.run_all(
-        (first, cell),
-        lambda d, f: lstm_step(f, W[d].T, R[d].T, _of(B, d), _of(P, d), layer.hidden, input_forget=tied),
-    )
+op("RNN", "GRU", "LSTM")(Recurrent(TORCH).run)

@@ -17,7 +17,7 @@ from onward.backends.torch.registry import Attributes, op
 def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
     def run(attributes: Attributes, data: Tensor, axes: Any = None) -> Tensor:
         over = reduced_axes(attributes, None if axes is None else ints(axes), data.ndim)
-        if not over:  # no axis: the sum of one element each, so ReduceL2 gives the absolute value
+        if not over:
             return function(data.unsqueeze(0), [0], False).to(data.dtype)
         return function(data, over, bool(attributes.get("keepdims", 1))).to(data.dtype)
 

@@ -90,6 +90,18 @@ def not_equal(frame: Frame, equation: Any, a: Value, b: Value) -> Value:
     return made
 
 
+@primitive("lt_to", "le_to")
+def before(frame: Frame, equation: Any, a: Value, b: Value) -> Value:
+    """The order by which JAX sorts and searches, in which NaN is the last; JAX has made one zero of both before."""
+    op, aval = frame.op, equation.invars[0].aval
+    a, b = (frame.cast(v, _wide(aval)) for v in (a, b))
+    if not is_float(aval):
+        return op.Less(a, b) if equation.primitive.name == "lt_to" else op.LessOrEqual(a, b)  # type: ignore[no-any-return]
+    if equation.primitive.name == "lt_to":
+        return op.Or(op.Less(a, b), op.And(op.IsNaN(b), op.Not(op.IsNaN(a))))  # type: ignore[no-any-return]
+    return op.Or(op.LessOrEqual(a, b), op.IsNaN(b))  # type: ignore[no-any-return]
+
+
 @primitive("rem")
 def remainder(frame: Frame, equation: Any, a: Value, b: Value) -> Value:
     """The remainder with the sign of the dividend."""
@@ -374,6 +386,20 @@ def shift(frame: Frame, equation: Any, x: Value, count: Value) -> Value:
     direction = "RIGHT" if equation.primitive.name == "shift_right_logical" else "LEFT"
     made: Value = frame.op.BitShift(x, count, direction=direction)
     return made
+
+
+@primitive("shift_right_arithmetic")
+def signed_shift(frame: Frame, equation: Any, x: Value, count: Value) -> Value:
+    """x >> n: the quotient of x and 2 ** n, rounded down."""
+    op, dtype = frame.op, equation.invars[0].aval.dtype
+    x, by = frame.cast(x, np.int64), op.Pow(np.int64(2), frame.cast(count, np.int64))
+    return frame.cast(op.Div(op.Sub(x, op.Mod(x, by)), by), dtype)
+
+
+@primitive("debug_print", "debug_callback", "io_callback", "pure_callback")
+def callback(frame: Frame, equation: Any, *values: Value) -> list[Value]:
+    """Refused: a file holds no Python code."""
+    raise UnsupportedError("it calls Python code in every step, and a file has none; leave it out")
 
 
 @primitive("population_count")

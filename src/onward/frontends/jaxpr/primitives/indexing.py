@@ -214,7 +214,7 @@ def op_constant(frame: Frame, number: Any, like: Value) -> Value:
 
 _REDUCTIONS = {
     "scatter": "none", "scatter-add": "add", "scatter_add": "add", "scatter-mul": "mul", "scatter_mul": "mul",
-    "scatter-min": "min", "scatter_min": "min", "scatter-max": "max", "scatter_max": "max",
+    "scatter-sub": "add", "scatter-min": "min", "scatter_min": "min", "scatter-max": "max", "scatter_max": "max",
 }  # fmt: skip
 
 
@@ -245,6 +245,7 @@ def scatter(frame: Frame, equation: Any, x: Value, indices: Value, updates: Valu
     places, inside = _places(frame, indices, equation.invars[1], layout, sizes, shape, given, mode)
     all_of_it = np.array([-1], np.int64)
     flat, new = op.Reshape(frame.cast(x, wide), all_of_it), op.Reshape(frame.cast(updates, wide), all_of_it)
+    new = op.Neg(new) if equation.primitive.name == "scatter-sub" else new
     where = op.Reshape(places, all_of_it)
     if inside is not None:  # what falls outside goes to a place of its own, which is cut off
         beyond = op.Shape(flat)

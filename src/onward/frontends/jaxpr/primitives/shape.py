@@ -66,6 +66,13 @@ def concatenate(frame: Frame, equation: Any, *values: Value) -> Value:
     return made
 
 
+@primitive("tile")
+def tile(frame: Frame, equation: Any, x: Value) -> Value:
+    """Repeated along each axis."""
+    made: Value = frame.op.Tile(x, frame.shape(equation.params["reps"]))
+    return made
+
+
 @primitive("stack")
 def stack(frame: Frame, equation: Any, *values: Value) -> Value:
     """One after the other along a new axis."""
