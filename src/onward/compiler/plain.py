@@ -19,6 +19,7 @@ from onward.passes.optimizers import LowerOptimizers
 from onward.passes.randomness import LowerRandomness
 from onward.upgrade import normalise
 from onward.upgrade.opset import default_opset
+from onward.upgrade.scan import has_batched_scan
 
 
 def trains(model: onnx.ModelProto) -> bool:
@@ -27,12 +28,12 @@ def trains(model: onnx.ModelProto) -> bool:
 
 
 def without_training(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model without `Gradient`, `Adam`, `Adagrad` and `Momentum`; the model itself if it has none.
+    """Return a model without `Gradient`, `Adam`, `Adagrad`, `Momentum` and Scan of opset 8; itself if it has none.
 
     Raises:
         NotDifferentiable: lists every node that blocks a gradient.
     """
-    return lowered(model, draw=False).training.proto() if trains(model) else model
+    return lowered(model, draw=False).training.proto() if trains(model) or has_batched_scan(model) else model
 
 
 def lowered(model: onnx.ModelProto, *, draw: bool = True) -> Unit:

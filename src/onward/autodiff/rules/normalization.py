@@ -49,8 +49,13 @@ class _Channels:
             )
 
     def flat(self, value: Value) -> Value:
-        """Return a tensor of the shape of X, as [N, C, -1] if the rank is unknown."""
-        return value if self.rank is not None else self.rule.op.Reshape(value, [0, 0, -1])
+        """Return a tensor of the shape of X, as [N, C, all others] if the rank is unknown."""
+        if self.rank is not None:
+            return value
+        op = self.rule.op
+        # Not [0, 0, -1]: of an empty batch nothing tells what -1 is.
+        others = op.ReduceProd(op.Shape(self.X, start=2), keepdims=1)
+        return op.Reshape(value, op.Concat(op.Shape(self.X, start=0, end=2), others, axis=0), allowzero=1)
 
     def back(self, value: Value) -> Value:
         return value if self.rank is not None else self.rule.reshape_like(value, self.X)

@@ -13,7 +13,7 @@ from jax import lax
 from onward.backends.graph.shapes import along
 from onward.backends.jax.ops.reduction import norm
 from onward.backends.jax.registry import Attributes, op
-from onward.backends.jax.tensors import Array
+from onward.backends.jax.tensors import Array, jax_type
 
 
 def _per_channel(value: Array, rank: int, axis: int = 1) -> Array:
@@ -64,7 +64,8 @@ def layer_normalization(attributes: Attributes, x: Array, scale: Array, bias: Ar
     mean, centred, var = _moments(_at_least_32_bits(x), tuple(range(attributes["axis"] % x.ndim, x.ndim)))
     inverse = lax.rsqrt(var + attributes["epsilon"])
     y = (centred * inverse).astype(x.dtype) * scale
-    return (y if bias is None else y + bias), mean, inverse
+    stash = jax_type(attributes.get("stash_type", 1))
+    return (y if bias is None else y + bias), mean.astype(stash), inverse.astype(stash)
 
 
 @op("RMSNormalization", since=23)

@@ -12,6 +12,7 @@ from onward.backends.graph.shapes import along
 from onward.backends.tensorflow.framework import shape_of, sized
 from onward.backends.tensorflow.ops.reduction import norm
 from onward.backends.tensorflow.registry import Attributes, op
+from onward.backends.tensorflow.tensors import tf_type
 
 
 def _moments(x: tf.Tensor, axes: list[int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -86,7 +87,8 @@ def layer_normalization(attributes: Attributes, x: tf.Tensor, scale: tf.Tensor, 
     mean, centred, var = _moments(_at_least_32_bits(x), axes)
     inverse = tf.math.rsqrt(var + attributes["epsilon"])
     y = tf.cast(centred * inverse, x.dtype) * scale
-    return (y if bias is None else y + bias), mean, inverse
+    stash = tf_type(attributes.get("stash_type", 1))
+    return (y if bias is None else y + bias), tf.cast(mean, stash), tf.cast(inverse, stash)
 
 
 @op("RMSNormalization", since=23)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.backends.torch.registry import Attributes, op
+from onward.backends.torch.tensors import torch_type
 
 
 def _per_channel(value: Tensor, rank: int) -> Tensor:
@@ -73,7 +74,8 @@ def layer_normalization(attributes: Attributes, x: Tensor, scale: Tensor, bias: 
     centred = wide - mean
     inverse = torch.rsqrt((centred * centred).mean(axes, keepdim=True) + attributes["epsilon"])
     y = (centred * inverse).to(x.dtype) * scale
-    return (y if bias is None else y + bias), mean, inverse
+    stash = torch_type(attributes.get("stash_type", 1))
+    return (y if bias is None else y + bias), mean.to(stash), inverse.to(stash)
 
 
 @op("RMSNormalization", since=23)
