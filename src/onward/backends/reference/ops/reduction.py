@@ -25,4 +25,18 @@ class ReduceLogSumExp(OpRun):
         return (np.asarray(out, dtype=data.dtype),)
 
 
-OPERATORS: list[type[OpRun]] = [ReduceLogSumExp]
+class ReduceSumSquare(OpRun):
+    """Upstream gives int64 for the sum of squares of int32."""
+
+    def _run(
+        self, data: np.ndarray, axes: np.ndarray | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> tuple[np.ndarray]:
+        if axes is not None and np.size(axes):
+            over: tuple[int, ...] | None = tuple(int(a) for a in np.ravel(axes))
+        else:
+            over = () if noop_with_empty_axes else None
+        found = np.square(data).sum(axis=over, keepdims=bool(keepdims), dtype=data.dtype)
+        return (np.asarray(found, dtype=data.dtype),)
+
+
+OPERATORS: list[type[OpRun]] = [ReduceLogSumExp, ReduceSumSquare]
