@@ -86,6 +86,7 @@ def other_forms(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
             yield unit.training.proto()
     with contextlib.suppress(OnwardError):  # the error of a form before says what is wrong with the model
         unit = Unit(serde.load(lower_to_core(model)), name="model")
+        run_passes((InlineFunctions(),), unit)
         _label(unit)
         yield unit.training.proto()
 

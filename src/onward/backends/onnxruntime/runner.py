@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from onward.backends.onnxruntime.kernels import AvoidMissingKernels
 from onward.backends.onnxruntime.session import _RUNTIME_ERRORS, B200, B201
 from onward.compiler.plain import other_forms, without_training
 from onward.errors import BackendError, Diagnostic
+from onward.model import serde
+from onward.passes.base import Unit, run_passes
 
 
 class Runner:
@@ -24,7 +27,7 @@ class Runner:
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._forms = other_forms(without_training(model))
+        self._forms = _forms(without_training(model))
         try:
             self._session = self._next_session()
         except _RUNTIME_ERRORS as error:
@@ -58,6 +61,15 @@ class Runner:
             except (*_RUNTIME_ERRORS, StopIteration):
                 break
         raise BackendError(Diagnostic(B201, f"ONNX Runtime failed in the model: {_one_line(first)}")) from first
+
+
+def _forms(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    last = model
+    for last in other_forms(model):
+        yield last
+    unit = Unit(serde.load(last), name="model")
+    run_passes((AvoidMissingKernels(),), unit)
+    yield unit.training.proto()
 
 
 def _run(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> list[Any]:
