@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onward.autodiff.function_bodies import body_of
 from onward.backends.graph.framework import Framework
 from onward.backends.graph.host import Host
 from onward.backends.graph.interpreter import Body, Interpreter
@@ -35,6 +36,8 @@ class WithForeign(Interpreter):
     """An interpreter that computes nodes with values of foreign types on the host; such a node is not traced."""
 
     to_numpy: Callable[[Any], np.ndarray]
+    absent_on_host = False
+    """Whether operators that the framework lacks run on the host, too: not where autograd would be cut there."""
 
     def __init__(
         self,
@@ -74,6 +77,8 @@ class WithForeign(Interpreter):
             return True
         if node.domain == "ai.onnx.ml" and super().handler_of(node) is None:
             return True  # most are decomposed before; the others prepare data or read trees
+        if self.absent_on_host and super().handler_of(node) is None and body_of(node, {}, self.opset) is None:
+            return bool(onnx.defs.has(node.op_type, node.domain))
         if node.op_type in ("Identity", "Constant") or node.op_type.startswith(("Sequence", "Optional")):
             return False  # they only pass a value on
         kinds = {v.dtype for v in [*node.inputs, *node.outputs] if v is not None and v.dtype is not None}

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from onward.backends.graph import runner
-from onward.backends.torch.interpreter import Interpreter
+from onward.backends.torch import interpreter
+
+
+class Interpreter(interpreter.Interpreter):
+    """A graph ready to run on PyTorch, with the operators that PyTorch lacks on the host."""
+
+    absent_on_host = True
 
 
 class Runner(runner.Runner):
