@@ -19,7 +19,7 @@ def table(results: dict) -> str:
     kinds = [s for s in OWN if s in suites] + sorted(set(suites) - set(OWN))
     lines = ["| backend | versions | nine training tests | ai.onnx.ml | " + " | ".join(kinds) + " | failed | skipped |"]
     lines.append("|---|---|---|---|" + "---:|" * (len(kinds) + 2))
-    for row in sorted(results["backends"], key=lambda r: -r["totals"]["passed"]):
+    for row in sorted(results["backends"], key=_share, reverse=True):
         outcomes = {name: values[0] for name, values in row["outcomes"].items()}
         cells = [_cell(outcomes, [n for n in results["tests"] if n.startswith(f"{kind}/")]) for kind in kinds]
         training = _cell(outcomes, [n for n in results["tests"] if n.startswith(TRAINING)])
@@ -36,9 +36,14 @@ def table(results: dict) -> str:
     count = len(results["tests"])
     lines.append(
         f"\nOf {count} tests with onnx {results['onnx']}, on {results['date'][:10]}. A dash: not run. "
+        "A star: of a sample (`--sample`), chosen by the names of the tests. "
         "`node`, `simple`, `pytorch-*` and `real` are ONNX's own, the others Onward's."
     )
     return "\n".join(lines)
+
+
+def _share(row: dict) -> float:
+    return row["totals"]["passed"] / max(1, sum(row["totals"].values()))
 
 
 def _cell(outcomes: dict[str, str], names: list[str]) -> str:
@@ -46,7 +51,7 @@ def _cell(outcomes: dict[str, str], names: list[str]) -> str:
     if not ran:
         return "–"
     passed = ran.count("passed")
-    return f"{passed}/{len(names)}" + ("" if len(ran) == len(names) else f" ({len(ran)} ran)")
+    return f"{passed}/{len(ran)}" + ("" if len(ran) == len(names) else "*")
 
 
 def main() -> None:

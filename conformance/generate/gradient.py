@@ -248,7 +248,7 @@ def write(suite: Suite, case: Any, point: Point, shapes: str, dtype: str, **opti
     expected = {
         f"d{n}": cast(flat(point.expected[n]) if shapes == "unknown" else point.expected[n], dtype) for n in wrt
     }
-    rtol, atol = tolerance(dtype, expected.values())
+    rtol, atol = tolerance(dtype, expected.values(), case.op)
     name = f"gradient/{case.op}/{slug(case.name)}{'' if shapes == 'static' else '-' + shapes}"
     name += "" if dtype == "float32" else f"-{dtype}"
     suite.add(

@@ -240,14 +240,20 @@ def initialization() -> Scenario:
     return base
 
 
-def legacy_graph_call() -> Scenario:
-    """Return the linear scenario as ONNX 1.7 wrote it: the algorithm calls the graph, which is not part of it."""
-    algorithm = f"""a (float[4,3] x, float[4,2] t) => (float loss) {{
-  called = GraphCall<graph_name="g">(x)
+def legacy_graph_call(name: str, x: str) -> Scenario:
+    """Return the linear scenario as ONNX 1.7 wrote it: the algorithm calls the graph, which is not part of it.
+
+    `x` is what the algorithm calls its own input, which it hands to the input `x` of the graph.
+    """
+    algorithm = f"""a (float[4,3] {x}, float[4,2] t) => (float loss) {{
+  called = GraphCall<graph_name="g">({x})
   {SQUARED.replace("Sub(y, t)", "Sub(called, t)")}
-  {optimizer_text("Adagrad", ["W", "b"], ["x", "t"], decay_factor=0.1)} }}"""
-    base = linear_scenario("legacy graph call", "Adagrad", decay_factor=0.1)
+  {optimizer_text("Adagrad", ["W", "b"], [x, "t"], decay_factor=0.1)} }}"""
+    base = linear_scenario(name, "Adagrad", decay_factor=0.1)
     base.algorithm, base.opset, base.ir_version, base.features = algorithm, 12, 7, ["legacy"]
+    inner = base.step
+    base.step = lambda state, feeds: inner(state, {"x": feeds[x], "t": feeds["t"]})
+    base.feeds = [{x: f["x"], "t": f["t"]} for f in base.feeds]
     return base
 
 
@@ -286,7 +292,8 @@ def scenarios() -> list[Scenario]:
         two_entries(),
         first_entry_only(),
         initialization(),
-        legacy_graph_call(),
+        legacy_graph_call("legacy graph call", "x"),
+        legacy_graph_call("legacy graph call, an input of another name", "features"),
     ]  # fmt: skip
 
 

@@ -251,7 +251,7 @@ def test_several_outputs_need_a_choice(build) -> None:
 
     assert str(caught.value) == (
         "error[A101]: `MSE` reads 1 output, the model has 2\n  at output=\n  found: `a`, `b`\n"
-        "  needed: output= with one name"
+        "  needed: output= with one name\n\nhint: onward doctor FILE says which output a loss can read"
     )
 
 

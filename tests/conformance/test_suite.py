@@ -179,7 +179,7 @@ def test_the_archive_of_the_wheel_holds_the_same_cases(suite: Path, tmp_path: Pa
     assert packed[0].model() == onward_conformance.cases(suite)[0].model()
 
 
-def test_a_failure_that_is_not_a_known_gap_and_a_gap_that_is_closed_are_both_reported() -> None:
+def test_failures_and_skips_that_are_not_known_gaps_and_gaps_that_are_closed_are_all_reported() -> None:
     spec = importlib.util.spec_from_file_location("gaps", Path(__file__).parent / "gaps.py")
     gaps = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gaps)
@@ -187,14 +187,20 @@ def test_a_failure_that_is_not_a_known_gap_and_a_gap_that_is_closed_are_both_rep
         {"name": "forward/A/x", "status": "failed", "message": "known"},
         {"name": "forward/A/y", "status": "failed", "message": "new"},
         {"name": "forward/B/x", "status": "passed", "message": ""},
+        {"name": "forward/D/x", "status": "skipped", "message": "no kernel for int8"},
+        {"name": "forward/D/y", "status": "skipped", "message": "no such operator"},
     ]
     report = {"backend": "onward.backends.torch", "results": results}
     lines = [{"backend": "torch", "cases": c, "reason": "r"} for c in ("forward/A/x", "forward/B/.*", "forward/C/.*")]
 
-    problems = gaps.judge(report, lines)
+    skips = [{"backend": "torch", "says": s, "reason": "r"} for s in ("kernel for", "no text")]
+
+    problems = gaps.judge(report, lines, skips)
 
     assert problems == [
         "torch: forward/A/y failed: new",
         "torch: known_gaps.toml: `forward/B/.*` does not fail any more: forward/B/x",
         "torch: known_gaps.toml: no failure matches `forward/C/.*`",
+        "torch: forward/D/y is skipped: no such operator",
+        "torch: known_gaps.toml: no skip says `no text`",
     ]

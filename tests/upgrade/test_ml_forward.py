@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import tomllib
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -20,6 +22,8 @@ from onward.upgrade import normalise
 from onward.upgrade.microsoft import decompose_microsoft
 from onward.upgrade.ml.support import SUPPORT
 from upgrade.ml_cases import CASES, FLOAT, INT, MEMBERS, ROUND, Case, grown, model_of, new_trees
+
+KNOWN_GAPS = Path(__file__).parents[1] / "known_gaps.toml"
 
 
 def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any]:
@@ -90,7 +94,21 @@ LEFT = {
         {**grown(2, ids=(0, 1), kind="class"), "classlabels_int64s": [4, 5]},
         [INT, FLOAT],
     ),
+    "probabilities of support vectors": Case(
+        "SVMClassifier",
+        CASES["svm of two NONE"].inputs,
+        {**CASES["svm of two NONE"].attributes, "prob_a": [-1.5], "prob_b": [0.1]},
+        CASES["svm of two NONE"].outputs,
+    ),
 }
+GAPS = {line["what"]: line["reason"] for line in tomllib.loads(KNOWN_GAPS.read_text("utf-8"))["classical"]}
+
+
+def test_what_has_no_plain_form_is_a_known_gap() -> None:
+    without = {s.name for s in SUPPORT if not s.plain}
+
+    assert set(GAPS) == without | set(LEFT)
+    assert all(GAPS.values())
 
 
 @pytest.mark.parametrize("name", LEFT)

@@ -371,3 +371,31 @@ def test_a_size_of_minus_one_is_unknown_as_in_onnxruntime() -> None:
     slope = x.reshape(3, 4).T @ error * 2 / error.size
     np.testing.assert_allclose(session.get_state()["W"], weights - 0.5 * slope, rtol=1e-5)
     assert [d.dim_value for d in loaded.proto().graph.input[0].type.tensor_type.shape.dim] == [-1, 2, 2]  # unchanged
+
+
+def batched_scan(sequence_lens: str) -> onnx.ModelProto:
+    """Return a Scan of operator set 8, which works on a batch, from the end of the sequences to their beginning."""
+    body = onnx.parser.parse_graph(
+        "b (float[2] s, float[2] n) => (float[2] t, float[2] o) { t = Mul(s, n) o = Add(t, n) }"
+    )
+    inputs = [sequence_lens, "first", "x"]
+    node = helper.make_node("Scan", inputs, ["last", "all"], body=body, num_scan_inputs=1, directions=[1])
+    given = [value("first", [3, 2]), value("x", [3, 4, 2])]
+    given += [value("lengths", [3], TensorProto.INT64)] if sequence_lens else []
+    graph = helper.make_graph([node], "g", given, [value("last", [3, 2]), value("all", [3, 4, 2])])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=3)
+
+
+def test_a_scan_over_a_batch_becomes_two_scans_with_the_numbers_of_onnxruntime():
+    proto = batched_scan("")
+    feeds = {n: numpy_helper.to_array(floats(n, *shape)) for n, shape in (("first", [3, 2]), ("x", [3, 4, 2]))}
+
+    new = upgrade(proto).proto()
+
+    for found, wanted in zip(run(new, feeds), run(proto, feeds), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_scan_over_sequences_of_several_lengths_is_refused():
+    with pytest.raises(ModelError, match="sequence_lens"):
+        upgrade(batched_scan("lengths"))

@@ -43,6 +43,7 @@ def wrong_outputs(outputs: Sequence[ir.Value], needed: int, loss_name: str, *, g
             place="output=",
             found=names or "none",
             needed=f"output= with {'one name' if needed == 1 else f'{needed} names'}",
+            hint="" if given else "onward doctor FILE says which output a loss can read",
         )
     )
 

@@ -395,7 +395,7 @@ def _drop_default_inputs(graph: ir.Graph, parameters: Sequence[Value]) -> None:
     trained = set(parameters)
     for value in trained & set(graph.inputs):
         assert value.const_value is not None
-        value.shape = ir.Shape(value.const_value.shape)
+        value.shape = ir.Shape(value.const_value.numpy().shape)
     kept = [v for v in graph.inputs if v not in trained]
     if len(kept) != len(graph.inputs):
         graph.inputs.clear()

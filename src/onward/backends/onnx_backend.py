@@ -79,13 +79,14 @@ class Prepared:
 class Training:
     """A training entry of a model that is ready to run: `step`, `initialize`, `state`."""
 
-    def __init__(self, session: Session, entry: str | None) -> None:
-        self._session, self._entry = session, entry
+    def __init__(self, session: Session, entry: str | None, renamed: Mapping[str, str]) -> None:
+        self._session, self._entry, self._renamed = session, entry, renamed
 
     def step(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Run one training step on a batch, by name, and replace the state; return the outputs of the step."""
+        feeds = {self._renamed.get(name, name): value for name, value in inputs.items()}
         with _Skips():
-            return self._session.step(dict(inputs), entry=self._entry)
+            return self._session.step(feeds, entry=self._entry)
 
     def initialize(self, seed: int = 0) -> None:
         """Set the state as the initialization graphs of the model say."""
@@ -173,10 +174,13 @@ class OnnxBackend:
         from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
 
         self._check_device(device)
-        if has_graph_call(model):  # a file of ONNX 1.7 is checked as what it means today
+        renamed: dict[str, str] = {}  # the inputs of a file of ONNX 1.7 keep their names here
+        if has_graph_call(model):  # such a file is checked as what it means today
             legacy, model = model, onnx.ModelProto()
             model.CopyFrom(legacy)
-            remove_graph_calls(model)
+            by_entry = remove_graph_calls(model)
+            for names in by_entry if entry is None else by_entry[entry : entry + 1]:
+                renamed |= names
         check_model(model)
         with _Skips():
             training = normalise(model)
@@ -191,7 +195,7 @@ class OnnxBackend:
                 )
             program = compile_model(training, split=wants_split(self.name))
             session = open_session(program, self.name)
-        return Training(session, None if entry is None else positions[entry])
+        return Training(session, None if entry is None else positions[entry], renamed)
 
     def _check_device(self, device: str) -> None:
         if not self.supports_device(device):

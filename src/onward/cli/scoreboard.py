@@ -35,6 +35,9 @@ def scoreboard(
         str, Option("--suite", help="The tests: onnx (ONNX's own), conformance (Onward's suite) or all.")
     ] = "all",
     only: Annotated[str, Option("--only", metavar="PART", help="Only tests whose name contains this.")] = "",
+    sample: Annotated[
+        int, Option("--sample", metavar="N", help="Only one test of N, always the same ones: chosen by their names.")
+    ] = 1,
     jobs: Annotated[int, Option("--jobs", help="Processes at a time (default: one for each core).")] = 0,
     timeout: Annotated[float, Option("--timeout", help="Seconds that one test may take.")] = 60.0,
     memory: Annotated[float, Option("--memory", help="Gigabytes that one process may use.")] = 6.0,
@@ -62,19 +65,20 @@ def scoreboard(
     from onward.cli.console import stderr_console, stdout_console
     from onward.scoreboard.board import History, contestant, make_board
     from onward.scoreboard.peers import peer as find_peer
-    from onward.scoreboard.tests import SUITES
+    from onward.scoreboard.tests import SUITES, sampled
 
     check_name("suite", suite, SUITES, place="--suite")
     contestants = [*map(contestant, backend or []), *map(find_peer, peer or [])]
     if not contestants:
         raise typer.BadParameter("name at least one --backend or --peer", param_hint="--backend")
-    _check_numbers(jobs, timeout, memory)
+    _check_numbers(jobs, timeout, memory, sample)
     _check_contestants(contestants)
     console = stderr_console()
     history = History.of(output)
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="onward-scoreboard-") as folder:
         tests, folders, problems = _collect(suite, only, data, Path(folder))
+        tests = sampled(tests, sample)
         for problem in problems:
             console.print(f"error: {problem}", style="bold red")
         if not tests:
@@ -101,8 +105,9 @@ def _write(board: Board, folder: Path) -> list[Path]:
         raise ModelError(Diagnostic(M111, f"cannot write to `{folder}`: {error.strerror or error}")) from error
 
 
-def _check_numbers(jobs: int, timeout: float, memory: float) -> None:
-    for name, value, least in (("--jobs", jobs, 0), ("--timeout", timeout, 0.1), ("--memory", memory, 0.05)):
+def _check_numbers(jobs: int, timeout: float, memory: float, sample: int) -> None:
+    given = (("--jobs", jobs, 0), ("--timeout", timeout, 0.1), ("--memory", memory, 0.05), ("--sample", sample, 1))
+    for name, value, least in given:
         if not least <= value < float("inf"):
             raise typer.BadParameter(f"{value} is out of range: at least {least}", param_hint=name)
 
@@ -193,14 +198,17 @@ def _print(board: Board) -> None:
         cells = []
         for suite in board.suites:
             chosen = board.of_suite(suite)
-            cells.append(f"{row.counts(chosen)['passed']}/{len(chosen)}")
+            found = row.counts(chosen)
+            cells.append(f"{found['passed']}/{found.total()}" + "*" * (found.total() < len(chosen)))
         gained, lost = row.changes()
         change = " ".join([f"+{len(gained)}"] * bool(gained) + [f"−{len(lost)}"] * bool(lost))
-        share = f"{100 * counts['passed'] / max(1, len(board.tests)):.1f} %"
+        share = f"{100 * counts['passed'] / max(1, counts.total()):.1f} %" + "*" * (counts.total() < len(board.tests))
         numbers = [str(counts[s]) for s in ("passed", "failed", "skipped")]
         table.add_row(row.name, *cells, *numbers, share, change)
     console = stdout_console()
     console.print(table)
+    if any(row.counts(board.tests).total() < len(board.tests) for row in board.rows if not row.broken):
+        console.print("* of the tests that ran")
     for row in board.rows:
         if row.broken:
             console.print(Text.assemble((f"{row.name} cannot be used: ", "bold red"), row.broken), soft_wrap=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
 
 from onward.autodiff.function_bodies import body_of, inline_call
+from onward.compiler.core import lower_to_core
+from onward.errors import OnwardError
 from onward.graph import shapes
 from onward.graph.schema import TRAINING_DOMAIN, WORKING_OPSET, schema
 from onward.model import serde
@@ -19,6 +22,7 @@ from onward.passes.optimizers import LowerOptimizers
 from onward.passes.randomness import LowerRandomness
 from onward.upgrade import normalise
 from onward.upgrade.opset import default_opset
+from onward.upgrade.scan import has_batched_scan
 
 
 def trains(model: onnx.ModelProto) -> bool:
@@ -27,12 +31,12 @@ def trains(model: onnx.ModelProto) -> bool:
 
 
 def without_training(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model without `Gradient`, `Adam`, `Adagrad` and `Momentum`; the model itself if it has none.
+    """Return a model without `Gradient`, `Adam`, `Adagrad`, `Momentum` and Scan of opset 8; itself if it has none.
 
     Raises:
         NotDifferentiable: lists every node that blocks a gradient.
     """
-    return lowered(model, draw=False).training.proto() if trains(model) else model
+    return lowered(model, draw=False).training.proto() if trains(model) or has_batched_scan(model) else model
 
 
 def lowered(model: onnx.ModelProto, *, draw: bool = True) -> Unit:
@@ -66,18 +70,23 @@ def other_forms(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
     A model of an old operator set is upgraded. Of a new one, first the opset and the IR version are the lowest that
     keep the meaning of every node; then the nodes that stand in the way are replaced by their bodies, where the
-    standard defines them as functions.
+    standard defines them as functions. The last form has core operators only, if the model can be written with them.
     """
     yield model
     if default_opset(model.opset_import) < WORKING_OPSET:
         yield lowered(model, draw=False).training.proto()
-        return
-    unit = Unit(serde.load(model), name="model")
-    run_passes((InlineFunctions(),), unit)
-    infer(unit.model)
-    _label(unit)
-    yield unit.training.proto()
-    if _expand(unit):
+    else:
+        unit = Unit(serde.load(model), name="model")
+        run_passes((InlineFunctions(),), unit)
+        infer(unit.model)
+        _label(unit)
+        yield unit.training.proto()
+        if _expand(unit):
+            _label(unit)
+            yield unit.training.proto()
+    with contextlib.suppress(OnwardError):  # the error of a form before says what is wrong with the model
+        unit = Unit(serde.load(lower_to_core(model)), name="model")
+        run_passes((InlineFunctions(),), unit)
         _label(unit)
         yield unit.training.proto()
 

@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onward.graph.ranks import learn_ranks
 from onward.graph.walk import subgraphs
 from onward.storage.external_data import Folder
 from onward.storage.reader import Reader
@@ -58,8 +59,9 @@ def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None) -> bool:
     """Fill in the types and shapes of all values of `model`, by onnx's own inference with data propagation.
 
     With `algorithm`, the standard's combined graph is inferred and both graphs are filled in. The data of large tensors
-    is not used. Values that onnx cannot infer keep what the file says about them. Shapes in the file that contradict
-    what is inferred (a tool changed a node and left them) are forgotten, as runtimes do.
+    is not used. Values that onnx cannot infer keep what the file says about them, or get the rank that a node needs.
+    Shapes in the file that contradict what is inferred (a tool changed a node and left them) are forgotten, as runtimes
+    do.
 
     Returns whether onnx finds the types and shapes consistent. Some models that it finds inconsistent do run.
     """
@@ -75,7 +77,7 @@ def infer_shapes(model: ir.Model, algorithm: ir.Graph | None = None) -> bool:
     inferred = _infer_strictly(proto)
     if inferred is not None:  # nearly always
         merge_inferred(nodes, inferred)
-        return True
+        return infer_shapes(model, algorithm) if learn_ranks(nodes) else True
     # Data propagation takes vectors for shapes and then finds errors in them: what it finds does not count.
     consistent = _infer_strictly(proto, data_prop=False) is not None
     for outputs in (False, True):  # what the file says of its outputs may be right and all that is known

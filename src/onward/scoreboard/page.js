@@ -26,7 +26,7 @@ const percent = (p, all) => !all ? "–" : p === all ? "100 %" : (Math.floor(100
 const shade = n => { const all = n.p + n.f + n.s; return !all ? "none" : n.p === all + n["-"] ? "good" : n.p ? "some" : n.f ? "bad" : "none"; };
 const bar = n => { const all = n.p + n.f + n.s + n["-"] || 1; return el("span", {class: "share", role: "img", "aria-label": `${n.p} passed, ${n.f} failed, ${n.s} skipped`}, ...["p", "s", "f"].filter(k => n[k]).map(k => el("i", {class: `b-${k}`, style: `flex:${n[k] / all}`}))); };
 const cell = (b, chosen, go) => { const n = count(b, chosen), all = n.p + n.f + n.s;
-  return el("td", {class: `cell ${shade(n)}`, title: `${n.p} passed, ${n.f} failed, ${n.s} skipped` + (n["-"] ? `, ${n["-"]} not run` : ""), on: {click: go}}, all ? `${num(n.p)}/${num(chosen.length)}` : "–"); };
+  return el("td", {class: `cell ${shade(n)}`, title: `${n.p} passed, ${n.f} failed, ${n.s} skipped` + (n["-"] ? `, ${n["-"]} not run` : ""), on: {click: go}}, all ? `${num(n.p)}/${num(all)}` + (n["-"] ? "*" : "") : "–"); };
 const show = (backend, changes) => { Object.assign(state, {tab: "results", backend, suite: -1, group: "", status: "x"}, changes); draw(); scrollTo(0, 0); };
 
 function spark(name) {
@@ -39,20 +39,22 @@ function spark(name) {
   line.setAttribute("fill", "none"); line.setAttribute("stroke", "var(--accent)"); line.setAttribute("stroke-width", 1.6); s.append(line); return s;
 }
 
+const part = n => n.p / (n.p + n.f + n.s || 1);
+
 function totals() {
-  const order = backends.map((b, i) => [count(b, every), i]).sort((a, b) => b[0].p - a[0].p);
+  const order = backends.map((b, i) => [count(b, every), i]).sort((a, b) => part(b[0]) - part(a[0]));
   const head = el("tr", {}, el("th", {}, "backend"), el("th", {}, ""), el("th", {class: "n"}, "passed"), ...suites.map(s => el("th", {class: "n"}, s)), el("th", {class: "n"}, "failed"), el("th", {class: "n"}, "skipped"), el("th", {}, "since the last run"));
   const rows = order.map(([n, i]) => { const b = backends[i];
     const change = !b.compared ? el("span", {class: "soft"}, "first run") : el("span", {}, b.gained.length ? el("button", {class: "link good", on: {click: () => changed(i)}}, `+${b.gained.length} `) : null, b.lost.length ? el("button", {class: "link bad", on: {click: () => changed(i)}}, `−${b.lost.length}`) : null, !b.gained.length && !b.lost.length ? el("span", {class: "soft"}, "the same") : null);
     return el("tr", {}, el("td", {class: "name"}, b.name, el("small", {}, Object.entries(b.versions).filter(([k]) => !["python", "numpy", "onward"].includes(k) && k !== "onnx").map(([k, v]) => `${k} ${v}`).join(", ") || `onnx ${b.versions.onnx || "?"}`)),
-      el("td", {}, bar(n)), el("td", {class: "n"}, el("b", {}, percent(n.p, tests.length))), ...suites.map((_, s) => cell(b, bySuite[s], () => show(i, {suite: s}))),
+      el("td", {}, bar(n)), el("td", {class: "n"}, el("b", {title: n["-"] ? `* of the ${num(n.p + n.f + n.s)} tests that ran; ${num(n["-"])} did not` : ""}, percent(n.p, n.p + n.f + n.s) + (n["-"] ? "*" : ""))), ...suites.map((_, s) => cell(b, bySuite[s], () => show(i, {suite: s}))),
       el("td", {class: "cell" + (n.f ? " bad" : ""), on: {click: () => show(i, {status: "f"})}}, num(n.f)), el("td", {class: "cell", on: {click: () => show(i, {status: "s"})}}, num(n.s)), el("td", {}, change, " ", b.broken ? null : spark(b.name))); });
   const out = [];
   for (const p of data.problems) out.push(el("div", {class: "note"}, p));
   for (const b of backends) if (b.broken) out.push(el("div", {class: "note"}, el("b", {}, `${b.name} cannot be used: `), b.broken));
   out.push(el("div", {class: "scroll"}, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))),
     el("div", {id: "legendrow"}, ...["p", "s", "f"].map(k => el("span", {}, el("span", {class: `dot b-${k}`}), WORDS[k]))),
-    el("p", {class: "soft"}, "A skip is what the backend says that it does not have; it is not a pass. Percentages are of all tests, skipped ones included, and are rounded down. Click a number to see the tests."));
+    el("p", {class: "soft"}, "A skip is what the backend says that it does not have; it is not a pass. Percentages are of all tests, skipped ones included, and are rounded down; with a star, of all that ran. Click a number to see the tests."));
   return out;
 }
 

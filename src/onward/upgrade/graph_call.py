@@ -25,13 +25,16 @@ def has_graph_call(proto: onnx.ModelProto) -> bool:
     return any(_is_call(n) for info in proto.training_info for n, *_ in _nodes(info.algorithm))
 
 
-def remove_graph_calls(proto: onnx.ModelProto) -> None:
+def remove_graph_calls(proto: onnx.ModelProto) -> list[dict[str, str]]:
     """Replace every `GraphCall` of `proto`, in place; bindings and `Gradient` attributes follow renamed values.
+
+    Returns for each entry the inputs of its algorithm that have another name now: that of an input of the graph.
 
     Raises:
         ModelError: ONNX 1.7 does not allow a call.
     """
     problems: list[Diagnostic] = []
+    renamed: list[dict[str, str]] = [{} for _ in proto.training_info]
     names = Names(all_names(proto))
     for index, info in enumerate(proto.training_info):
         place = f"training_info[{index}].algorithm"
@@ -40,9 +43,10 @@ def remove_graph_calls(proto: onnx.ModelProto) -> None:
             if _is_call(node):
                 problems += _check(node, depth, proto.graph, f"{place}, {name}")
         if calls and not problems:
-            _convert(info, proto.graph, calls, names)
+            renamed[index] = _convert(info, proto.graph, calls, names)
     if problems:
         raise ModelError(problems)
+    return renamed
 
 
 def _is_call(node: onnx.NodeProto) -> bool:
@@ -84,8 +88,12 @@ def _check(call: onnx.NodeProto, depth: int, graph: onnx.GraphProto, where: str)
             yield Diagnostic(M120, f"the call leaves out input `{value.name}`, which has no default", where)
 
 
-def _convert(info: onnx.TrainingInfoProto, graph: onnx.GraphProto, calls: list[onnx.NodeProto], names: Names) -> None:
+def _convert(
+    info: onnx.TrainingInfoProto, graph: onnx.GraphProto, calls: list[onnx.NodeProto], names: Names
+) -> dict[str, str]:
+    """Replace the calls of one algorithm; return the new names of its inputs."""
     algorithm = info.algorithm
+    inputs = [v.name for v in algorithm.input]
     removed = next((c for c in calls if _runs_the_graph_itself(c, graph, algorithm)), None)
     same = {} if removed is None else _same_values(removed, graph)
     stored = {t.name for t in graph.initializer}
@@ -123,6 +131,7 @@ def _convert(info: onnx.TrainingInfoProto, graph: onnx.GraphProto, calls: list[o
         binding.key, binding.value = rename(binding.key), rename(binding.value)
     for binding in info.initialization_binding:
         binding.key = rename(binding.key)
+    return {name: rename(name) for name in inputs if rename(name) != name}
 
 
 def _runs_the_graph_itself(call: onnx.NodeProto, graph: onnx.GraphProto, algorithm: onnx.GraphProto) -> bool:

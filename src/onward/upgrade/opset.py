@@ -16,6 +16,7 @@ from onnx import version_converter
 from onward.errors import Diagnostic, ModelError, named_node
 from onward.graph.builder import Names
 from onward.graph.schema import TRAINING_DOMAIN, schema
+from onward.upgrade.scan import convert_batched_scan
 
 M121 = "M121"
 
@@ -183,8 +184,10 @@ class _Conversion:
         if node.op_type == "Constant" and any(a.t.data_location == onnx.TensorProto.EXTERNAL for a in node.attribute):
             return False  # later versions only gained types; onnx would look for the file of a tensor that is set aside
         if any(a.HasField("g") or a.graphs for a in node.attribute):
-            if node.op_type == "Scan" and self.source < 9:
-                self._problem(graph, node, "Scan has another meaning in operator set 8 than in later ones")
+            if node.op_type == "Scan" and self.source < 9 <= self.target:
+                reason = convert_batched_scan(node, self.names)
+                if reason:
+                    self._problem(graph, node, reason)
             return False  # If, Loop and Scan only gained types
         return new is None or new.deprecated or old.since_version != new.since_version
 

@@ -271,21 +271,33 @@ def rotary_embedding(rule: Rule, dY: Value) -> Grads:
     if rule.needs("cos_cache") or rule.needs("sin_cache"):
         first, second = _halves(rule, X)
         dfirst, dsecond = _halves(rule, dY)
-        heads = 2 if rule.rank(X) == 3 else 1
+        heads = _heads_axis(rule)
         for name, value in (
             ("cos_cache", op.Add(op.Mul(dfirst, first), op.Mul(dsecond, second))),
             ("sin_cache", op.Sub(op.Mul(dsecond, first), op.Mul(dfirst, second))),
         ):
             if rule.needs(name):
-                grads[name] = _at_positions(rule, op.ReduceSum(value, [heads], keepdims=0), rule.input(name), positions)
+                grads[name] = _at_positions(rule, op.ReduceSum(value, heads, keepdims=0), rule.input(name), positions)
     return grads
+
+
+def _heads_axis(rule: Rule) -> Value | np.ndarray:
+    """Return where the heads are after `_halves`: axis 2 if X is 3-D, axis 1 if 4-D."""
+    rank = rule.rank(rule.input("X"))
+    if rank is None and rule.attr("num_heads", 0):
+        return rule.op.Sub(5, rule.op.Shape(rule.op.Shape(rule.input("X"))))
+    return np.array([2 if rank == 3 else 1], np.int64)
 
 
 def _halves(rule: Rule, value: Value) -> tuple[Value, Value]:
     """Return the two coordinates of every rotated pair, heads apart (axis 2 if X is 3-D, axis 1 if 4-D)."""
-    op = rule.op
-    if rule.rank(rule.input("X")) == 3:
-        value = op.Reshape(value, [0, 0, rule.attr("num_heads"), -1])
+    op, X, heads = rule.op, rule.input("X"), rule.attr("num_heads", 0)
+    if rule.rank(X) == 3:
+        value = op.Reshape(value, [0, 0, heads, -1])
+    elif rule.rank(X) is None and heads:
+        packed = op.Equal(op.Shape(op.Shape(X)), 3)
+        third = op.Where(packed, heads, op.Shape(X, start=2, end=3))
+        value = op.Reshape(value, op.Concat([0, 0], third, [-1], axis=0))
     half = rule.dim_of(rule.input("cos_cache"), -1)
     whole = op.Mul(half, 2)
     if rule.attr("interleaved", 0):

@@ -49,8 +49,13 @@ class _Channels:
             )
 
     def flat(self, value: Value) -> Value:
-        """Return a tensor of the shape of X, as [N, C, -1] if the rank is unknown."""
-        return value if self.rank is not None else self.rule.op.Reshape(value, [0, 0, -1])
+        """Return a tensor of the shape of X, as [N, C, all others] if the rank is unknown."""
+        if self.rank is not None:
+            return value
+        op = self.rule.op
+        # Not [0, 0, -1]: of an empty batch nothing tells what -1 is.
+        others = op.ReduceProd(op.Shape(self.X, start=2), keepdims=1)
+        return op.Reshape(value, op.Concat(op.Shape(self.X, start=0, end=2), others, axis=0), allowzero=1)
 
     def back(self, value: Value) -> Value:
         return value if self.rank is not None else self.rule.reshape_like(value, self.X)
@@ -325,10 +330,12 @@ def _known_product(rule: Rule, X: Value, start: int) -> int | None:
 @gradient("MeanVarianceNormalization", opset=13)
 def mean_variance_normalization(rule: Rule, dY: Value) -> Grads:
     """Y = (X - mean) / (std + 1e-9), so dX = (dY - mean(dY)) / (std + 1e-9) - Y * mean(dY * Y) / std."""
-    op, X, Y = rule.op, rule.input("X"), rule.output("Y")
+    op, X = rule.op, rule.input("X")
     axes = np.array(rule.attr("axes", [0, 2, 3]), np.int64)
     centered = op.Sub(X, _mean(rule, X, axes))
     std = op.Sqrt(_mean(rule, op.Mul(centered, centered), axes))
+    # Not the output: the standard's body has the variance as E[X²] - E[X]², which rounding may make negative.
+    Y = op.Div(centered, op.Add(std, 1e-9))
     first = op.Div(op.Sub(dY, _mean(rule, dY, axes)), op.Add(std, 1e-9))
     # Where all elements are equal, std is 0, Y is 0, and so is this term.
     assert std.dtype is not None

@@ -21,7 +21,6 @@ class Framework(abc.ABC):
     """
 
     title: str  # as a message names the framework
-    has_text = False  # whether values of text are numpy arrays, and their nodes run on numpy
     # What its kernels and our handlers raise for inputs that do not fit.
     failures: tuple[type[Exception], ...] = (
         RuntimeError, IndexError, ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError,
@@ -33,10 +32,6 @@ class Framework(abc.ABC):
     @abc.abstractmethod
     def to_tensor(self, array: np.ndarray) -> Any:
         """Return a tensor with the values of `array`; raise BackendError B302 without its element type."""
-
-    def array(self, tensor: Any) -> np.ndarray:
-        """Return a tensor as an array; a framework that has text defines it."""
-        raise NotImplementedError
 
     @abc.abstractmethod
     def from_host(self, value: Host, like: Sequence[Any] = ()) -> Any:
@@ -66,9 +61,7 @@ class Framework(abc.ABC):
         return self.from_host(value, like) if isinstance(value, Host) else value
 
     def constant(self, array: np.ndarray) -> Any:
-        """Return a constant as a host value where it is small and integer, else as a tensor; text stays an array."""
-        if self.has_text and array.dtype.kind in "OUS":
-            return array.astype(object)
+        """Return a constant as a host value where it is small and integer, else as a tensor."""
         return host_constant(array) if is_host_constant(array) else self.to_tensor(array)
 
     def numbers(self, value: Any) -> list[Any]:

@@ -19,7 +19,6 @@ from onward.autodiff.function_bodies import body_of, inline_call
 from onward.backends.graph.framework import B302, Framework
 from onward.backends.graph.host import ON_HOST, Host, run_on_host
 from onward.backends.graph.registry import Attributes, Handler
-from onward.backends.graph.text import ML, OnNumpy, is_text, runs_on_numpy
 from onward.errors import BackendError, Diagnostic, named_nodes
 from onward.graph import shapes, walk
 from onward.graph.builder import Names
@@ -60,8 +59,7 @@ class Interpreter:
         wanted = _expand_functions(graph, self.handler_of, opset, wanted)
         needed = walk.ancestors(wanted)
         nodes = [n for n in graph if n in needed]
-        self._ml_version = graph.opset_imports.get(ML, 3) if isinstance(graph, ir.Graph) else 3
-        absent = sorted({_label(n) for n in _nested(nodes) if self.handler_of(n) is None and not self._on_numpy(n)})
+        absent = sorted({_label(n) for n in _nested(nodes) if self.handler_of(n) is None})
         if absent:
             raise self.framework.registry.missing(absent)
         self._slots: dict[ir.Value, int] = {}
@@ -99,39 +97,11 @@ class Interpreter:
         """Return a constant of the graph as a value."""
         return self.framework.constant(array)
 
-    def _on_numpy(self, node: ir.Node) -> bool:
-        return self.framework.has_text and runs_on_numpy(node)
-
-    def _text_instruction(self, node: ir.Node, place: str) -> Instruction:
-        """Return the instruction of a node that runs on numpy."""
-        framework, run = self.framework, OnNumpy(node, self.opset, self._ml_version)
-
-        def array(value: Any) -> Any:
-            return value if value is None or is_text(value) else framework.array(framework.tensor(value))
-
-        def handler(attributes: Attributes, *arguments: Any) -> Any:
-            found = run(*map(array, arguments))
-            return tuple(v if is_text(v) else framework.to_tensor(v) for v in found)
-
-        return Instruction(
-            "",
-            handler,
-            Attributes(node.op_type, node.domain, self.opset, {}, len(node.outputs)),
-            tuple(-1 if v is None else self._slot(v) for v in node.inputs),
-            tuple(self._slot(v) if v.name else -1 for v in node.outputs),
-            (),
-            node.name or node.op_type,
-            place + f" ({node.op_type})" * bool(node.name),
-            frozenset(),
-        )
-
     def tensor_of(self, array: np.ndarray) -> Any:
         """Return a tensor of an attribute as a value."""
         return self.framework.to_tensor(array)
 
     def _instruction(self, node: ir.Node, place: str) -> Instruction:
-        if self._on_numpy(node):
-            return self._text_instruction(node, place)
         handler = self.handler_of(node)
         assert handler is not None
         standard = node.domain in ("", "ai.onnx")
@@ -221,14 +191,14 @@ class Interpreter:
             return self.constant(np.asarray(attribute.as_tensor().numpy()))
         kinds: dict[str, Any] = {
             "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64,
-            **({"value_string": object, "value_strings": object} if self.framework.has_text else {}),
+            "value_string": object, "value_strings": object,
         }  # fmt: skip
         if attribute.name not in kinds:
             name = self.framework.registry.name
             raise BackendError(
                 Diagnostic(B302, f"the {name} backend does not support a Constant with `{attribute.name}`")
             )
-        return self.framework.constant(np.array(attribute.value, kinds[attribute.name]))
+        return self.constant(np.array(attribute.value, kinds[attribute.name]))
 
 
 B301 = "B301"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,49 +11,76 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from onward.backends.onnxruntime.kernels import AvoidMissingKernels
 from onward.backends.onnxruntime.session import _RUNTIME_ERRORS, B200, B201
 from onward.compiler.plain import other_forms, without_training
 from onward.errors import BackendError, Diagnostic
+from onward.model import serde
+from onward.passes.base import Unit, run_passes
 
 
 class Runner:
-    """A model ready to run on ONNX Runtime; `run(feeds)` returns its outputs in order."""
+    """A model ready to run on ONNX Runtime; `run(feeds)` returns its outputs in order.
+
+    ONNX Runtime refuses some models when it loads them, and some only when it sees the data: each time, the model takes
+    its next form (`other_forms`) and tries again.
+    """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._session = _load(without_training(model))
-        given = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
-        self._inputs = {i.name for i in given}
-        kinds = [v.type for v in [*self._session.get_inputs(), *self._session.get_outputs()]]
-        # An OrtValue holds neither text nor sequences, and an array of numpy no type that numpy lacks.
-        self._as_values = all(k.startswith("tensor(") and k != "tensor(string)" for k in kinds)
+        self._forms = _forms(without_training(model))
+        try:
+            self._session = self._next_session()
+        except _RUNTIME_ERRORS as error:
+            raise BackendError(
+                Diagnostic(B200, f"ONNX Runtime {onnxruntime.__version__} cannot load the model: {_one_line(error)}")
+            ) from error
+
+    def _next_session(self) -> onnxruntime.InferenceSession:
+        """Return a session of the next form that ONNX Runtime takes; raise the first refusal if there is none."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what goes wrong is raised, and said once
+        first: Exception = StopIteration()
+        for form in self._forms:
+            try:
+                data = form.SerializeToString()
+                return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+            except _RUNTIME_ERRORS as error:
+                first = error if isinstance(first, StopIteration) else first
+        raise first
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Return all outputs for inputs by name."""
-        given = {n: v for n, v in feeds.items() if n in self._inputs}
-        names = [o.name for o in self._session.get_outputs()]
-        try:
-            if not self._as_values:
-                return list(self._session.run(None, given))
-            values = {n: _to_runtime(np.asarray(v)) for n, v in given.items()}
-            return [_from_runtime(v) for v in self._session.run_with_ort_values(names, values)]
-        except _RUNTIME_ERRORS as error:
-            raise BackendError(Diagnostic(B201, f"ONNX Runtime failed in the model: {_one_line(error)}")) from error
+        first: Exception | None = None
+        while True:
+            try:
+                return _run(self._session, feeds)
+            except _RUNTIME_ERRORS as error:
+                first = first or error
+            try:
+                self._session = self._next_session()
+            except (*_RUNTIME_ERRORS, StopIteration):
+                break
+        raise BackendError(Diagnostic(B201, f"ONNX Runtime failed in the model: {_one_line(first)}")) from first
 
 
-def _load(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """Return a session for a model, written for older or newer runtimes if ONNX Runtime does not take it as it is."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised, and said once
-    first: Exception | None = None
-    for form in other_forms(model):
-        try:
-            return onnxruntime.InferenceSession(form.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        except _RUNTIME_ERRORS as error:
-            first = first or error
-    assert first is not None
-    raise BackendError(
-        Diagnostic(B200, f"ONNX Runtime {onnxruntime.__version__} cannot load the model: {_one_line(first)}")
-    ) from first
+def _forms(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    last = model
+    for last in other_forms(model):
+        yield last
+    unit = Unit(serde.load(last), name="model")
+    run_passes((AvoidMissingKernels(),), unit)
+    yield unit.training.proto()
+
+
+def _run(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> list[Any]:
+    names = {i.name for i in [*session.get_inputs(), *session.get_overridable_initializers()]}
+    given = {n: v for n, v in feeds.items() if n in names}
+    kinds = [v.type for v in [*session.get_inputs(), *session.get_outputs()]]
+    # An OrtValue holds neither text nor sequences, and an array of numpy no type that numpy lacks.
+    if not all(k.startswith("tensor(") and k != "tensor(string)" for k in kinds):
+        return list(session.run(None, given))
+    values = {n: _to_runtime(np.asarray(v)) for n, v in given.items()}
+    return [_from_runtime(v) for v in session.run_with_ort_values([o.name for o in session.get_outputs()], values)]
 
 
 def _to_runtime(array: np.ndarray) -> onnxruntime.OrtValue:

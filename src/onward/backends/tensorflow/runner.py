@@ -12,6 +12,7 @@ class Interpreter(WithForeign, interpreter.Interpreter):
     """A graph ready to run on TensorFlow, with nodes for text and the like on the host."""
 
     to_numpy = staticmethod(to_numpy)
+    absent_on_host = True
 
 
 class Runner(runner.Runner):

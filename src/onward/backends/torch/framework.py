@@ -12,7 +12,7 @@ from torch import Tensor
 from onward.backends.graph.framework import Framework
 from onward.backends.graph.host import Host
 from onward.backends.torch.registry import REGISTRY
-from onward.backends.torch.tensors import to_numpy, to_tensor
+from onward.backends.torch.tensors import to_tensor
 
 _HOST_TYPES = {"int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "bool": torch.bool}
 
@@ -21,13 +21,9 @@ class Torch(Framework):
     """PyTorch's tensors."""
 
     title = "PyTorch"
-    has_text = True
 
     def to_tensor(self, array: np.ndarray) -> Tensor:
         return to_tensor(array)
-
-    def array(self, tensor: Tensor) -> np.ndarray:
-        return to_numpy(tensor)
 
     def from_host(self, value: Host, like: Sequence[Any] = ()) -> Tensor:
         tensors = [v for v in like if isinstance(v, Tensor)]

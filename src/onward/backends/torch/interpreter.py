@@ -7,17 +7,20 @@ from typing import Any
 import torch
 
 from onward.backends.graph import interpreter as core
+from onward.backends.graph.foreign import WithForeign
 from onward.backends.graph.interpreter import Instruction
 from onward.backends.torch.framework import TORCH
+from onward.backends.torch.tensors import to_numpy
 from onward.errors import BackendError
 
 FAILURES = TORCH.failures
 
 
-class Interpreter(core.Interpreter):
+class Interpreter(WithForeign):
     """A graph ready to run on PyTorch: `run({name: tensor})` returns its outputs by name."""
 
     framework = TORCH
+    to_numpy = staticmethod(to_numpy)
     _narrow: torch.dtype | None = None
 
     def to(self, device: torch.device) -> None:

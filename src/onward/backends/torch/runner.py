@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from onward.backends.graph import runner
-from onward.backends.graph.foreign import WithForeign
 from onward.backends.torch import interpreter
-from onward.backends.torch.tensors import to_numpy
 
 
-class Interpreter(WithForeign, interpreter.Interpreter):
-    """A graph ready to run on PyTorch, with nodes for text and the like on the host."""
+class Interpreter(interpreter.Interpreter):
+    """A graph ready to run on PyTorch, with the operators that PyTorch lacks on the host."""
 
-    to_numpy = staticmethod(to_numpy)
+    absent_on_host = True
 
 
 class Runner(runner.Runner):

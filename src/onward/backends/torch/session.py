@@ -13,8 +13,8 @@ import torch
 from onward.arguments import check_name, whole
 from onward.backends import state as states
 from onward.backends.base import Session
+from onward.backends.graph.foreign import is_text
 from onward.backends.graph.forward import why_not
-from onward.backends.graph.text import is_text
 from onward.backends.processes import world_size
 from onward.backends.torch.autograd import Forward
 from onward.backends.torch.batch_split import Shared, spread

@@ -90,7 +90,7 @@ class LowerToCore(Pass):
             return _problem(node, f"`{node.op_type}` cannot be written with core operators here", str(error))
         outputs = [result] if isinstance(result, ir.Value) else list(result)
         self._note(node.op_type, [inner.op_type for n in op.nodes for inner in (n, *_inside(n))])
-        _replace(node, op, outputs)
+        replace_node(node, op, outputs)
         return None
 
     def _note(self, op_type: str, made: list[str]) -> None:
@@ -122,7 +122,7 @@ def _problem(node: ir.Node, message: str, why: str) -> Diagnostic:
     )
 
 
-def _replace(node: ir.Node, op: Emitter, outputs: list[ir.Value | None]) -> None:
+def replace_node(node: ir.Node, op: Emitter, outputs: list[ir.Value | None]) -> None:
     """Replace `node` by the nodes of `op`; outputs that the node does not have are left out."""
     graph = node.graph
     assert graph is not None

@@ -30,4 +30,5 @@ def einsum(attributes: Attributes, *inputs: Array) -> Array:
 
 @op("Det")
 def det(attributes: Attributes, x: Array) -> Array:
-    return jnp.linalg.det(x)
+    narrow = x.dtype in (jnp.float16, jnp.bfloat16)  # LAPACK has no 16 bits
+    return jnp.linalg.det(x.astype(jnp.float32) if narrow else x).astype(x.dtype)

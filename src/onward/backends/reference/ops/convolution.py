@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
+from onward.backends.reference.narrow import BFLOAT16, widened
+
 
 def same_pads(auto_pad: str, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]) -> list[int]:
     """Return the begin and end pads that give ceil(size / stride) windows."""
@@ -44,6 +46,7 @@ def _with_bias(result: np.ndarray, B: np.ndarray | None, dtype: np.dtype) -> np.
     return np.ascontiguousarray(result).astype(dtype)
 
 
+@widened(BFLOAT16)
 class Conv(OpRun):
     """Upstream builds index arrays of the size of the columns; this is the same sum without them, for any rank."""
 
@@ -78,6 +81,7 @@ class Conv(OpRun):
         return (_with_bias(result, B, X.dtype),)
 
 
+@widened(BFLOAT16)
 class ConvTranspose(OpRun):
     """Upstream slices the groups of W by output channels, gives every group all biases and writes one channel each."""
 
@@ -124,6 +128,7 @@ class ConvTranspose(OpRun):
         return (_with_bias(result, B, X.dtype),)
 
 
+@widened(BFLOAT16)
 class DeformConv(OpRun):
     """Upstream supports two spatial axes only and divides by zero where one of them has size 1."""
 

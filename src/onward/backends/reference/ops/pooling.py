@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
+from onward.backends.reference.narrow import BFLOAT16, widened
 from onward.backends.reference.ops.convolution import pad, same_pads, taps
 
 
@@ -42,6 +43,7 @@ class _Pool(OpRun):
         return [padded[w] for _, w in places], [inside[w] for _, w in places], pads[:rank], pads[rank:]
 
 
+@widened(BFLOAT16)
 class MaxPool(_Pool):
     """Upstream loops in Python over every element, and its general path counts Indices per channel."""
 
@@ -66,6 +68,7 @@ class MaxPool(_Pool):
         return Y.astype(X.dtype), np.take_along_axis(np.stack(places), best, 0)[0]
 
 
+@widened(BFLOAT16)
 class AveragePool(_Pool):
     """Upstream confuses the order of pads, ignores dilations in old versions and lacks SAME pads for 1-D and 3-D."""
 
@@ -84,6 +87,7 @@ class AveragePool(_Pool):
         return ((np.sum(found, axis=0) / counts).astype(X.dtype),)
 
 
+@widened(BFLOAT16)
 class LpPool(_Pool):
     """Upstream multiplies the average by the kernel's size, which is wrong at pads, and ignores dilations."""
 

@@ -35,4 +35,5 @@ def einsum(attributes: Attributes, *inputs: Tensor) -> Tensor:
 
 @op("Det")
 def det(attributes: Attributes, x: Tensor) -> Tensor:
-    return torch.linalg.det(x)
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # LAPACK has no 16 bits
+    return torch.linalg.det(wide).to(x.dtype)

@@ -22,8 +22,17 @@ def _complex(x: Tensor) -> Tensor:
     )
 
 
-def _dft(x: Tensor, length: Any, axis: int, inverse: bool, onesided: bool) -> Tensor:
-    axis = axis % x.ndim
+def _widened(x: Tensor) -> Tensor:
+    """Return x in a type in which PyTorch has transforms on the CPU, which it has not of 16 bits."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _dft(given: Tensor, length: Any, axis: int, inverse: bool, onesided: bool) -> Tensor:
+    x = _widened(given)
+    return _transformed(x, length, axis % x.ndim, inverse, onesided).to(given.dtype)
+
+
+def _transformed(x: Tensor, length: Any, axis: int, inverse: bool, onesided: bool) -> Tensor:
     n = int(number(length)) if length is not None else None
     signal = _complex(x)
     if inverse and onesided:
@@ -52,12 +61,12 @@ def stft(attributes: Attributes, x: Tensor, step: Any, window: Any = None, lengt
     hop = int(number(step))
     size = int(number(length)) if length is not None else int(x.shape[1] if window is None else window.shape[0])
     # ONNX Runtime takes a real signal without the last dimension, too.
-    frames = _complex(x if x.ndim == 3 else x.unsqueeze(2)).unfold(1, size, hop)
+    frames = _complex(_widened(x if x.ndim == 3 else x.unsqueeze(2))).unfold(1, size, hop)
     if window is not None:
-        frames = frames * window
-    if attributes.get("onesided", 1):
-        return torch.view_as_real(torch.fft.rfft(frames.real, size, -1))
-    return torch.view_as_real(torch.fft.fft(frames, size, -1))
+        frames = frames * _widened(window)
+    onesided = attributes.get("onesided", 1)
+    found = torch.fft.rfft(frames.real, size, -1) if onesided else torch.fft.fft(frames, size, -1)
+    return torch.view_as_real(found).to(x.dtype)
 
 
 @op("MelWeightMatrix", since=17)
