@@ -278,3 +278,17 @@ def test_a_normalization_in_float32_of_float16_loads_after_the_upgrade() -> None
     batch = {"x": x, "labels": np.zeros((2, 2), F32)}
     history = onward.Trainer(trainable).fit([batch], epochs=2, progress=False)
     assert history["loss"][1] < history["loss"][0]
+
+
+# if_then_else_multi_output_shapes_inlined_test of MIGraphX: an output that is stated to be a single number and is not.
+# Its mean would be the mean of one number in the backward pass.
+def test_a_stated_single_number_that_nothing_confirms_is_refused_before_the_first_step() -> None:
+    model = parse("""net (float[2, 3] x, bool keep) => (float y) <float[3] w = {1, 2, 3}> {
+        y = If(keep) <
+            then_branch = then () => (float[2, 3] a) { a = Mul(x, w) },
+            else_branch = else () => (float[6] b) { h = Mul(x, w)  s = Constant<value_ints = [6]>()  b = Reshape(h, s) }
+        >
+    }""")
+
+    with pytest.raises(ArgumentError, match="number of dimensions of output `y` is not known"):
+        onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1))

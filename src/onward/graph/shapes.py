@@ -120,10 +120,12 @@ def mark_unproven_sizes(model: ir.Model) -> None:
     Files name the first axis of an output after the batch although it counts frames, boxes or the scores of one sample.
     Whoever takes equal names for equal sizes would calculate with the wrong one: such a name gets a mark. And files
     state a number, that of the example with which they were made, where the nodes compute the size of an input that the
-    file leaves open: such a number becomes the name.
+    file leaves open: such a number becomes the name. And tools state that an output is a single number where they know
+    nothing: unless the nodes say so too, its rank is unknown.
     """
     given = [d for v in model.graph.inputs for d in dims(v) or ()]
-    if all(isinstance(d, int) for d in given):
+    single = [v for v in model.graph.outputs if v.shape is not None and not v.shape and v.producer() is not None]
+    if all(isinstance(d, int) for d in given) and not single:
         return
     named = {d for d in given if isinstance(d, str)}
     proto = onnx.ModelProto()
@@ -133,7 +135,11 @@ def mark_unproven_sizes(model: ir.Model) -> None:
     proven = {
         info.name: [d.dim_param or d.dim_value or None for d in info.type.tensor_type.shape.dim]
         for info in (*inferred.value_info, *inferred.output)
+        if info.type.tensor_type.HasField("shape")
     }
+    for value in single:
+        if value.name not in proven:
+            value.shape = None
     outputs = set(model.graph.outputs)
     for value in (v for node in model.graph for v in node.outputs):
         stated = dims(value) or ()
