@@ -52,7 +52,7 @@ ENDINGS = {
     "Softmax by hand, with a shape from the body": (  # as tf2onnx writes it
         "p",
         """e = Exp(z) axis = Constant<value_ints = [1]>() t = ReduceSum<keepdims = 0>(e, axis) rows = Shape<end = 1>(h)
-        shape = Concat<axis = 0>(rows, axis) k = Reshape(t, shape) p = Div(e, k)""",
+        shape = Concat<axis = 0>(rows, axis) k = Reshape(t, shape) g = Expand(k, shape) p = Div(e, g)""",
     ),
 }
 
