@@ -247,6 +247,7 @@ def main() -> None:
             if run.returncode:
                 raise SystemExit(f"{kind}, {workers} workers:\n{run.stderr}")
             results[kind, workers].append(json.loads(run.stdout.splitlines()[-1]))
+            print(f"{kind} {workers}: {results[kind, workers][-1]['rate']:.0f} images/s", file=sys.stderr, flush=True)
     print(f"{options.count:,} photos of 500 × 375 to {SIZE} × {SIZE}; {limit:,} in a turn, median of {options.turns}\n")
     print(f"{'':<40}{'images/s':>10}{'best':>10}{'first batch s':>15}")
     for (kind, workers), runs in results.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import onnx
 from PIL import Image
 
 import onward
-from onward.train import Preparation
+from onward.train import Preparation, Trainer
 
 NETWORK = """
 <ir_version: 8, opset_import: ["": 18]>
@@ -83,3 +84,20 @@ def returns_nothing(sample: dict[str, np.ndarray], rng: np.random.Generator) -> 
 
 def returns_floats(sample: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {"images": sample["images"] / 255, "labels": sample["labels"][None]}
+
+
+def fit(folder: Path, aug: object, workers: int = 0, network: object = None, **options: object) -> Trainer:
+    """Return a trainer that was trained on the folder, by default for two epochs."""
+    trainer = Trainer(network or model(), threads=1)
+    settings = {"epochs": 2, "batch_size": 5, "preparation": SCALED, "progress": "none", **options}
+    trainer.fit(str(folder), augment=aug, workers=workers, **settings)
+    return trainer
+
+
+def worker_processes() -> list[str]:
+    """Return the processes of workers that this process started."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pid,ppid,stat,args"], capture_output=True, text=True, check=True
+    ).stdout
+    lines = [line.split(None, 3) for line in listed.splitlines()[1:]]
+    return [" ".join(line) for line in lines if line[1] == str(os.getpid()) and "onward.reading.worker" in line[3]]

@@ -49,6 +49,11 @@ ENDINGS = {
     "Softmax, Identity": ("p", "q = Softmax(z) p = Identity(q)"),
     "Sigmoid by hand": ("p", "I = Constant<value_float = 1.0>() g = Neg(z) e = Exp(g) t = Add(I, e) p = Div(I, t)"),
     "Softmax by hand": ("p", "e = Exp(z) axis = Constant<value_ints = [1]>() t = ReduceSum(e, axis) p = Div(e, t)"),
+    "Softmax by hand, with a shape from the body": (  # as tf2onnx writes it
+        "p",
+        """e = Exp(z) axis = Constant<value_ints = [1]>() t = ReduceSum<keepdims = 0>(e, axis) rows = Shape<end = 1>(h)
+        shape = Concat<axis = 0>(rows, axis) k = Reshape(t, shape) g = Expand(k, shape) p = Div(e, g)""",
+    ),
 }
 
 

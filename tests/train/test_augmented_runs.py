@@ -1,15 +1,10 @@
-"""Runs with augmentation and worker processes: equal bytes, refusals before the first step, faults of workers."""
+"""Runs with augmentation and worker processes: equal bytes, refusals before the first step."""
 
 from __future__ import annotations
 
-import gc
-import io
-import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +15,12 @@ import onward
 from onward import augment
 from onward.compiler.program import TensorSpec
 from onward.errors import ArgumentError, DataError
-from onward.reading import pool
 from onward.train import Callback, Trainer
 from onward.train.data import BatchRequest, ColumnSource, Preparation, as_source, match
 from onward.train.data.augmenting import bind, with_probabilities
 from onward.train.data.reader import Reader
 from train import photos
+from train.photos import fit, worker_processes
 
 ALL = "flip,crop=0.5,rotate=20,colour=0.3,erase=0.5"
 HERE = Path(__file__).parents[1]
@@ -40,22 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let worker processes import `train.photos`, as they import a user's module."""
     monkeypatch.syspath_prepend(str(HERE))
-
-
-def worker_processes() -> list[str]:
-    """Return the processes of workers that this process started."""
-    listed = subprocess.run(
-        ["ps", "-ww", "-eo", "pid,ppid,stat,args"], capture_output=True, text=True, check=True
-    ).stdout
-    lines = [line.split(None, 3) for line in listed.splitlines()[1:]]
-    return [" ".join(line) for line in lines if line[1] == str(os.getpid()) and "onward.reading.worker" in line[3]]
-
-
-def fit(folder, aug, workers=0, model=None, **options):
-    trainer = Trainer(model or photos.model(), threads=1)
-    settings = {"epochs": 2, "batch_size": 5, "preparation": photos.SCALED, "progress": "none", **options}
-    trainer.fit(str(folder), augment=aug, workers=workers, **settings)
-    return trainer
 
 
 def same_state(first: Trainer, second: Trainer) -> bool:
@@ -156,6 +135,7 @@ def test_a_run_that_is_killed_resumes_with_another_number_of_workers_to_equal_by
 import os, signal, sys
 sys.path[:0] = [{str(HERE)!r}]
 from train import photos
+from train.photos import fit, worker_processes
 from onward.train import Callback, Trainer
 
 class Kill(Callback):
@@ -283,7 +263,7 @@ def test_drawn_labels_are_those_of_one_of_the_two_samples():
 
 
 def test_mixed_labels_train_a_loss_of_probabilities_and_evaluate_with_class_numbers(folder):
-    trainer = fit(folder, "mixup=0.2", model=photos.soft_model(), metrics=["accuracy"], validation_data=0.25)
+    trainer = fit(folder, "mixup=0.2", network=photos.soft_model(), metrics=["accuracy"], validation_data=0.25)
 
     assert trainer.preparation.one_hot
     assert 0 <= trainer.history.epochs[-1]["val_accuracy"] <= 1
@@ -317,7 +297,6 @@ def test_batches_of_an_iterable_are_augmented_and_resumed_alike():
 
 
 def test_a_crop_of_a_photo_happens_before_it_is_resized(tmp_path):
-    from PIL import Image
 
     stripes = np.zeros((480, 480), np.uint8)
     stripes[:, ::40] = stripes[:, 1::40] = stripes[:, 2::40] = 255
@@ -417,160 +396,6 @@ def test_workers_are_refused_for_an_iterable():
         trainer.fit(batches, workers=-1, progress="none")
 
 
-# ------------------------------------------------------------------ faults of workers
-
-
-def test_an_error_of_a_worker_carries_its_traceback(folder):
-    photos.failing.parent = os.getpid()
-
-    error = problems_with_workers(folder, photos.failing)
-
-    assert error.code == "T171"
-    assert "KeyError" in str(error)
-    assert "in failing" in str(error.__cause__)
-    assert not worker_processes()
-
-
-def problems_with_workers(folder, function):
-    with pytest.raises(DataError) as caught:
-        fit(folder, function, 2)
-    return caught.value
-
-
-def test_a_worker_that_is_killed_ends_the_run_with_our_error(folder, monkeypatch):
-    monkeypatch.setenv("ONWARD_TEST_PARENT", str(os.getpid()))
-    began = time.monotonic()
-
-    error = problems_with_workers(folder, photos.dying)
-
-    assert error.code == "T172"
-    assert "signal SIGKILL" in str(error)
-    assert time.monotonic() - began < 60
-    assert not worker_processes()
-
-
-def test_a_broken_image_is_named_before_the_first_step(tmp_path):
-    folder = photos.write_photos(tmp_path / "photos", count=4)
-    (folder / "petal" / "3.jpg").write_bytes(b"no image")
-
-    with pytest.raises(DataError, match=r"T150.*3\.jpg"):
-        fit(folder, None, 2, shuffle=False, checkpoint=tmp_path / "run")
-
-    assert not any((tmp_path / "run").glob("*.safetensors"))
-
-
-def test_a_broken_image_is_named_by_a_worker_and_the_steps_before_it_are_saved(tmp_path):
-    """Its first and last bytes are right: only decoding it shows what is wrong."""
-    folder = photos.write_photos(tmp_path / "photos", count=4)
-    content = io.BytesIO()
-    Image.fromarray(np.arange(3072, dtype=np.uint8).reshape(32, 32, 3)).save(content, "PNG")
-    start = content.getvalue().index(b"IDAT") + 4
-    spoiled = content.getvalue()[:start] + b"spoiled" + content.getvalue()[start + 7 :]
-    (folder / "petal" / "3.jpg").write_bytes(spoiled)
-
-    with pytest.raises(DataError, match=r"T150.*3\.jpg"):
-        fit(folder, None, 2, shuffle=False, checkpoint=tmp_path / "run")
-
-    assert Trainer.resume(tmp_path / "run").steps == 2
-    assert not worker_processes()
-
-
-def test_no_memory_to_share_is_our_error(folder, monkeypatch):
-    from onward.reading import pool
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pool.os, "fdopen", full)
-
-    error = problems_with_workers(folder, "flip")
-
-    assert error.code == "T172"
-    assert "No space left" in str(error)
-
-
-def shared_memory(folder: Path) -> bool:
-    """Return whether this process holds memory of a pool of workers whose files lie in `folder`."""
-    return f"{folder}/onward-" in Path("/proc/self/maps").read_text()
-
-
-@pytest.mark.parametrize("working", [False, True], ids=["while they start", "while they work"])
-def test_ctrl_c_ends_a_run_with_workers_and_leaves_no_process_and_no_memory(folder, working, tmp_path, monkeypatch):
-    def interrupt():
-        while len(worker_processes()) < 2:
-            time.sleep(0.02)
-        # The file's name goes when every worker has opened it; the memory stays until the run ends.
-        while working and not (shared_memory(tmp_path) and not list(tmp_path.iterdir())):
-            time.sleep(0.02)
-        held.append(shared_memory(tmp_path))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    held: list[bool] = []
-    monkeypatch.setattr(pool, "_SHARED", tmp_path)  # a folder that no other test writes into
-    threading.Thread(target=interrupt, daemon=True).start()
-    began = time.monotonic()
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(folder, photos.slow, 2, epochs=100)
-
-    assert time.monotonic() - began < 60
-    assert not worker_processes()
-    while left := [t.name for t in threading.enumerate() if t.name.startswith("onward")]:
-        assert time.monotonic() - began < 70, left
-        time.sleep(0.05)
-    assert held == [True]
-    assert not list(tmp_path.iterdir())
-    gc.collect()  # the traceback holds the last batch
-    assert not shared_memory(tmp_path)
-
-
-SCRIPT = """
-import sys
-sys.path[:0] = [{here!r}]
-from train import photos
-from onward.train import Trainer
-
-def own(sample, rng):
-    sample["images"] = sample["images"] // 2
-    return sample
-
-def run():
-    trainer = Trainer(photos.model(), threads=1)
-    trainer.fit({folder!r}, preparation=photos.SCALED, progress="none", workers=1, augment={augment})
-    print("steps", trainer.steps)
-
-{guard}run()
-"""
-
-
-@pytest.mark.parametrize(
-    ("guard", "aug", "code", "message"),
-    [
-        ("", "'flip'", 0, "steps 1"),
-        ('if __name__ == "__main__": ', "own", 0, "steps 1"),
-        ("", "own", 1, 'under `if __name__ == "__main__":`'),
-    ],
-    ids=["no function", "guarded", "not guarded"],
-)
-def test_a_script_needs_a_guard_only_for_a_function_of_its_own(folder, tmp_path, guard, aug, code, message):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(here=str(HERE), folder=str(folder), augment=aug, guard=guard))
-
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-
-    assert result.returncode == code, result.stderr
-    assert message in result.stdout + result.stderr
-
-
-def test_a_function_typed_at_a_prompt_is_refused_for_workers(folder):
-    script = SCRIPT.format(here=str(HERE), folder=str(folder), augment="own", guard="")
-
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-
-    assert result.returncode == 1
-    assert "move it to a .py file and import it, or use workers=0" in result.stderr
-
-
 # ------------------------------------------------------------------ the command
 
 
@@ -620,7 +445,6 @@ def test_inputs_are_normalised_to_the_bits_of_the_formula(shape, dtype):
 
 
 def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size_to_nearly_the_same_pixels(tmp_path, monkeypatch):
-    from PIL import Image
     from sklearn.datasets import load_sample_image
 
     from onward.reading import pictures

@@ -18,7 +18,9 @@ Every graph then goes through the same passes, `FINISH`, and with `core=True` th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+
+import onnx_ir as ir
 
 from onward.compiler import sources
 from onward.compiler.loss_over_batches import Expression, loss_totals
@@ -132,12 +134,15 @@ def _with_batch(unit: Unit, values: dict[str, Value], new_state: Sequence[Output
     twins = {old: new for new, old in roles.training.items() if new in visible}
     stands_for = {twins.get(n, n): n for n in unit.model_outputs if twins.get(n, n) in visible}
     outputs = [Output(n, values[n], stands_for=stands_for.get(n, "")) for n in visible]
-    outputs += [o for o in _predictions(unit, values) if o.stands_for not in stands_for.values()]
+    outputs += [o for o in _predictions(unit, values, needed) if o.stands_for not in stands_for.values()]
     return Outputs([*outputs, *(Output(n, values[n]) for n in extra), *new_state])
 
 
-def _predictions(unit: Unit, values: dict[str, Value]) -> list[Output]:
-    """Return the outputs that derive from what the loss reads, such as its Softmax, in training mode, for metrics."""
+def _predictions(unit: Unit, values: dict[str, Value], computed: Collection[ir.Node]) -> list[Output]:
+    """Return the outputs that derive from what the loss reads, such as its Softmax, in training mode, for metrics.
+
+    `computed` are the nodes that the step has anyway; what an output adds to them must be cheap.
+    """
     _, roles = _entry(unit)
     twins = {old: new for new, old in roles.training.items()}
     found: list[Output] = []
@@ -146,16 +151,27 @@ def _predictions(unit: Unit, values: dict[str, Value]) -> list[Output]:
             continue
         start, end = values[reading.value], values[reading.output]
         between = walk.ancestors([end], stop=[start])
-        if not all(is_cheap(node) for node in between):
-            continue
+        nodes = [n for n in unit.graph if n in between]
         twin = values.get(twins.get(reading.value, ""), start)
+        again = set() if twin is start else _readers(nodes, start)
+        if not all(is_cheap(node) for node in nodes if node in again or node not in computed):
+            continue
         if twin is start:
             found.append(Output(reading.output, end, stands_for=reading.output))
             continue
         copied = {start: twin}
-        nodes = edit.copy_nodes([n for n in unit.graph if n in between], copied, names=unit.names, prefix="train/")
-        unit.graph.extend(nodes)
+        unit.graph.extend(edit.copy_nodes([n for n in nodes if n in again], copied, names=unit.names, prefix="train/"))
         found.append(Output(copied[end].name or "", copied[end], stands_for=reading.output))
+    return found
+
+
+def _readers(nodes: Sequence[ir.Node], value: Value) -> set[ir.Node]:
+    """Return the nodes, in the order of the graph, that read the value or what derives from it."""
+    derived, found = {value}, set()
+    for node in nodes:
+        if not derived.isdisjoint(walk.reads(node)):
+            derived.update(node.outputs)
+            found.add(node)
     return found
 
 

@@ -23,7 +23,7 @@ _WRITTEN_OUT = frozenset(
         "Equal", "Where",
     }
 )  # fmt: skip
-_CHEAP = PASSING | ACTIVATIONS | _WRITTEN_OUT | {"Constant"}
+_CHEAP = PASSING | ACTIVATIONS | _WRITTEN_OUT | {"Constant", "Expand"}
 
 
 @dataclasses.dataclass(frozen=True)
