@@ -21,6 +21,15 @@ def test_missing_keras_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch)
     assert "pip install 'onward[keras]'" in str(caught.value)
 
 
+def test_from_keras_without_keras_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "keras", None)
+
+    with pytest.raises(MissingExtra, match="onward.from_keras needs `keras`, which is not installed") as caught:
+        onward.from_keras("net.keras")
+
+    assert "pip install 'onward[keras]'" in str(caught.value)
+
+
 def test_classes_are_registered_when_keras_is_imported_and_not_before(tmp_path) -> None:
     """A module that stands for Keras, which takes long to import."""
     (tmp_path / "keras").mkdir()

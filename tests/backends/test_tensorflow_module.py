@@ -239,3 +239,18 @@ def test_fixed_sizes_are_traced_as_constants() -> None:
     module = onward.to_tensorflow(trained("cnn"), mode="inference", sizes={"N": 4})
 
     assert module.infer.input_signature[0].shape.as_list() == [4, 3, 8, 8]
+
+
+@pytest.mark.parametrize("noop", [0, 1])
+def test_axes_that_are_data_are_reduced(noop: int) -> None:
+    module = onward.to_tensorflow(
+        onnx.parser.parse_model(
+            f"""<ir_version: 10, opset_import: ["": 18]> g (float[2, 3] x, int64[K] axes) => (float[A, B] y)
+                {{ y = ReduceL2 <noop_with_empty_axes = {noop}> (x, axes) }}"""
+        )
+    )
+    x = np.array([[3, -4, 0], [-6, 8, 1]], np.float32)
+    nothing = abs(x) if noop else np.linalg.norm(x).reshape(1, 1)
+
+    for axes, wanted in (([], nothing), ([1], np.linalg.norm(x, axis=1, keepdims=True))):
+        np.testing.assert_allclose(module(x, np.array(axes, np.int64)), wanted, rtol=1e-6)

@@ -224,14 +224,24 @@ def test_a_sum_over_devices_is_refused_with_a_remedy():
     assert "`shard_map` cannot be captured: it communicates between devices; capture the function of one device" in text
 
 
-def test_a_shape_that_depends_on_data_is_refused_with_the_line():
+def test_a_name_of_devices_that_nothing_binds_is_refused_with_a_remedy():
+    text = refusal(lambda params, batch: lax.pmean(loss(params, batch), "i"))
+
+    assert "leave sums over devices out" in text
+
+
+@pytest.mark.parametrize(
+    "choose", [lambda rows: jnp.nonzero(rows)[0], lambda rows: rows > 0, lambda rows: 1 if rows[0] > 0 else 0]
+)
+def test_a_shape_or_a_choice_that_depends_on_data_is_refused_with_the_line_and_a_remedy(choose: Any):
     def chosen(params: Any, batch: Any) -> Any:
-        return predict(params, batch)[jnp.nonzero(batch["x"][:, 0])[0]].mean()
+        return predict(params, batch)[choose(batch["x"][:, 0])].mean()
 
     text = refusal(chosen)
 
     assert "error[A221]: loss `" in text
-    assert "jnp.nonzero" in text
+    assert "test_hostile.py line" in text
+    assert "use a mask with jnp.where" in text
 
 
 def test_jax_refuses_the_gradient_of_a_while_loop_over_parameters():

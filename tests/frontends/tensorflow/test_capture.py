@@ -78,6 +78,28 @@ def test_what_the_function_assigns_is_state():
     assert not np.array_equal(before, case.module.mean.numpy())
 
 
+def test_gradients_do_not_go_through_an_assignment():
+    mean, w = tf.Variable([0.5, -0.5], trainable=False, name="mean"), tf.Variable([[1.0, 2.0], [0.5, -1.0]], name="w")
+
+    @tf.function
+    def centred(x):
+        y = tf.tanh(x @ w)
+        mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(y, 0))
+        return y - mean  # the new mean, which is a constant for TensorFlow
+
+    rows = tf.constant([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5]])
+    with tf.GradientTape() as tape:
+        wanted = tape.gradient(tf.reduce_mean(tf.square(centred(rows))), w)
+    mean.assign([0.5, -0.5])
+    before = w.numpy()
+
+    model = onward.from_tensorflow(centred, loss="mse", optimizer=onward.SGD(1.0), example_inputs=rows)
+    trainer = onward.Trainer(model)
+    trainer.step({"x": rows.numpy(), "target": np.zeros((3, 2), np.float32)})
+
+    np.testing.assert_allclose(before - trainer.state["w"], wanted, rtol=1e-5)
+
+
 def test_variables_chooses_and_names():
     w, f = weight(), weight(trainable=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import onward
 from frontends.tensorflow.tf_models import perceptron
@@ -54,6 +55,25 @@ def test_an_option_follows_tensorflow(name, keras):
     found = errors(perceptron("float64"), keras.optimizers.Adam(1e-2, **OPTIONS[name]), before=2, steps=12)
 
     assert max(found.values()) < 1e-10, found
+
+
+def test_the_optimizer_may_have_its_variables_in_another_order(keras):
+    module, optimizer = tf.Module(), keras.optimizers.Adam(0.1)
+    module.a, module.b = tf.Variable([[1.0], [2.0]], name="a"), tf.Variable([0.5], name="b")
+    optimizer.build([module.b, module.a])
+    x, t = np.array([[1.0, -1.0], [2.0, 0.5]], np.float32), np.array([[1.0], [0.0]], np.float32)
+    function = tf.function(lambda x: x @ module.a + module.b)
+
+    model = onward.from_tensorflow(function, loss="mse", optimizer=optimizer, example_inputs=x)
+    trainer = onward.Trainer(model)
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(function(x) - t))
+        optimizer.apply(tape.gradient(loss, [module.b, module.a]), [module.b, module.a])
+        trainer.step({"x": x, "target": t})
+
+    np.testing.assert_allclose(trainer.state["a"], module.a, rtol=1e-6)
+    np.testing.assert_allclose(trainer.state["b"], module.b, rtol=1e-6)
 
 
 def test_a_schedule_follows_tensorflow(keras):

@@ -100,6 +100,13 @@ def is_symbol(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and bool(tf.is_symbolic_tensor(value))
 
 
+def is_known(value: Any) -> bool:
+    """Return whether all numbers of an integer value are known while TensorFlow traces."""
+    if isinstance(value, Host):
+        return not any(is_symbol(v) for v in value.values)
+    return not is_symbol(value) or tf.get_static_value(value) is not None
+
+
 def is_traced(value: Any) -> bool:
     """Return whether any part of a value of a graph is not known while TensorFlow traces."""
     if isinstance(value, Laid):

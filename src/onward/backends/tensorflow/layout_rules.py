@@ -12,7 +12,7 @@ from typing import Any
 from onward.backends.graph.host import Host
 from onward.backends.graph.interpreter import Instruction
 from onward.backends.graph.shapes import reduced_axes
-from onward.backends.tensorflow.framework import TENSORFLOW, ints, is_traced, known_ints, shape_of
+from onward.backends.tensorflow.framework import TENSORFLOW, ints, is_known, is_traced, known_ints, shape_of
 from onward.backends.tensorflow.layout import Laid, Moves, Order, channels_last, in_order, laid
 
 Plain = Callable[[Instruction, list[Any]], Any]
@@ -135,9 +135,10 @@ def _split(plain: Plain, instruction: Instruction, arguments: list[Any], moves: 
 
 def _reduce(plain: Plain, instruction: Instruction, arguments: list[Any], moves: Moves) -> Any:
     x, attributes = arguments[0], instruction.attributes
-    if not isinstance(x, Laid):
+    given = arguments[1] if len(arguments) > 1 else None
+    if not isinstance(x, Laid) or not (given is None or is_known(given)):
         return None
-    given = None if len(arguments) < 2 or arguments[1] is None else known_ints(arguments[1])
+    given = None if given is None else known_ints(given)
     over = reduced_axes(attributes, given, len(x.order))
     changed = _with(instruction, axes=[x.order.index(a) for a in over])
     result = plain(changed, [x.tensor])

@@ -95,7 +95,9 @@ def user_errors(what: str, hint: str = "") -> Iterator[None]:
                 if symbolic
                 else f"{what} fails on the example: {type(error).__name__}: {line[:300]}",
                 place=place or what,
-                hint="pass dynamic=False, which fixes the batch size to that of the example" if symbolic else hint,
+                hint="pass dynamic=False, which fixes the batch size to that of the example"
+                if symbolic
+                else hint or _remedy(error),
             )
         ) from error
 
@@ -106,6 +108,18 @@ def _is_symbolic(error: BaseException) -> bool:
     return isinstance(error, versions.InconclusiveSize) or any(
         word in text for word in ("symbolic dim", "Symbolic dim", "DimExpr", "dimension variable", "shape polymorphism")
     )
+
+
+def _remedy(error: BaseException) -> str:
+    """Return what to do about an error that only tracing has; empty for any other."""
+    if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+        return (
+            "functions are traced, as under jax.jit: no shape, boolean index or Python `if` may depend on data; "
+            "use a mask with jnp.where, jax.lax.cond, or jnp.nonzero(..., size=n)"
+        )
+    if isinstance(error, NameError) and "axis name" in str(error):
+        return "a file holds the step of one device: leave sums over devices out"
+    return ""
 
 
 def place_of(error: BaseException) -> str:

@@ -53,7 +53,7 @@ def from_keras(
         MissingExtra: keras or jax is not installed.
     """
     for package in ("keras", "jax"):
-        if package not in sys.modules and importlib.util.find_spec(package) is None:
+        if sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
             raise require_extra(package, "keras", "onward.from_keras")
     options = {
         "sample_weight": sample_weight,

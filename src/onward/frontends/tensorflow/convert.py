@@ -121,7 +121,7 @@ class _Capture:
 
         from onward.frontends.tensorflow import examples
         from onward.frontends.tensorflow.build import Parts
-        from onward.frontends.tensorflow.optimizers import read_optimizer
+        from onward.frontends.tensorflow.optimizers import in_order, read_optimizer
         from onward.frontends.tensorflow.source import FIXED, input_names, leaf_paths, output_names
         from onward.frontends.tensorflow.trace import trace, weights_of
         from onward.frontends.tensorflow.verify import Oracle
@@ -150,6 +150,7 @@ class _Capture:
         weights = weights_of(
             [inference, train, traced_loss], source.root, variables, [*named, *labels, *outputs, loss_name]
         )
+        weights = in_order(optimizer, weights)
         same = train is inference and not train.pure.changed and not train.pure.draws
         step = _step(inference, differentiable=same)
         trial = Parts(

@@ -63,8 +63,8 @@ class Traced:
         if its != [id(v) for v in variables]:
             raise _refused(
                 optimizer,
-                "it was built for other variables, or in another order",
-                f"pass variables={[v.name for v in variables]} in the order of optimizer.build, or a new optimizer",
+                f"it was built for other variables: {', '.join(v.name for v in versions.trained_by(optimizer))}",
+                f"pass one that was built for {', '.join(v.name for v in variables)}, or a new one",
             )
 
     def _trace(self, variables: Sequence[Any]) -> TracedFunction:
@@ -176,6 +176,20 @@ def _refused(optimizer: Any, why: str, hint: str) -> ArgumentError:
     )
 
 
+def _is_of_keras(given: Any) -> bool:
+    return any(kind.__module__.split(".")[0] == "keras" for kind in type(given).__mro__) and hasattr(given, "apply")
+
+
+def in_order(optimizer: Any, weights: Sequence[Weight]) -> list[Weight]:
+    """Return the weights in the order for which an optimizer of Keras was built; its state is in that order, too."""
+    if not _is_of_keras(optimizer) or not getattr(optimizer, "built", False):
+        return list(weights)
+    from onward.frontends.keras import versions
+
+    places = {id(_inner(v)): place for place, v in enumerate(versions.trained_by(optimizer))}
+    return sorted(weights, key=lambda weight: places.get(id(weight.variable), len(places)))
+
+
 def read_optimizer(given: Any, weights: Sequence[Weight]) -> Optimizer | Traced:
     """Return the optimizer that the user gave.
 
@@ -186,7 +200,7 @@ def read_optimizer(given: Any, weights: Sequence[Weight]) -> Optimizer | Traced:
         return by_name(given)
     if isinstance(given, Optimizer):
         return given
-    if any(kind.__module__.split(".")[0] == "keras" for kind in type(given).__mro__) and hasattr(given, "apply"):
+    if _is_of_keras(given):
         import keras
 
         if keras.backend.backend() != "tensorflow":

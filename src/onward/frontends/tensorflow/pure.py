@@ -106,6 +106,7 @@ class _Purifier:
         self.bodies = Bodies(source.library, what, differentiable)
         self.handles: dict[str, int] = {}  # the tensor of a handle: the variable
         self.current: dict[int, str] = {}
+        self.cut: dict[str, str] = {}  # a value that was assigned: the same without a gradient
         self.generators: set[int] = set()  # variables that only hold the state of a generator of random numbers
         self.draws: dict[str, Draw] = {}
         self.given: set[str] = set()  # nodes that are arguments
@@ -284,7 +285,7 @@ class _Purifier:
         values = [self._tensor(i) for i in node.input[1:] if not i.startswith("^")]
         now, dtype = self.current[index], self.variables[index].dtype.as_datatype_enum
         if node.op == "ReadVariableOp":
-            self._node(node.name, "Identity", [now], T=dtype)
+            self._node(node.name, "Identity", [self._read(index)], T=dtype)
         elif node.op == "AssignVariableOp":
             self.current[index] = values[0]
         elif node.op in ("AssignAddVariableOp", "AssignSubVariableOp"):
@@ -297,17 +298,27 @@ class _Purifier:
         elif node.op == "ResourceGather":
             axis = f"{node.name}/onward_axis"
             self._constant(axis, np.int32(0))
-            made = self._node(node.name, "GatherV2", [now, values[0], axis], Tparams=dtype)
+            made = self._node(node.name, "GatherV2", [self._read(index), values[0], axis], Tparams=dtype)
             kinds = {"Tindices": node.attr["Tindices"].type, "Taxis": tf.int32.as_datatype_enum}
             self._types(made, **kinds)
             self.made.node[-1].attr["batch_dims"].i = node.attr["batch_dims"].i
         elif node.op == "ResourceGatherNd":
-            made = self._node(node.name, "GatherNd", [now, values[0]], Tparams=dtype)
+            made = self._node(node.name, "GatherNd", [self._read(index), values[0]], Tparams=dtype)
             self._types(made, Tindices=node.attr["Tindices"].type)
         elif node.op in _SCATTERS:
             self._scatter(node, index, values)
         else:
             self._refuse(node, f"it uses variable `{self.variables[index].name}` in a way that is not known")
+
+    def _read(self, index: int) -> str:
+        """Return what a read of a variable gives now; gradients do not go through an assignment that was before it."""
+        now = self.current[index]
+        if now == f"onward_argument_{index}:0" or not self.variables[index].dtype.is_floating:
+            return now
+        if now not in self.cut:
+            dtype = self.variables[index].dtype.as_datatype_enum
+            self.cut[now] = self._node(f"onward_assigned_{len(self.cut)}", "StopGradient", [now], T=dtype)
+        return self.cut[now]
 
     def _scatter(self, node: Any, index: int, values: Sequence[str]) -> None:
         places, kind = values[0], node.attr["Tindices"].type
@@ -340,7 +351,7 @@ class _Purifier:
         given = {}
         for place, handle in enumerate(handles):
             if handle is not None:
-                copied.input[place] = self.current[handle]
+                copied.input[place] = self._read(handle)
                 given[place] = self.variables[handle]
                 if "While" in node.op:
                     self.handles[f"{node.name}:{place}"] = handle

@@ -8,19 +8,29 @@ from typing import Any
 import tensorflow as tf
 
 from onward.backends.graph.shapes import reduced_axes
-from onward.backends.tensorflow.framework import ints, known_ints, number, shape_of
+from onward.backends.tensorflow.framework import TENSORFLOW, ints, is_known, known_ints, number, shape_of
 from onward.backends.tensorflow.registry import Attributes, op
 from onward.backends.tensorflow.tensors import is_float
 
 
 def _reduction(function: Callable[[Any, list[int], bool], Any]) -> Callable[..., Any]:
     def run(attributes: Attributes, data: tf.Tensor, axes: Any = None) -> tf.Tensor:
-        over = reduced_axes(attributes, None if axes is None else known_ints(axes), data.shape.rank)
-        if not over:
+        over = _axes(attributes, axes, data.shape.rank)
+        if isinstance(over, list) and not over:
             return tf.cast(function(data[None], [0], False), data.dtype)
         return tf.cast(function(data, over, bool(attributes.get("keepdims", 1))), data.dtype)
 
     return run
+
+
+def _axes(attributes: Attributes, axes: Any, rank: int) -> Any:
+    """Return the axes to reduce: a list, or a tensor where they are not known while TensorFlow traces."""
+    if axes is None or is_known(axes):
+        return reduced_axes(attributes, None if axes is None else known_ints(axes), rank)
+    given = tf.cast(TENSORFLOW.tensor(axes), tf.int32)
+    if attributes.get("noop_with_empty_axes", 0):
+        return given
+    return tf.cond(tf.size(given) == 0, lambda: tf.range(rank), lambda: given)
 
 
 def _wide(data: tf.Tensor) -> tf.Tensor:
