@@ -23,7 +23,6 @@ from onward.upgrade.microsoft import decompose_microsoft
 from onward.upgrade.ml.support import SUPPORT
 from upgrade.ml_cases import CASES, FLOAT, INT, MEMBERS, ROUND, Case, grown, model_of, new_trees
 
-
 KNOWN_GAPS = Path(__file__).parents[1] / "known_gaps.toml"
 
 
