@@ -12,7 +12,7 @@ from onward.cli import build_app
 from onward.errors import ArgumentError
 from onward.scoreboard.board import History, make_board, write_board
 from onward.scoreboard.pool import Contestant, Outcome, Run
-from onward.scoreboard.tests import BoardTest
+from onward.scoreboard.tests import BoardTest, sampled
 
 TESTS = [
     BoardTest("node", "test_add", ("Add",), ("float32",), {}),
@@ -84,6 +84,35 @@ def test_keep_keeps_other_backends(tmp_path: Path) -> None:
     assert [row["name"] for row in alone["backends"]] == ["second"]
 
 
+def test_runs_in_other_folders_are_added(tmp_path: Path) -> None:
+    _write(tmp_path / "here", "ppp", "first")
+    _write(tmp_path / "there", "pfs", "second")
+
+    done = _scoreboard("--with", str(tmp_path / "there"), "-o", str(tmp_path / "here"))
+
+    found = json.loads((tmp_path / "here" / "results.json").read_text())
+    assert done.exit_code == 0
+    assert {row["name"]: row["totals"]["passed"] for row in found["backends"]} == {"first": 3, "second": 1}
+    assert set(found["tests"]) == {t.id for t in TESTS}
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+    done = _scoreboard("--with", str(tmp_path / "nothing"), "-o", str(tmp_path / "site"))
+
+    assert isinstance(done.exception, ArgumentError)
+    assert "nothing" in str(done.exception)
+
+
+def test_a_sample_is_the_same_in_every_run_and_shown_as_one(tmp_path: Path) -> None:
+    many = [BoardTest("node", f"test_{k}", (), (), {}) for k in range(300)]
+
+    chosen = sampled(many, 3)
+
+    assert 60 < len(chosen) < 140
+    assert chosen == sampled(list(reversed(many)), 3)[::-1]
+    assert sampled(many, 1) == many
+
+
 def test_the_report_has_the_form_of_onnx_backend_scoreboard(tmp_path: Path) -> None:
     _write(tmp_path, "pfs")
 
@@ -134,7 +163,15 @@ def test_every_wrong_argument_is_named_at_once(tmp_path: Path) -> None:
     assert "/no/python" in str(done.exception)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--backend", "m", "--timeout", "nan"], ["--backend", "m", "--jobs", "-1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--backend", "m", "--timeout", "nan"],
+        ["--backend", "m", "--jobs", "-1"],
+        ["--backend", "m", "--sample", "0"],
+    ],
+)
 def test_a_command_without_sense_is_refused(arguments: list[str]) -> None:
     assert _scoreboard(*arguments).exit_code == 2
 

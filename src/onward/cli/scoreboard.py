@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 if TYPE_CHECKING:
-    from onward.scoreboard.board import Board
+    from onward.scoreboard.board import Board, History
     from onward.scoreboard.pool import Contestant, Run
     from onward.scoreboard.tests import BoardTest
 
@@ -47,6 +47,10 @@ def scoreboard(
     keep: Annotated[
         bool, Option("--keep", help="Keep the results in the folder of backends and tests that do not run now.")
     ] = False,
+    more: Annotated[
+        list[Path] | None,
+        Option("--with", metavar="FOLDER", help="Add the results of another run (implies --keep). May be repeated."),
+    ] = None,
     output: Annotated[
         Path, Option("-o", "--output", metavar="FOLDER", help="Write index.html, results.json and trend.json there.")
     ] = Path("site"),
@@ -63,19 +67,25 @@ def scoreboard(
     """
     from onward.arguments import check_name
     from onward.cli.console import stderr_console, stdout_console
-    from onward.scoreboard.board import History, contestant, make_board
+    from onward.scoreboard.board import contestant, make_board
     from onward.scoreboard.peers import peer as find_peer
     from onward.scoreboard.tests import SUITES, sampled
 
     check_name("suite", suite, SUITES, place="--suite")
     contestants = [*map(contestant, backend or []), *map(find_peer, peer or [])]
-    if not contestants:
+    if not contestants and not more:
         raise typer.BadParameter("name at least one --backend or --peer", param_hint="--backend")
     _check_numbers(jobs, timeout, memory, sample)
     _check_contestants(contestants)
     console = stderr_console()
-    history = History.of(output)
+    history, keep = _history(output, more or []), keep or bool(more)
     runs: list[Run] = []
+    if not contestants:
+        board = make_board([], [], history, keep=True)
+        files = _write(board, output)
+        _print(board)
+        stdout_console(soft_wrap=True).print("wrote " + ", ".join(f"`{f}`" for f in files))
+        return
     with tempfile.TemporaryDirectory(prefix="onward-scoreboard-") as folder:
         tests, folders, problems = _collect(suite, only, data, Path(folder))
         tests = sampled(tests, sample)
@@ -92,6 +102,18 @@ def scoreboard(
     stdout_console(soft_wrap=True).print("wrote " + ", ".join(f"`{f}`" for f in files))
     if problems or any(row.broken for row in board.rows):
         raise typer.Exit(1)
+
+
+def _history(output: Path, more: Sequence[Path]) -> History:
+    from onward.errors import A101, ArgumentError, Diagnostic
+    from onward.scoreboard.board import History, last_results
+
+    empty = [f for f in more if not last_results(f)]
+    if empty:
+        raise ArgumentError(
+            [Diagnostic(A101, f"there are no results in `{f}`", place="--with", needed="results.json") for f in empty]
+        )
+    return History.of(output, more)
 
 
 def _write(board: Board, folder: Path) -> list[Path]:

@@ -65,12 +65,13 @@ def infer(model: ir.Model) -> None:
     shapes.infer_shapes(model)
 
 
-def other_forms(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+def other_forms(model: onnx.ModelProto, *, core: bool = True) -> Iterator[onnx.ModelProto]:
     """Yield a model as it is, then as other runtimes take it.
 
     A model of an old operator set is upgraded. Of a new one, first the opset and the IR version are the lowest that
     keep the meaning of every node; then the nodes that stand in the way are replaced by their bodies, where the
-    standard defines them as functions. The last form has core operators only, if the model can be written with them.
+    standard defines them as functions. With `core`, the last form has core operators only, if the model can be written
+    with them.
     """
     yield model
     if default_opset(model.opset_import) < WORKING_OPSET:
@@ -84,6 +85,8 @@ def other_forms(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
         if _expand(unit):
             _label(unit)
             yield unit.training.proto()
+    if not core:
+        return
     with contextlib.suppress(OnwardError):  # the error of a form before says what is wrong with the model
         unit = Unit(serde.load(lower_to_core(model)), name="model")
         run_passes((InlineFunctions(),), unit)

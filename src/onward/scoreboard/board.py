@@ -88,9 +88,10 @@ class History:
     date: str
 
     @classmethod
-    def of(cls, folder: Path) -> History:
+    def of(cls, folder: Path, more: Sequence[Path] = ()) -> History:
+        """Return what is in a folder, together with the results in other folders."""
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        return cls(last_results(folder), _trend(folder), date)
+        return cls(_joined([last_results(f) for f in (folder, *more)]), _trend(folder), date)
 
 
 def make_board(tests: Sequence[BoardTest], runs: Sequence[Run], history: History, *, keep: bool = False) -> Board:
@@ -125,6 +126,17 @@ def last_results(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
+
+
+def _joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return several results as one; of a test that a backend ran in two of them, the later result counts."""
+    rows: dict[str, dict[str, Any]] = {}
+    for one in results:
+        for row in one.get("backends", []):
+            known = rows.get(row["name"], {"outcomes": {}})
+            rows[row["name"]] = {**row, "outcomes": {**known["outcomes"], **row["outcomes"]}}
+    tests = {name: kept for one in results for name, kept in one.get("tests", {}).items()}
+    return {"backends": list(rows.values()), "tests": tests} if rows else {}
 
 
 def _trend(folder: Path) -> list[dict[str, Any]]:

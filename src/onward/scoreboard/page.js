@@ -43,12 +43,12 @@ const part = n => n.p / (n.p + n.f + n.s || 1);
 
 function totals() {
   const order = backends.map((b, i) => [count(b, every), i]).sort((a, b) => part(b[0]) - part(a[0]));
-  const head = el("tr", {}, el("th", {}, "backend"), el("th", {}, ""), el("th", {class: "n"}, "passed"), ...suites.map(s => el("th", {class: "n"}, s)), el("th", {class: "n"}, "failed"), el("th", {class: "n"}, "skipped"), el("th", {}, "since the last run"));
+  const head = el("tr", {}, el("th", {}, "backend"), el("th", {}, ""), el("th", {class: "n"}, "passed"), el("th", {class: "n"}, "failed"), el("th", {class: "n"}, "skipped"), ...suites.map(s => el("th", {class: "n wrap"}, s)), el("th", {class: "wrap"}, "since the last run"));
   const rows = order.map(([n, i]) => { const b = backends[i];
     const change = !b.compared ? el("span", {class: "soft"}, "first run") : el("span", {}, b.gained.length ? el("button", {class: "link good", on: {click: () => changed(i)}}, `+${b.gained.length} `) : null, b.lost.length ? el("button", {class: "link bad", on: {click: () => changed(i)}}, `−${b.lost.length}`) : null, !b.gained.length && !b.lost.length ? el("span", {class: "soft"}, "the same") : null);
     return el("tr", {}, el("td", {class: "name"}, b.name, el("small", {}, Object.entries(b.versions).filter(([k]) => !["python", "numpy", "onward"].includes(k) && k !== "onnx").map(([k, v]) => `${k} ${v}`).join(", ") || `onnx ${b.versions.onnx || "?"}`)),
-      el("td", {}, bar(n)), el("td", {class: "n"}, el("b", {title: n["-"] ? `* of the ${num(n.p + n.f + n.s)} tests that ran; ${num(n["-"])} did not` : ""}, percent(n.p, n.p + n.f + n.s) + (n["-"] ? "*" : ""))), ...suites.map((_, s) => cell(b, bySuite[s], () => show(i, {suite: s}))),
-      el("td", {class: "cell" + (n.f ? " bad" : ""), on: {click: () => show(i, {status: "f"})}}, num(n.f)), el("td", {class: "cell", on: {click: () => show(i, {status: "s"})}}, num(n.s)), el("td", {}, change, " ", b.broken ? null : spark(b.name))); });
+      el("td", {}, bar(n)), el("td", {class: "n"}, el("b", {title: n["-"] ? `* of the ${num(n.p + n.f + n.s)} tests that ran; ${num(n["-"])} did not` : ""}, percent(n.p, n.p + n.f + n.s) + (n["-"] ? "*" : ""))),
+      el("td", {class: "cell" + (n.f ? " bad" : ""), on: {click: () => show(i, {status: "f"})}}, num(n.f)), el("td", {class: "cell", on: {click: () => show(i, {status: "s"})}}, num(n.s)), ...suites.map((_, s) => cell(b, bySuite[s], () => show(i, {suite: s}))), el("td", {}, change, " ", b.broken ? null : spark(b.name))); });
   const out = [];
   for (const p of data.problems) out.push(el("div", {class: "note"}, p));
   for (const b of backends) if (b.broken) out.push(el("div", {class: "note"}, el("b", {}, `${b.name} cannot be used: `), b.broken));

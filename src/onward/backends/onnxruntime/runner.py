@@ -28,48 +28,58 @@ class Runner:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._forms = _forms(without_training(model))
-        try:
-            self._session = self._next_session()
-        except _RUNTIME_ERRORS as error:
+        self._refusal = ""  # what ONNX Runtime says of the form that the model has in the file
+        session = self._next_session()
+        if session is None:
             raise BackendError(
-                Diagnostic(B200, f"ONNX Runtime {onnxruntime.__version__} cannot load the model: {_one_line(error)}")
-            ) from error
+                Diagnostic(B200, f"ONNX Runtime {onnxruntime.__version__} cannot load the model: {self._refusal}")
+            )
+        self._session = session
 
-    def _next_session(self) -> onnxruntime.InferenceSession:
-        """Return a session of the next form that ONNX Runtime takes; raise the first refusal if there is none."""
+    def _next_session(self) -> onnxruntime.InferenceSession | None:
+        """Return a session of the next form that ONNX Runtime takes, if there is one."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what goes wrong is raised, and said once
-        first: Exception = StopIteration()
         for form in self._forms:
             try:
                 data = form.SerializeToString()
                 return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
             except _RUNTIME_ERRORS as error:
-                first = error if isinstance(first, StopIteration) else first
-        raise first
+                self._refusal = self._refusal or _one_line(error)
+        return None
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Return all outputs for inputs by name."""
-        first: Exception | None = None
-        while True:
+        session: onnxruntime.InferenceSession | None = self._session
+        refusal, first = self._refusal, None
+        while session is not None:
             try:
-                return _run(self._session, feeds)
+                results = _run(session, feeds)
             except _RUNTIME_ERRORS as error:
                 first = first or error
-            try:
-                self._session = self._next_session()
-            except (*_RUNTIME_ERRORS, StopIteration):
-                break
-        raise BackendError(Diagnostic(B201, f"ONNX Runtime failed in the model: {_one_line(first)}")) from first
+                session = self._next_session()
+            else:
+                self._session = session
+                return results
+        assert first is not None
+        more = f" (in another form of it; as it is: {refusal})" if refusal else ""
+        raise BackendError(Diagnostic(B201, f"ONNX Runtime failed in the model: {_one_line(first)}{more}")) from first
 
 
 def _forms(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     last = model
-    for last in other_forms(model):
+    for last in other_forms(model, core=not _has_bfloat16(model)):
         yield last
     unit = Unit(serde.load(last), name="model")
     run_passes((AvoidMissingKernels(),), unit)
     yield unit.training.proto()
+
+
+def _has_bfloat16(model: onnx.ModelProto) -> bool:
+    """Return whether a model computes with bfloat16, for which ONNX Runtime has no arithmetic in any form."""
+    kinds = {v.type.tensor_type.elem_type for v in [*model.graph.input, *model.graph.output]}
+    kinds |= {a.i for n in model.graph.node if n.op_type == "Cast" for a in n.attribute if a.name == "to"}
+    return onnx.TensorProto.BFLOAT16 in kinds
 
 
 def _run(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> list[Any]:
