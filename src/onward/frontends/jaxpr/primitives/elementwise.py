@@ -96,10 +96,10 @@ def before(frame: Frame, equation: Any, a: Value, b: Value) -> Value:
     op, aval = frame.op, equation.invars[0].aval
     a, b = (frame.cast(v, _wide(aval)) for v in (a, b))
     if not is_float(aval):
-        return op.Less(a, b) if equation.primitive.name == "lt_to" else op.LessOrEqual(a, b)  # type: ignore[no-any-return]
+        return op.Less(a, b) if equation.primitive.name == "lt_to" else op.LessOrEqual(a, b)
     if equation.primitive.name == "lt_to":
-        return op.Or(op.Less(a, b), op.And(op.IsNaN(b), op.Not(op.IsNaN(a))))  # type: ignore[no-any-return]
-    return op.Or(op.LessOrEqual(a, b), op.IsNaN(b))  # type: ignore[no-any-return]
+        return op.Or(op.Less(a, b), op.And(op.IsNaN(b), op.Not(op.IsNaN(a))))
+    return op.Or(op.LessOrEqual(a, b), op.IsNaN(b))
 
 
 @primitive("rem")
