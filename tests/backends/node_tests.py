@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -65,6 +66,20 @@ def cases() -> Iterator[Any]:
         domains = {o.domain for o in case.model.opset_import}
         if not domains & {"ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"}:
             yield case
+
+
+def operators() -> dict[str, str]:
+    """Return the operator that each node test is for: the only node of its model.
+
+    A test of the function body of an operator (`…_expanded`) belongs to the operator of the test with the body's node.
+    """
+    every = list(cases())
+    nodes = {case.name: [n.op_type for n in case.model.graph.node] for case in every}
+    assert len(nodes) == len(every)  # each is counted once
+    found: dict[str, str] = {}
+    for name in nodes:
+        (found[name],) = nodes[re.sub(r"_expanded(_ver\d+)?$", "", name)]
+    return found
 
 
 def outcome(case: Any, backend: Backend) -> str:

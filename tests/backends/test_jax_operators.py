@@ -10,10 +10,11 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tomllib
 
-from backends.node_tests import cases, difference, jax_backend, outcome
+from backends.node_tests import cases, difference, jax_backend, operators, outcome
 from whole import WHOLE
 
 jax = pytest.importorskip("jax")
@@ -44,6 +45,13 @@ def test_the_known_gaps_are_less_than_a_tenth() -> None:
     names = [case.name for case in cases()]
 
     assert len([n for n in names if is_gap(n)]) < len(names) / 10
+
+
+def test_each_test_is_counted_once_and_belongs_to_an_operator() -> None:
+    found = operators()
+
+    assert len(found) > 1800
+    assert set(found.values()) <= {schema.name for schema in onnx.defs.get_all_schemas()}
 
 
 @pytest.mark.parametrize("gap", GAPS, ids=[g["tests"] for g in GAPS])

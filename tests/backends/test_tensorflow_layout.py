@@ -8,12 +8,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 
 import onward
 from models import stock_session
 
 tf = pytest.importorskip("tensorflow")
 
+from backends.deep_networks import mobilenet_v2, resnet18  # noqa: E402
 from backends.tensorflow_models import batches, trained, with_weights  # noqa: E402
 from onward.backends.tensorflow.interpreter import Interpreter  # noqa: E402
 
@@ -38,6 +40,22 @@ def test_no_transposition_remains_behind_the_first(name: str) -> None:
     assert [len(places) for places in report.values()] == [1, 1]  # the image, which the caller has in ONNX's order
     assert all("Conv" in place for places in report.values() for place in places)
     assert transposes(module.infer) == [[0, 2, 3, 1]]
+
+
+@pytest.mark.parametrize("network", [resnet18, mobilenet_v2])
+def test_between_the_image_and_the_last_pooling_nothing_is_transposed(network: Any) -> None:
+    torch.manual_seed(0)
+    x, labels = torch.randn(2, 3, 32, 32), torch.tensor([0, 3])
+    source = network()
+    model = onward.from_torch(
+        source, loss="cross_entropy", optimizer=onward.SGD(0.1), example_inputs=(x,), example_targets=labels
+    )
+
+    module, report = onward.to_tensorflow(model, report=True)
+
+    assert [len(places) for places in report.values()] == [1, 1]
+    assert transposes(module.infer) == [[0, 2, 3, 1]]
+    np.testing.assert_allclose(module(x.numpy()), source.eval()(x).detach(), rtol=1e-4, atol=1e-6)
 
 
 def run(text: str, shapes: dict[str, tuple[int, ...]], x: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
