@@ -43,7 +43,7 @@ const part = n => n.p / (n.p + n.f + n.s || 1);
 
 function totals() {
   const order = backends.map((b, i) => [count(b, every), i]).sort((a, b) => part(b[0]) - part(a[0]));
-  const head = el("tr", {}, el("th", {}, "backend"), el("th", {}, ""), el("th", {class: "n"}, "passed"), el("th", {class: "n"}, "failed"), el("th", {class: "n"}, "skipped"), ...suites.map(s => el("th", {class: "n wrap"}, s)), el("th", {class: "wrap"}, "since the last run"));
+  const head = el("tr", {}, el("th", {}, "backend"), el("th", {}, ""), el("th", {class: "n"}, "passed"), el("th", {class: "n"}, "failed"), el("th", {class: "n"}, "skipped"), ...suites.map(s => el("th", {class: "n wrap"}, s)), el("th", {}, "since the last run"));
   const rows = order.map(([n, i]) => { const b = backends[i];
     const change = !b.compared ? el("span", {class: "soft"}, "first run") : el("span", {}, b.gained.length ? el("button", {class: "link good", on: {click: () => changed(i)}}, `+${b.gained.length} `) : null, b.lost.length ? el("button", {class: "link bad", on: {click: () => changed(i)}}, `−${b.lost.length}`) : null, !b.gained.length && !b.lost.length ? el("span", {class: "soft"}, "the same") : null);
     return el("tr", {}, el("td", {class: "name"}, b.name, el("small", {}, Object.entries(b.versions).filter(([k]) => !["python", "numpy", "onward"].includes(k) && k !== "onnx").map(([k, v]) => `${k} ${v}`).join(", ") || `onnx ${b.versions.onnx || "?"}`)),

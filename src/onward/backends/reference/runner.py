@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,10 @@ import onnx
 
 from onward.backends.graph.registry import B300
 from onward.backends.reference.evaluator import Evaluator
-from onward.compiler.plain import without_training
-from onward.errors import BackendError, Diagnostic
+from onward.compiler.plain import lowered, without_training
+from onward.errors import BackendError, Diagnostic, ModelError
+from onward.graph.schema import WORKING_OPSET
+from onward.upgrade.opset import default_opset
 
 B110 = "B110"
 
@@ -21,7 +24,7 @@ class Runner:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         try:
-            self._evaluator = Evaluator(without_training(model))
+            self._evaluator = Evaluator(_todays(without_training(model)))
         except NotImplementedError as error:
             raise _absent(error) from error
 
@@ -37,6 +40,15 @@ class Runner:
             raise BackendError(
                 Diagnostic(B110, f"the reference evaluator failed: {type(error).__name__}: {text}")
             ) from error
+
+
+def _todays(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model in today's operators: onnx's evaluator gives old ones the meaning of today, or has them not."""
+    if default_opset(model.opset_import) >= WORKING_OPSET:
+        return model
+    with contextlib.suppress(ModelError):  # what cannot be converted runs as it is
+        return lowered(model, draw=False).training.proto()
+    return model
 
 
 def _absent(error: Exception) -> BackendError:
