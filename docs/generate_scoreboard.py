@@ -14,12 +14,12 @@ TRAINING = ("node/test_ada", "node/test_momentum", "node/test_nesterov", "simple
 
 
 def table(results: dict) -> str:
-    """Return the board as a Markdown table, best first, with what the numbers are of."""
+    """Return the board as a Markdown table, whole runs before samples, best first, with what the numbers are of."""
     suites = collections.Counter(name.partition("/")[0] for name in results["tests"])
     kinds = [s for s in OWN if s in suites] + sorted(set(suites) - set(OWN))
     lines = ["| backend | versions | nine training tests | ai.onnx.ml | " + " | ".join(kinds) + " | failed | skipped |"]
     lines.append("|---|---|---|---|" + "---:|" * (len(kinds) + 2))
-    for row in sorted(results["backends"], key=_share, reverse=True):
+    for row in sorted(results["backends"], key=lambda r: _rank(r, len(results["tests"])), reverse=True):
         outcomes = {name: values[0] for name, values in row["outcomes"].items()}
         cells = [_cell(outcomes, [n for n in results["tests"] if n.startswith(f"{kind}/")]) for kind in kinds]
         training = _cell(outcomes, [n for n in results["tests"] if n.startswith(TRAINING)])
@@ -42,8 +42,10 @@ def table(results: dict) -> str:
     return "\n".join(lines)
 
 
-def _share(row: dict) -> float:
-    return row["totals"]["passed"] / max(1, sum(row["totals"].values()))
+def _rank(row: dict, count: int) -> tuple[bool, float]:
+    """Return what a row is sorted by: whole runs before samples, then the share of passed tests."""
+    ran = sum(row["totals"].values())
+    return ran == count, row["totals"]["passed"] / max(1, ran)
 
 
 def _cell(outcomes: dict[str, str], names: list[str]) -> str:
