@@ -78,6 +78,8 @@ def test_every_operator_gives_the_same_on_shares_along_any_axis() -> None:
                 expected = list(Interpreter(*graph_of(case.model)).run(tensors).values())
         except Exception:  # noqa: BLE001 - what one process cannot run either is for test_torch_operators
             continue
+        if any(isinstance(value, np.ndarray) for value in expected):  # computed on the host, which shares nothing
+            continue
         for axis in range(max((t.ndim for t in tensors.values()), default=0)):
             tried += 1
             try:

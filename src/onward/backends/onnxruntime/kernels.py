@@ -7,9 +7,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onward.autodiff.emit import Emitter
-from onward.graph import shapes, walk
+from onward.graph import edit, shapes, walk
 from onward.passes.base import Pass, Unit
-from onward.passes.core.lowering import replace_node
 
 
 class AvoidMissingKernels(Pass):
@@ -25,7 +24,7 @@ class AvoidMissingKernels(Pass):
             op = Emitter(unit.opset, unit.names, prefix=f"{node.name or node.op_type}/")
             made = write(node, op)
             if made is not None:
-                replace_node(node, op, [made])
+                edit.replace_node(node, op, [made])
                 changed = True
         return changed
 
