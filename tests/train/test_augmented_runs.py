@@ -24,17 +24,7 @@ from train.photos import fit, worker_processes
 
 ALL = "flip,crop=0.5,rotate=20,colour=0.3,erase=0.5"
 HERE = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photos.write_photos(tmp_path_factory.mktemp("photos") / "all")
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let worker processes import `train.photos`, as they import a user's module."""
-    monkeypatch.syspath_prepend(str(HERE))
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 def same_state(first: Trainer, second: Trainer) -> bool:

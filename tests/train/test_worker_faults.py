@@ -23,17 +23,7 @@ from train import photos
 from train.photos import fit, worker_processes
 
 HERE = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photos.write_photos(tmp_path_factory.mktemp("photos") / "all")
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let worker processes import `train.photos`, as they import a user's module."""
-    monkeypatch.syspath_prepend(str(HERE))
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 def test_an_error_of_a_worker_carries_its_traceback(folder):

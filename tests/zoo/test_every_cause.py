@@ -231,6 +231,21 @@ def test_an_output_that_states_the_sizes_of_an_example(sizes: tuple[int, ...], s
     assert history["loss"][1] < history["loss"][0]
 
 
+# OpenCV's resize_opset11_torch1.6_dynamic_axes: nothing tells the number of samples behind a Resize.
+def test_an_output_that_states_the_number_of_samples_of_an_example() -> None:
+    model = parse("""net (float[N, 1, H, W] x) => (float[1, 2, 4, 4] y)
+    <float[4] scales = {1, 1, 2, 2}, float[2, 1, 1, 1] W = {1, 2}> {
+        large = Resize(x, , scales)
+        y = Conv(large, W)
+    }""")
+    trainable = onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1))
+    data = {"x": np.ones((6, 1, 2, 2), F32), "labels": np.zeros((6, 2, 4, 4), F32)}
+
+    history = onward.Trainer(trainable).fit(data, epochs=2, batch_size=3, progress=False)
+
+    assert history["loss"][1] < history["loss"][0]
+
+
 # ONNX Runtime's LoRA adapters: inputs with a default, whose rank is open.
 def test_weights_that_are_inputs_of_open_size_with_a_default_are_trained() -> None:
     model = parse("""net (float[N, 3] x, float[3, R] a, float[R, 2] b, float[3, Q] none) => (float[N, 2] y)

@@ -347,7 +347,7 @@ def _check_value_infos(view: View, findings: Findings) -> None:
                 lacking = "shape"
             else:
                 continue
-            # Surgery tools leave the shapes of outputs to the runtimes, which find them; onnx.checker does not.
+            # Surgery tools leave the shapes of outputs to the runtimes, which find them.
             found_later = lacking == "shape" and kind == "output" and view.kind == "graph"
             report = findings.warning if found_later else findings.error
             report(
@@ -355,6 +355,7 @@ def _check_value_infos(view: View, findings: Findings) -> None:
                 f"the {kind} {quote(value.name)} has no {lacking}",
                 place=view.place,
                 needed=f"its {lacking}" + ("; unknown dims are allowed, an unknown rank is not" * (lacking == "shape")),
+                hint="ONNX Runtime finds it; onnx.checker refuses the file" * found_later,
             )
 
 

@@ -24,7 +24,9 @@ EXPERIMENTAL = frozenset({
     "Affine", "Crop", "DynamicSlice", "ImageScaler", "LayerNormalization", "MeanVarianceNormalization",
     "ParametricSoftplus", "Scale", "ScaledTanh", "SimplifiedLayerNormalization", "ThresholdedRelu",
 })  # fmt: skip
-"""What ONNX Runtime runs in the default domain at versions that do not have it; upgrade/microsoft knows each."""
+"""What ONNX Runtime runs in the default domain at versions that do not have it.
+
+Three are operators of a later version, whose meaning they have; upgrade/microsoft writes the others as plain ones."""
 
 
 def newest_opset(domain: str = "") -> int:

@@ -159,10 +159,10 @@ def _marked(
 ) -> int | str | None:
     """Return the size of an axis of an output, with a mark if it is stated like one of an input and is not.
 
-    So are numbers between the first and the last axis, such as that of the time steps, which nothing confirms. The last
-    axis keeps its number, which is that of the classes, unless the nodes show that it is the width of an image or the
-    length of a sound. The name of a marked number tells the output and the axis, because equal numbers that are wrong
-    need not be equal sizes.
+    So are numbers that nothing confirms, such as that of the samples or of the time steps. The last axis keeps its
+    number, which is that of the classes, unless the nodes show that it is the width of an image or the length of a
+    sound. The name of a marked number tells the output and the axis, because equal numbers that are wrong need not be
+    equal sizes.
     """
     if stated in named and stated != proven:
         return f"{stated}{UNPROVEN}"

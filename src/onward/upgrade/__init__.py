@@ -66,28 +66,25 @@ class ForgetNegativeSizes(Pass):
         return True
 
 
-class ScalarRanges(Pass):
-    """Make each vector that `Range` reads a scalar; the unit gets a new model if there are any."""
+class AvoidRefusals(Pass):
+    """Rewrite what ONNX Runtime runs in the file and would refuse from here on: see `ranges` and `mixed_types`.
+
+    The unit gets a new model if there is any.
+    """
 
     def run(self, unit: Unit) -> bool:
-        if not has_vector_range(_bodies(unit.training)):
+        bodies = _bodies(unit.training)
+        found = [rewrite for is_there, rewrite in _REFUSED if is_there(bodies)]
+        if not found:
             return False
         unit.training = from_light(*to_light(unit.training))
         for body in _bodies(unit.training):
-            make_scalar_ranges(body, unit.opset)
+            for rewrite in found:
+                rewrite(body, unit.opset)
         return True
 
 
-class SplitMixedNormalizations(Pass):
-    """Rewrite normalizations that ONNX Runtime would fuse and then refuse; the unit gets a new model if it has any."""
-
-    def run(self, unit: Unit) -> bool:
-        if not has_mixed_normalization(_bodies(unit.training)):
-            return False
-        unit.training = from_light(*to_light(unit.training))
-        for body in _bodies(unit.training):
-            split_mixed_normalizations(body, unit.opset)
-        return True
+_REFUSED = ((has_vector_range, make_scalar_ranges), (has_mixed_normalization, split_mixed_normalizations))
 
 
 def _has_negative_size(value: ir.Value) -> bool:
@@ -176,8 +173,8 @@ def normalise(
     unit = Unit(serde.load(source), name="normalise", trace=trace)
     floats = (DequantizeWeights(),) if dequantize else ()
     gate = (
-        SortNodes(), ForgetNegativeSizes(), RefuseContradictions(), UpgradeOperators(), ScalarRanges(),
-        SplitMixedNormalizations(), *floats, ReplaceMicrosoftOperators(),
+        SortNodes(), ForgetNegativeSizes(), RefuseContradictions(), UpgradeOperators(), AvoidRefusals(), *floats,
+        ReplaceMicrosoftOperators(),
     )  # fmt: skip
     run_passes(gate, unit)
     return from_light(*to_light(unit.training)) if copy and unit.training is source else unit.training

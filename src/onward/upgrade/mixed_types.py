@@ -26,11 +26,7 @@ def split_mixed_normalizations(graph: walk.GraphLike, opset: int) -> None:
     for node in list(walk.all_nodes(graph)):
         if _centres(node):
             op = Builder(opset, names, prefix=f"{node.name or node.op_type}/")
-            centred = op.Add(node.inputs[0], op.Neg(node.inputs[1]))
-            assert node.graph is not None
-            node.graph.insert_before(node, op.nodes)
-            edit.take_place(node.outputs[0], centred)
-            node.graph.remove(node, safe=True)
+            edit.replace_node(node, op, [op.Add(node.inputs[0], op.Neg(node.inputs[1]))])
 
 
 def _centres(node: ir.Node) -> bool:

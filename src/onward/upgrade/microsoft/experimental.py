@@ -1,7 +1,7 @@
 """Operators that ONNX 1.0 to 1.4 had as experimental, which converters of 2018 wrote and ONNX Runtime still runs.
 
-They are in the default domain. `MeanVarianceNormalization` and `LayerNormalization` are operators of the standard now,
-with other attributes or from a later version on.
+They are in the default domain. `MeanVarianceNormalization` is an operator of the standard now, with another attribute.
+`LayerNormalization` and `ThresholdedRelu` came with the same meaning, so an upgrade is enough.
 """
 
 from __future__ import annotations
