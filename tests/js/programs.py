@@ -141,6 +141,12 @@ def write_program(program: onward.Program, data: Batches, folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected(program, data)))
 
 
+def read_expected(folder: Path) -> dict[str, Any]:
+    """Return what `write` stored of native ONNX Runtime's results."""
+    found: dict[str, Any] = json.loads((folder / "expected.json").read_text())
+    return found
+
+
 if __name__ == "__main__":
     for name in PROGRAMS:
         write(name, Path(sys.argv[1]))
