@@ -1,5 +1,6 @@
 // Runs jobs of scenario.mjs in Chromium: reads {modules, module, root, chromium, jobs} as JSON from its input, prints the
 // results as JSON. `root` is served; jobs name their files below it. A job with `isolated` gets a page with COOP and COEP.
+// Jobs that need the same page share it: loading onnxruntime-web takes longer than most of them.
 import { createReadStream, readFileSync, statSync } from "node:fs";
 import { createServer } from "node:http";
 import { createRequire } from "node:module";
@@ -41,20 +42,25 @@ async function run({ job, module, build, threads, provider }) {
 const { chromium: driver } = createRequire(`${modules}/`)("playwright-core");
 const servers = { true: await serve(true), false: await serve(false) };
 const browser = await driver.launch({ executablePath: chromium, args: ["--no-sandbox", "--disable-dev-shm-usage", ...flags] });
-const results = [];
+const results = [], pages = {};
+
+async function open(isolated) {
+  const page = await browser.newPage(), memory = [];
+  await page.exposeFunction("tick", async (step) => {
+    const { processInfo } = await (await browser.newBrowserCDPSession()).send("SystemInfo.getProcessInfo");
+    const { id } = processInfo.filter(({ type }) => type === "renderer").sort((a, b) => b.cpuTime - a.cpuTime)[0];
+    memory.push([step, Number(/VmRSS:\s*(\d+)/.exec(readFileSync(`/proc/${id}/status`, "utf8"))[1])]); // kB
+  });
+  await page.goto(`http://127.0.0.1:${servers[isolated].address().port}/`);
+  return { page, memory };
+}
+
 try {
   for (const { isolated = false, threads = 1, provider = "wasm", build = "ort.wasm.min.mjs", ...job } of jobs) {
-    const page = await browser.newPage(), memory = [];
-    await page.exposeFunction("tick", async (step) => {
-      const processes = (await (await browser.newBrowserCDPSession()).send("SystemInfo.getProcessInfo")).processInfo;
-      const { id } = processes.filter((p) => p.type === "renderer").sort((a, b) => b.cpuTime - a.cpuTime)[0];
-      memory.push([step, Number(/VmRSS:\s*(\d+)/.exec(readFileSync(`/proc/${id}/status`, "utf8"))[1])]);
-    });
-    await page.goto(`http://127.0.0.1:${servers[isolated].address().port}/`);
+    const { page, memory } = pages[[isolated, threads, provider, build]] ??= await open(isolated);
     const found = await page.evaluate(run, { job, module: `/js/${module.split("/").at(-1)}`, build, threads, provider })
       .catch((error) => ({ error: error.message }));
-    results.push({ ...found, memory });
-    await page.close();
+    results.push({ ...found, memory: memory.splice(0) });
   }
 } finally {
   await browser.close();

@@ -20,7 +20,7 @@ CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "
 
 
 def node_modules() -> Path:
-    """Return js/node_modules with the pinned packages, and the minified module beside; skip where that cannot be had."""
+    """Return js/node_modules with the pinned packages, and build the minified module; skip where npm cannot."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not installed")
     (ROOT / "build").mkdir(exist_ok=True)

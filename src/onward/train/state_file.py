@@ -1,7 +1,7 @@
 """The state of a trainer as one file, which JavaScript (`@onward/train`) writes and reads too.
 
-It is a safetensors file with checksums (`storage/tensor_file.py`) whose data has the number of `steps`. A step file of a
-run and the `state.safetensors` of a program can be read as well.
+It is a safetensors file with checksums (`storage/tensor_file.py`) whose data has the number of `steps`. A step file of
+a run and the `state.safetensors` of a program can be read as well.
 """
 
 from __future__ import annotations
