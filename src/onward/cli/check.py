@@ -36,12 +36,11 @@ def check(
 ) -> None:
     """Check a model, its training graphs included, against the ONNX standard.
 
-    Of a program that `onward compile` wrote, every file is checked, and its self-test runs on a backend.
+    Of a program that `onward compile` wrote, every file is checked, and its self-test runs (`--backend`).
     Exit code 0: no errors (warnings do not count, except with --pedantic). 1: errors. 2: not a model.
 
     Examples:
         onward check net.train.onnx
-        onward check program/ --backend torch
         onward check --explain C105
     """
     from onward.cli.console import print_diagnostics, stderr_console, stdout_console
