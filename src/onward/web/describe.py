@@ -69,8 +69,9 @@ def describe(program: Program, title: str = "") -> dict[str, Any]:
     preparation = stored_preparation(program) or Preparation()
     task = _task(program)
     classes = _classes(program, task, preparation)
+    choices = classes if task.kind == "classes" else []  # of labels, several may be right
     target = _target(program)
-    image = _picture(program) if classes and _is_class(target, len(classes)) else None
+    image = _picture(program) if len(program.targets) == 1 and _names_a_class(target, choices) else None
     return {
         "format": "onward-site",
         "version": 1,
@@ -81,8 +82,8 @@ def describe(program: Program, title: str = "") -> dict[str, Any]:
         "classes": classes,
         "target": {"name": target.name},
         "fields": [
-            *(_field(s, "input", preparation, []) for s in program.inputs),
-            *(_field(s, "target", preparation, classes if s is target else []) for s in program.targets),
+            *(_field(s, "input", preparation, []) for s in program.inputs if image is None),
+            *(_field(s, "target", preparation, choices if s is target else []) for s in program.targets),
         ],
         "preparation": {name: _plain(getattr(preparation, name)) for name in ("scale", "mean", "std")},
         "rates": [{"name": n, "default": float(program.settings[n])} for n in program.learning_rates],
@@ -118,7 +119,8 @@ def _check(program: Program) -> None:
 
 def _task(program: Program) -> Task:
     found = Task.of_metadata(program.infer_graph.model.metadata_props)
-    kind = "values" if found is None or found.kind not in ("classes", "labels") else found.kind
+    said = "classes" if found is None and _target(program).name in program.class_targets else getattr(found, "kind", "")
+    kind = said if said in ("classes", "labels") else "values"
     output = next(v for v in program.infer_graph.model.graph.outputs if v.name == _output(program, found))
     flat = len(shapes.dims(output) or ()) == 2
     return Task(kind if flat else "values", 1, output="" if found is None else found.output)
@@ -151,8 +153,13 @@ def _target(program: Program) -> TensorSpec:
     return next((t for t in program.targets if t.name in read), program.targets[0])
 
 
-def _is_class(target: TensorSpec, count: int) -> bool:
-    return len(target.shape) == 1 or tuple(target.shape[1:]) == (count,)
+def _names_a_class(target: TensorSpec, classes: Sequence[str]) -> bool:
+    """Return whether a target is the number of a class, or a row with 1 for the class and 0 for the others."""
+    return bool(classes) and (_is_index(target) or (len(classes) > 1 and tuple(target.shape[1:]) == (len(classes),)))
+
+
+def _is_index(target: TensorSpec) -> bool:
+    return target.dtype.startswith(("int", "uint")) and len(target.shape) == 1
 
 
 def _picture(program: Program) -> dict[str, Any] | None:
@@ -174,9 +181,8 @@ def _field(spec: TensorSpec, role: str, preparation: Preparation, classes: Seque
     count = math.prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
     found: dict[str, Any] = {"name": spec.name, "role": role, "dtype": spec.dtype, "count": count}
     columns = list(preparation.table.get(spec.name, ()))
-    is_index = spec.dtype.startswith(("int", "uint")) and len(spec.shape) == 1
-    if classes and role == "target" and (is_index or count == len(classes) > 1):
-        return {**found, "classes": True, "one_hot": not is_index, "column": (columns or [spec.name])[0]}
+    if _names_a_class(spec, classes):
+        return {**found, "classes": True, "one_hot": not _is_index(spec), "column": (columns or [spec.name])[0]}
     features: Sequence[Feature] = preparation.features.get(spec.name, ())
     if not features and count is not None and count <= _MOST_COLUMNS:
         names = columns if len(columns) == count else [spec.name] if count == 1 else _numbered(spec.name, count)

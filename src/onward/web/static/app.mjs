@@ -111,9 +111,10 @@ function showScore(score) {
   }
   page.accuracy.textContent = pairs ? score.error.toPrecision(3) : `${((100 * score.right) / score.count).toFixed(1)} %`;
   if (pairs) drawPairs(page.scatter, score.pairs); else showMatrix(page.matrix, site.classes, score);
-  page["score-note"].textContent = score.held
+  const axes = pairs ? "" : " Rows: what it is; columns: what it says.";
+  page["score-note"].textContent = (score.held
     ? `On ${score.count} samples that it never trained on.`
-    : `On the ${score.count} samples it trained on; from the fifth of a class on, some are kept for the test.`;
+    : `On the ${score.count} samples it trained on; from the fifth of a class on, some are kept for the test.`) + axes;
 }
 
 function showSamples() {
@@ -263,7 +264,6 @@ function connect() {
   page.forget.onclick = () => { page["sure-words"].textContent = `Delete the weights and the ${samples.length} samples from this browser? They cannot be brought back.`; page.sure.showModal(); };
   page.sure.onclose = async () => { if (page.sure.returnValue === "yes") { await ask("forget"); location.reload(); } };
   page.sure.querySelector("[value=yes]").textContent = "Forget me";
-  document.addEventListener("visibilitychange", () => { if (document.hidden && !training) ask("keep"); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   new ResizeObserver(draw).observe(page.curve);
 }
@@ -292,6 +292,7 @@ function showPictureModel() {
 function showTableModel() {
   page.form.hidden = page["table-tools"].hidden = false;
   page["teach-words"].textContent = "Tell it what is right";
+  page["teach-note"].textContent = "Say what belongs to the numbers of the form, or add a table.";
   form = new Form(page, site);
   page.form.onsubmit = async (event) => {
     event.preventDefault();

@@ -119,14 +119,18 @@ export function showBars(list, classes, shares) {
   while (list.children.length > order.length) list.lastChild.remove();
   while (list.children.length < order.length) {
     const item = document.createElement("li");
-    item.append(...["span", "meter", "span"].map((tag) => document.createElement(tag)));
+    const [name, meter, percent] = ["span", "span", "span"].map((tag) => document.createElement(tag));
+    meter.append(document.createElement("i"));
+    for (const [key, value] of Object.entries({ role: "meter", "aria-valuemin": 0, "aria-valuemax": 100 })) meter.setAttribute(key, value);
+    item.append(name, meter, percent);
     list.append(item);
   }
   const top = Math.max(...shares);
   order.forEach(([p, i], at) => {
     const [name, meter, percent] = list.children[at].children;
     name.textContent = name.title = classes[i];
-    meter.value = p;
+    meter.firstChild.style.width = `${100 * p}%`;
+    meter.setAttribute("aria-valuenow", (100 * p).toFixed(1));
     meter.setAttribute("aria-label", classes[i]);
     percent.textContent = `${(100 * p).toFixed(p > 0.995 || p < 0.0005 ? 0 : 1)} %`;
     list.children[at].className = p === top ? "top" : "";

@@ -240,14 +240,13 @@ const calls = {
   },
   begin: ({ random }) => replace(async () => { if (random) await trainer.initialize(Math.floor(Math.random() * 2 ** 31)); else await trainer.restore(original); losses = []; }),
   restore: ({ bytes }) => replace(() => trainer.restore(bytes)),
-  keep: () => (running ? null : keep()),
   async export() { return trainer.exportOnnx(); },
   async checkpoint() { return trainer.checkpoint(); },
   async forget() {
     left = 0;
     await running;
     await store?.forget();
-    samples = [];
+    store = null; // nothing is stored again before the page is loaded anew
   },
 };
 
