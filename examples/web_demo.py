@@ -1,8 +1,8 @@
 """`make web`: a site with a network that knows handwritten digits a little, and learns yours in the browser.
 
-scikit-learn's 1,797 digits of 8×8 pixels are drawn as 28×28, each several times: turned, shifted, thicker and thinner. The
-network learns them well, but your hand is another one, so there is something left to teach it. Some of them come with
-the page, so that it does not forget the others while it learns yours.
+scikit-learn's 1,797 digits of 8×8 pixels are drawn as 28×28, each several times: turned, shifted, thicker and thinner.
+The network learns them well, but your hand is another one, so there is something left to teach it. Some of them come
+with the page, so that it does not forget the others while it learns yours.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ def test_every_file_is_listed_with_its_checksum_and_the_page_knows_that_of_the_l
     assert set(site.files) == {*listed, "site.json", "index.html", "sw.js"}
     assert all(hashlib.sha256(site.files[n]).hexdigest() == entry["sha256"] for n, entry in listed.items())
     assert f'data-site="{hashlib.sha256(site.files["site.json"]).hexdigest()}"' in site.files["index.html"].decode()
-    assert {"app.mjs", "worker.mjs", "onward-train.mjs", "style.css", "ort/LICENSE.txt", "program/step.onnx"} <= set(listed)
+    assert {"app.mjs", "worker.mjs", "onward-train.mjs", "style.css", "ort/LICENSE.txt", "program/step.onnx"} <= set(
+        listed
+    )
 
 
 def test_nothing_comes_from_or_goes_to_another_place(site):
@@ -175,7 +177,9 @@ def test_a_site_replaces_a_site_and_nothing_else(site, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
     write_site(site, tmp_path / "site")
-    assert {str(p.relative_to(tmp_path / "site")) for p in (tmp_path / "site").rglob("*") if p.is_file()} == set(site.files)
+    assert {str(p.relative_to(tmp_path / "site")) for p in (tmp_path / "site").rglob("*") if p.is_file()} == set(
+        site.files
+    )
 
     less = {n: c for n, c in site.files.items() if n != "program/evaluate.onnx"}
     write_site(dataclasses.replace(site, files=less), tmp_path / "site")
@@ -228,7 +232,9 @@ def test_offline_the_message_says_so(monkeypatch):
     monkeypatch.setattr(runtime_module.shutil, "which", lambda _: "npm")
     monkeypatch.setattr(runtime_module.subprocess, "run", lambda *_, **__: failed)
 
-    with pytest.raises(BackendError, match=r"B400.*could not get onnxruntime-web@(.|\n)*ENOTFOUND(.|\n)*online(.|\n)*--runtime"):
+    with pytest.raises(
+        BackendError, match=r"B400.*could not get onnxruntime-web@(.|\n)*ENOTFOUND(.|\n)*online(.|\n)*--runtime"
+    ):
         fetch_runtime()
 
 
@@ -253,7 +259,16 @@ def runtime_folder(folder: Path) -> Path:
 def test_the_command_writes_a_site_that_names_its_classes(tmp_path):
     onward.save(samples.build("digits"), tmp_path / "digits.onnx")
     runtime = runtime_folder(tmp_path / "ort")
-    words = ["web", str(tmp_path / "digits.onnx"), "-o", str(tmp_path / "site"), "--runtime", str(runtime), "--title", "Mine"]
+    words = [
+        "web",
+        str(tmp_path / "digits.onnx"),
+        "-o",
+        str(tmp_path / "site"),
+        "--runtime",
+        str(runtime),
+        "--title",
+        "Mine",
+    ]
 
     done = CliRunner().invoke(build_app(), [*words, "--classes", "a,b,c,d,e,f,g,h,i,j", "--mean", "0.5"])
 

@@ -30,11 +30,11 @@ def web(
         str | None, Option(metavar="NAMES", help="Names of the classes: a,b,c or a text file with one per line.")
     ] = None,
     scale: Annotated[str | None, Option(metavar="NUMBER", help="Multiply inputs by this number, e.g. 1/255.")] = None,
-    mean: Annotated[str | None, Option(metavar="NUMBERS", help="Subtract this: one number, or one per channel.")] = None,
-    std: Annotated[str | None, Option(metavar="NUMBERS", help="Divide by this: one number, or one per channel.")] = None,
+    mean: Annotated[str | None, Option(metavar="NUMBERS", help="Subtract this: a number, or one per channel.")] = None,
+    std: Annotated[str | None, Option(metavar="NUMBERS", help="Divide by this: a number, or one per channel.")] = None,
     runtime: Annotated[
         Path | None,
-        Option(metavar="DIR", help="An installed onnxruntime-web, such as node_modules/onnxruntime-web (default: npm)."),
+        Option(metavar="DIR", help="The folder node_modules/onnxruntime-web, instead of asking npm for it."),
     ] = None,
     serve: Annotated[bool, Option("--serve", help="Serve the site on this machine until Ctrl-C.")] = False,
     port: Annotated[int, Option(metavar="PORT", help="The port of --serve.")] = 8000,

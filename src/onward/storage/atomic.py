@@ -61,7 +61,8 @@ def write_atomic(path: str | Path, chunks: Iterable[bytes | memoryview]) -> None
 def write_directory(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write several files into `folder`, or none of them; a folder that this made is removed again on failure.
 
-    A name may have folders in it, which are made. The files are first written to a folder inside `folder`, where a full disk is noticed, and then moved in the given order.
+    A name may have folders in it, which are made. The files are first written to a folder inside `folder`, where a full
+    disk is noticed, and then moved in the given order.
 
     Raises:
         OSError: a file cannot be written.

@@ -1,4 +1,4 @@
-"""What a page must know of a program: whether it takes pictures, its classes, how data is prepared, what a form asks."""
+"""What a page must know of a program: pictures or a form, the classes, how data is prepared."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TYPES = ("float32", "float64", "int64", "int32", "int16", "int8", "uint8", "uin
 def prepared_program(
     program: Program, change: Callable[[Preparation], Preparation] | None, classes: Sequence[str]
 ) -> tuple[Program, list[str]]:
-    """Return the program with its preparation and its class names in the inference graph, and notes on what was assumed.
+    """Return the program with its preparation and its class names in the inference graph, and notes on guesses.
 
     `change` and `classes` change what the model says. Where nothing is said about pictures, their bytes become 0 to 1.
     """

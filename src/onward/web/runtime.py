@@ -40,9 +40,13 @@ def fetch_runtime(version: str = VERSION) -> Runtime:
         BackendError: npm is not installed, or cannot get it.
     """
     npm = shutil.which("npm")
-    hint = "install Node.js with npm, or pass the folder of an installed package: --runtime node_modules/onnxruntime-web"
+    other = "pass the folder of an installed package: --runtime node_modules/onnxruntime-web"
     if npm is None:
-        raise BackendError(Diagnostic(B400, "npm is needed to get onnxruntime-web, and it is not installed", hint=hint))
+        why, hint = (
+            "npm is needed to get onnxruntime-web, and it is not installed",
+            f"install Node.js with npm, or {other}",
+        )
+        raise BackendError(Diagnostic(B400, why, hint=hint))
     name = f"onnxruntime-web@{version}"
     with tempfile.TemporaryDirectory() as folder:
         command = [npm, "pack", name, "--ignore-scripts", "--prefer-offline", "--silent", "--pack-destination", folder]
@@ -54,7 +58,12 @@ def fetch_runtime(version: str = VERSION) -> Runtime:
         packed = next(Path(folder).glob("*.tgz"), None)
         if done is None or done.returncode or packed is None:
             raise BackendError(
-                Diagnostic(B400, f"npm could not get {name}", found=said[-300:] or "no file", hint=_offline(hint))
+                Diagnostic(
+                    B400,
+                    f"npm could not get {name}",
+                    found=said[-300:] or "no file",
+                    hint=f"is the machine online? Otherwise {other}",
+                )
             )
         with tarfile.open(packed) as archive:
             found = {}
@@ -62,10 +71,6 @@ def fetch_runtime(version: str = VERSION) -> Runtime:
                 file = archive.extractfile(f"package/{wanted}") if f"package/{wanted}" in archive.getnames() else None
                 found[wanted] = b"" if file is None else file.read()
     return _runtime(name, found)
-
-
-def _offline(hint: str) -> str:
-    return f"is the machine online? Otherwise: {hint.partition('or ')[2]}"
 
 
 def read_runtime(folder: Path) -> Runtime:

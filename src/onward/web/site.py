@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from onward.compiler.compile import compile_model
+from onward.compiler.package import manifest_text
 from onward.compiler.program import Program
 from onward.errors import Diagnostic, ModelError
 from onward.storage.atomic import TEMP_PREFIX, remove, write_directory
@@ -154,7 +155,7 @@ def _program_files(program: Program) -> dict[str, bytes]:
         kept = {name: array for name, array in state.items() if name not in made}
         files[manifest["state"]["file"]] = b"".join(tensor_file_chunks(kept, data))
         manifest["state"]["sha256"] = _digest(files[manifest["state"]["file"]])
-    return {**files, "manifest.json": (json.dumps(manifest, indent=1) + "\n").encode()}
+    return {**files, "manifest.json": manifest_text(manifest).encode()}
 
 
 def _made_by_initialization(program: Program, state: dict[str, np.ndarray]) -> set[str]:

@@ -315,13 +315,13 @@ async function readSite() {
   const response = await fetch("site.json");
   if (!response.ok) throw new Error(`\`site.json\` could not be loaded: the server answered ${response.status}`);
   const bytes = await response.arrayBuffer();
-  if (globalThis.crypto?.subtle && (await sha256(bytes)) !== document.documentElement.dataset.site) throw new Error("`site.json` is damaged: its checksum is not that of the file that was built. Reload the page, or build the site again.");
+  if ((await sha256(bytes)) !== document.documentElement.dataset.site) throw new Error("`site.json` is damaged: its checksum is not that of the file that was built. Reload the page, or build the site again.");
   return JSON.parse(new TextDecoder().decode(bytes));
 }
 
 async function begin() {
   if (!globalThis.WebAssembly || !WebAssembly.validate(Uint8Array.from(SIMD))) throw new Error("This browser has no WebAssembly SIMD, which ONNX Runtime needs. Chrome 91, Edge 91, Firefox 89 and Safari 16.4, and all later ones, have it.");
-  if (!globalThis.crypto?.subtle) problem("This page is not open over https or on localhost: the checksums of its files are not checked, and camera and offline use do not work.");
+  if (!globalThis.crypto?.subtle) throw new Error("Open this page over https, or on localhost: elsewhere a browser does not let it check its files, use the camera or work offline.");
   site = await readSite();
   startWorker();
   const state = await ask("load", { site });

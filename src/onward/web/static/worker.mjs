@@ -20,7 +20,7 @@ async function read(name) {
   try { response = await fetch(new URL(name, here)); } catch (error) { throw new Error(`\`${name}\` could not be loaded: ${error.message}`); }
   if (!response.ok) throw new Error(`\`${name}\` could not be loaded: the server answered ${response.status}`);
   const bytes = new Uint8Array(await response.arrayBuffer());
-  if (globalThis.crypto?.subtle && (await sha256(bytes)) !== expected)
+  if ((await sha256(bytes)) !== expected)
     throw new Error(`\`${name}\` is damaged: its checksum is not that of the file that was built. Reload the page, or build the site again.`);
   tell("loaded", { name, bytes: bytes.length });
   return bytes;
