@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("build/site"))
     parser.add_argument("--runtime", type=Path, help="an installed onnxruntime-web (default: npm)")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=4)
     arguments = parser.parse_args()
     images, labels = draw_digits(copies=8)
     trainer = onward.Trainer(onward.samples.mnist())
@@ -59,7 +59,7 @@ def main() -> None:
     trainer.fit(images[1500:], labels[1500:], epochs=arguments.epochs, batch_size=64, preparation=pixels,
                 validation_data=(images[:1500], labels[:1500]), metrics=["accuracy"])  # fmt: skip
     # Its moments start from zero again, so that nobody downloads them.
-    model = onward.make_trainable(trainer.to_inference(), loss="cross_entropy", optimizer=onward.Adam(1e-3))
+    model = onward.make_trainable(trainer.to_inference(), loss="cross_entropy", optimizer=onward.Adam(5e-4))
     runtime = fetch_runtime() if arguments.runtime is None else read_runtime(arguments.runtime)
     program = onward.compile(model)
     site = build_site(program, runtime, title="Digits that learn your hand", data=(images[:1500], labels[:1500]))

@@ -198,8 +198,8 @@ async function label(number) {
   const name = site.classes[number], target = site.fields.find((f) => f.classes), shown = await shownNow();
   if (!shown.length) return say(pad.from === "draw" ? "Draw something first, then say what it is." : "There is no picture yet.");
   const values = target.one_hot ? site.classes.map((_, i) => Number(i === number)) : [number];
+  if (pad.from !== "camera") pad.clear(); // before anything that takes time: the next drawing may begin
   await addSamples(shown.map((s) => ({ ...s, label: name, values: { ...s.values, [target.name]: values } })));
-  if (pad.from !== "camera") pad.clear();
 }
 
 async function addSamples(list) {
