@@ -102,6 +102,7 @@ def test_losses_are_those_of_native_onnx_runtime(made: Results, place: str, fold
     for key, job in training(place).items():
         result, needed = made[key], programs.read_expected(folder / job["name"])["losses"]
 
+        assert result["selfTest"] is True
         assert place == "node" or result["isolated"] == job["isolated"]
         assert [list(x) for x in result["losses"]] == [list(x) for x in needed]
         found, expected = ([v for x in losses for v in x.values()] for losses in (result["losses"], needed))
