@@ -58,7 +58,7 @@ test-core: $(VENV)/.dev
 # Under two minutes: lint, and the tests that most changes concern.
 quick: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q tests/contract tests/compiler tests/passes tests/upgrade tests/model \
-		tests/author tests/losses tests/optimizers tests/schedules tests/samples tests/cli
+		tests/check tests/optimizers tests/schedules tests/samples --ignore tests/contract/test_docs_run.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 # What free dimensions are tried with, after the first axis, which is 1: many networks halve their input several times.
-_SIZES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 224, 256, 320, 512, 640, 1024, 16000)
+SIZES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 224, 256, 320, 512, 640, 1024, 16000)
 _START = "import sys; sys.path[:1] = filter(None, sys.path[:1]); from onward.runtime import main; main()"
 _MOST = 2**24  # numbers in one made-up input
 
@@ -83,7 +83,7 @@ def _try(path: str, run: bool) -> Runtime:
         return Runtime(version, True, False, "it takes inputs that are not tensors")
     batch = {spec.shape[0] for spec in inputs if len(spec.shape) > 1}
     reason, tried = "", set[str]()
-    for size in _SIZES:
+    for size in SIZES:
         shapes = {spec.name: _shape(spec, batch, size) for spec in inputs}
         if str(shapes) in tried or (tried and max(map(math.prod, shapes.values())) > _MOST):
             continue
@@ -125,12 +125,18 @@ def _made_up(spec: Any, shape: list[int]) -> np.ndarray:
     return np.ones(shape, dtype=kind)
 
 
-def evaluate(model: bytes, feeds: Iterable[Mapping[str, np.ndarray]]) -> Iterator[list[np.ndarray]]:
-    """Yield the outputs of a model that loads, for each of the feeds, in this process."""
+def evaluate(
+    model: bytes, feeds: Iterable[Mapping[str, np.ndarray]], *, threads: int = 0
+) -> Iterator[list[np.ndarray]]:
+    """Yield the outputs of a model that loads, for each of the feeds, in this process.
+
+    With another number of `threads` the last digits may differ; 0 takes one for each core.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     for feed in feeds:
         yield session.run(None, dict(feed))

@@ -158,3 +158,12 @@ def test_a_kernel_that_fails_names_the_graph() -> None:
 def test_an_unknown_way_to_differentiate_lists_the_known_ones() -> None:
     with pytest.raises(ArgumentError, match="auto, graph, tape"):
         TensorFlowSession(compile_model(trained("cnn"), split=True), gradients="numeric")
+
+
+@pytest.mark.parametrize("name", onward.samples.SAMPLES)
+def test_the_self_test_of_a_program_passes(name: str, tmp_path: Path) -> None:
+    onward.compile(onward.samples.build(name)).save(tmp_path)
+
+    trainer = onward.Trainer(tmp_path, backend="tensorflow")
+
+    assert trainer.program.self_test is not None

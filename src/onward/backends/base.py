@@ -42,6 +42,11 @@ class Session(abc.ABC):
         """Whether this process holds only a part of the state. All processes must then call `get_state` together."""
         return False
 
+    @property
+    def makes_self_tests(self) -> bool:
+        """Whether the self-tests of programs are made with this very runtime, so that they prove nothing about it."""
+        return False
+
     def whole_batch(self, feeds: Feeds) -> Outputs:
         """Return the batch of all processes, which must call this together."""
         return dict(feeds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from onward.errors import A100, ArgumentError, Diagnostic, ModelError, catalogue
+from onward.errors import A100, ArgumentError, BackendError, Diagnostic, ModelError, catalogue, counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,17 +19,24 @@ if TYPE_CHECKING:
 
 
 def check(
-    file: Annotated[Path | None, Argument(help="The ONNX model to check.", show_default=False)] = None,
+    file: Annotated[
+        Path | None,
+        Argument(metavar="FILE|DIR", help="The ONNX model to check, or a compiled program.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
     pedantic: Annotated[
         bool, Option("--pedantic", help="Read the standard at its strictest: warnings count as errors.")
     ] = False,
+    backend: Annotated[
+        str | None, Option(help="What runs the self-test of a program (default: onnxruntime).", show_default=False)
+    ] = None,
     explain: Annotated[
         str | None, Option("--explain", metavar="CODE", help="Explain a diagnostic code, e.g. C105.")
     ] = None,
 ) -> None:
     """Check a model, its training graphs included, against the ONNX standard.
 
+    Of a program that `onward compile` wrote, every file is checked, and its self-test runs (`--backend`).
     Exit code 0: no errors (warnings do not count, except with --pedantic). 1: errors. 2: not a model.
 
     Examples:
@@ -44,9 +52,16 @@ def check(
     if file is None:
         raise typer.BadParameter("give the file to check, or --explain CODE", param_hint="FILE")
     from onward.check import check as run_check
+    from onward.compiler.package import is_program
 
     try:
-        report = run_check(file, pedantic=pedantic)
+        said = ""
+        if is_program(file):
+            report, said = _check_program(file, backend or "onnxruntime", pedantic)
+        elif backend is None:
+            report = run_check(file, pedantic=pedantic)
+        else:
+            raise typer.BadParameter("it runs the self-test of a program, which this is not", param_hint="--backend")
     except ModelError as error:
         if as_json:
             found = [d.as_dict() for d in error.diagnostics]
@@ -58,8 +73,36 @@ def check(
         print(report.to_json())
     else:
         _print(report, console)
+        if said:
+            console.print(said)
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _check_program(folder: Path, backend: str, pedantic: bool) -> tuple[Report, str]:
+    """Return what is wrong with a program, what deviates in its self-test included, and a sentence on that test.
+
+    Raises:
+        ModelError: a file is missing or was changed.
+    """
+    from onward.backends.self_test import run_self_test
+    from onward.check import Report
+    from onward.check import check as run_check
+    from onward.compiler.program import Program
+
+    program = Program.load(folder)
+    found: list[Diagnostic] = []
+    for graph in program.graphs():
+        report = run_check(graph.proto(), pedantic=pedantic)
+        found += (dataclasses.replace(d, place=f"{graph.name} graph: {d.place}") for d in report.findings)
+    try:
+        compared = run_self_test(program, backend)
+    except BackendError as error:
+        return Report((*found, *error.diagnostics), str(folder)), f"the self-test fails on backend `{backend}`"
+    said = f"the self-test passes on backend `{backend}`: {counted(compared, 'value')} compared"
+    if not compared:
+        said = "the program has no self-test: it was left out, or an earlier version compiled it"
+    return Report(tuple(found), str(folder)), said
 
 
 def _print(report: Report, console: Console) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.table import Table
 
+    from onward.compiler.program import Program
     from onward.passes.base import Trace
 
 
@@ -30,6 +32,11 @@ def compile_command(
     core: Annotated[
         bool, Option("--core", help="Use only the core operators, for small backends (larger and slower graphs).")
     ] = False,
+    self_test: Annotated[
+        Path | None,
+        Option("--self-test", metavar="FILE", help="Data for the self-test (default: made up).", show_default=False),
+    ] = None,
+    no_self_test: Annotated[bool, Option("--no-self-test", help="Leave the self-test out.")] = False,
     explain: Annotated[
         bool, Option("--explain", help="Print each pass with the nodes before and after it, and its time.")
     ] = False,
@@ -48,6 +55,8 @@ def compile_command(
         raise ArgumentError(
             Diagnostic(A101, "there is no directory to write to", place="--output", hint="pass -o DIR, or --explain")
         )
+    if self_test is not None and no_self_test:
+        raise ArgumentError(Diagnostic(A101, "--self-test and --no-self-test exclude each other"))
     trace: list[Trace] | None = [] if explain else None
     program = compile_model(
         file, target_opset=target_opset, target_ir=target_ir, seed=seed, split=split, core=core, trace=trace
@@ -58,7 +67,7 @@ def compile_command(
         total = sum(t.seconds for t in trace)
         console.print(f"passes run: {len(trace)}, in {total * 1e3:.1f} ms; docs/how_it_compiles.md describes them\n")
     if output is not None:
-        program.save(output)
+        program.save(output, self_test=not no_self_test if self_test is None else _batch(self_test, program))
     table = _table(f"{file.name} → {output}/" if output else file.name, "graph", "nodes", "opset", "inputs", "outputs")
     for graph in program.graphs():
         counts = (len(graph.model.graph), graph.opset, len(graph.input_names), len(graph.output_names))
@@ -73,6 +82,24 @@ def compile_command(
     size = sum(v.nbytes for v in program.state.values())
     state = f"state: {counted(len(program.state), 'tensor')}, {counted(size, 'byte')}"
     console.print(f"{state}; see {output}/README.md for the loop" if output else state)
+
+
+def _batch(file: Path, program: Program) -> dict[str, np.ndarray]:
+    """Return the first samples of a file, prepared as for training, as the batch of the self-test."""
+    from onward.train.data.files import open_data
+    from onward.train.data.lengths import Lengths
+    from onward.train.data.matching import fixed_batch, match
+    from onward.train.data.preparation import Preparation
+    from onward.train.data.source import BatchRequest, no_batches
+    from onward.train.stored_model import stored_preparation
+
+    preparation = stored_preparation(program) or Preparation()
+    source = open_data(file, program.inputs, program.targets, preparation=preparation)
+    matching = match(source, program.inputs, program.targets, preparation, lengths=Lengths.of(program))
+    size = fixed_batch((*program.inputs, *program.targets)) or 4
+    for batch in source.batches(BatchRequest(size)):
+        return matching.make(batch)
+    raise no_batches("the self-test")
 
 
 def _explained(trace: list[Trace]) -> Table:

@@ -5,6 +5,7 @@ evaluate.onnx        loss and outputs, no update
 infer.onnx           the inference graph, parameters as inputs
 initialize.onnx      the initial state from a random key
 state.safetensors    the state to start from
+self_test.safetensors  one batch; the manifest says what a step makes of it
 manifest.json        what to feed, what comes out, which output replaces which state (docs/program_format.md)
 README.md            the loop in Python, JavaScript, C# and C++
 """
@@ -15,6 +16,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onward.compiler.make_self_test import NoSelfTestWarning, make_self_test
 from onward.compiler.package_readme import readme
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec, total_names
-from onward.errors import Diagnostic, ModelError
+from onward.compiler.self_test import FILE, SelfTest
+from onward.errors import ArgumentError, Diagnostic, ModelError
 from onward.graph import shapes
 from onward.model.readings import Reading
 from onward.model.roles import PROGRAM_STATE, averages_by_name, learning_rates_by_name
@@ -40,10 +44,16 @@ M400 = "M400"
 _ZEROS = "0" * 64
 
 
-def write_program(program: Program, directory: str | os.PathLike[str]) -> None:
+def write_program(
+    program: Program, directory: str | os.PathLike[str], *, self_test: Mapping[str, Any] | bool = True
+) -> None:
     """Write `program` to `directory`, which is created if absent: all files, or none. The manifest comes last."""
     folder = Path(directory)
     files, manifest = _files(program)
+    if (test := _make_self_test(program, self_test)) is not None:
+        files[FILE] = b"".join(bytes(c) for c in tensor_file_chunks(test.batch, {}))
+        digest = hashlib.sha256(files[FILE]).hexdigest()
+        manifest["self_test"] = {"file": FILE, "sha256": digest, "entries": test.described()}
     try:
         if folder.is_dir():
             _refuse_foreign(folder)
@@ -67,11 +77,23 @@ def _files(program: Program) -> tuple[dict[str, bytes], dict[str, Any]]:
     return files, build_manifest(program, {name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
 
 
+def _make_self_test(program: Program, wanted: Mapping[str, Any] | bool) -> SelfTest | None:
+    """Return the self-test to write. It is always made anew, because the state may be another than the one read."""
+    if wanted is False or not program.entries:
+        return None
+    if wanted is not True:
+        return make_self_test(program, wanted)
+    try:
+        return make_self_test(program, None if program.self_test is None else program.self_test.batch)
+    except ArgumentError as error:
+        warnings.warn(NoSelfTestWarning(error), stacklevel=4)
+        return None
+
+
 def _refuse_foreign(folder: Path) -> None:
     """Raise if the folder contains files but no program, so that other files are not overwritten."""
     found = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(TEMP_PREFIX))
-    manifest = folder / "manifest.json"
-    if not found or (manifest.is_file() and f'"{FORMAT}"' in manifest.read_text(errors="replace")):
+    if not found or is_program(folder):
         return
     raise ModelError(
         Diagnostic(
@@ -99,6 +121,15 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def is_program(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is a directory with a program, damaged or not."""
+    manifest = Path(path) / "manifest.json"
+    try:
+        return f'"{FORMAT}"' in manifest.read_text(errors="replace")
+    except (OSError, ValueError):  # ValueError: a zero byte in the path
+        return False
+
+
 def read_program(directory: str | os.PathLike[str]) -> Program:
     """Return the program that `write_program` wrote, after verifying every file.
 
@@ -117,17 +148,35 @@ def read_program(directory: str | os.PathLike[str]) -> Program:
                 raise _damaged(folder, f"`{graph['file']}` was changed after compiling")
             graphs[role] = data
         state, _ = read_tensor_file(folder / "state.safetensors")
-        return _program(manifest, graphs, state)
+        return dataclasses.replace(_program(manifest, graphs, state), self_test=_read_self_test(folder, manifest))
     except OSError as error:
         raise _damaged(folder, f"{error.strerror}: {Path(error.filename or '').name}") from error
-    except (ValueError, KeyError, TypeError, Damaged) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, Damaged) as error:
         if isinstance(error, ModelError):
             raise
         raise _damaged(folder, str(error)) from error
 
 
+def _read_self_test(folder: Path, manifest: Mapping[str, Any]) -> SelfTest | None:
+    """Return the self-test; None for a program that has none, as those of earlier versions."""
+    stored = manifest.get("self_test")
+    if stored is None:
+        return None
+    data = (folder / _plain_name(folder, stored["file"])).read_bytes()
+    if hashlib.sha256(data).hexdigest() != stored["sha256"]:
+        raise _damaged(folder, f"`{stored['file']}` was changed after compiling")
+    test = SelfTest.read(read_tensor_bytes(data)[0], stored["entries"])
+    known = {t["name"] for t in manifest["state"]["tensors"]}
+    if not set(test.entries) <= set(manifest["entries"]) or any(set(e.state) - known for e in test.entries.values()):
+        raise _damaged(folder, "the self-test is of another program")
+    return test
+
+
 def pack_program(program: Program) -> bytes:
-    """Return the files of a program as one tensor file, for a checkpoint directory."""
+    """Return the files of a program as one tensor file, for a checkpoint directory.
+
+    It has no self-test, which belongs to the state at the start of a run.
+    """
     files, manifest = _files(program)
     tensors = {f"file/{name}": np.frombuffer(data, dtype=np.uint8) for name, data in files.items()}
     return b"".join(tensor_file_chunks(tensors, {"manifest": manifest}))

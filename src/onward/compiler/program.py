@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onward import notebook
+from onward.compiler.self_test import SelfTest
 from onward.errors import ArgumentError, Diagnostic
 from onward.graph.edit import copy_graph
 from onward.model import serde
@@ -121,6 +122,7 @@ class Program:
     averages: Mapping[str, str] = dataclasses.field(default_factory=dict)  # parameter -> state that holds its average
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     core: bool = False  # whether its graphs have only core operators
+    self_test: SelfTest | None = None  # of a program that was read: what a step gives
 
     @property
     def first(self) -> Entry | None:
@@ -230,11 +232,19 @@ class Program:
         title = f"Program {self.metadata.get('name', '')}".strip()
         return notebook.panel(title, notebook.facts(told), notebook.grid(graphs))
 
-    def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write the program as a directory that needs no Python (docs/program_format.md)."""
+    def save(self, directory: str | os.PathLike[str], *, self_test: Mapping[str, Any] | bool = True) -> None:
+        """Write the program as a directory that needs no Python (docs/program_format.md).
+
+        It gets a self-test, with the batch `self_test` or one that is drawn; False leaves it out. ONNX Runtime computes
+        what a step gives. Where no drawn batch gives a finite loss, a warning says so and there is none.
+
+        Raises:
+            ArgumentError: no self-test can be made with the given batch.
+            ModelError: the directory cannot be written, or contains other files.
+        """
         from onward.compiler.package import write_program
 
-        write_program(self, directory)
+        write_program(self, directory, self_test=self_test)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Program:

@@ -15,6 +15,8 @@ import onnx
 from onward.arguments import check_path, shown, whole
 from onward.augment.text import Augment
 from onward.backends.base import Outputs, Session, open_session, wants_split
+from onward.backends.self_test import run_self_test
+from onward.compiler.make_self_test import make_self_test
 from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.class_names import PREPARATION
@@ -74,16 +76,29 @@ class Trainer:
     `model` is a training model, a `Program`, a ModelProto, or the path of an ONNX file with training information. The
     directory of a run's checkpoints is a model too: a new run then starts from that state (`resume` continues the run).
     `backend` names what runs it; further arguments go to the backend (`threads=2`, `providers=[…]`).
+
+    A program that was read from a directory carries a self-test. It runs first, on every backend but ONNX Runtime on
+    the CPU, which made it. With `self_test=True`, a model gets one too; with False none runs.
+
+    Raises:
+        BackendError: the self-test names the values that the backend computes wrong.
     """
 
-    def __init__(self, model: Any, backend: str = "onnxruntime", **backend_options: Any) -> None:
+    def __init__(
+        self, model: Any, backend: str = "onnxruntime", *, self_test: bool | None = None, **backend_options: Any
+    ) -> None:
         self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
         self._stored.split = wants_split(backend)
         self._backend = backend
         self._options = backend_options
         self.program: Program = self._stored.program
+        if self_test and self.program.self_test is None and self.program.entries:
+            self.program = dataclasses.replace(self.program, self_test=make_self_test(self.program))
         self.session: Session = open_session(self.program, backend, **backend_options)
         """The running program. Replace its state only through the trainer."""
+        alone = self.session.processes == 1  # several processes share the batch, and a loss may be their mean
+        if self_test or (self_test is None and alone and not self.session.makes_self_tests):
+            run_self_test(self.program, backend, **backend_options)
         self.run_id = uuid.uuid4().hex
         self.preparation = stored_preparation(self.program) or Preparation()
         """How the last `fit` prepared its data. `evaluate` and `predict` do the same, and saved models carry it."""
