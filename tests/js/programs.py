@@ -141,7 +141,7 @@ def write_program(program: onward.Program, data: Batches, folder: Path) -> None:
 
 
 def save_batches(data: Batches, path: Path) -> None:
-    save_file({f"{i}/{n}": np.ascontiguousarray(v) for i, b in enumerate(data) for n, v in b.items()}, path)
+    save_file({f"{i}/{n}": np.asarray(v, order="C") for i, b in enumerate(data) for n, v in b.items()}, path)
 
 
 def read_expected(folder: Path) -> dict[str, Any]:
