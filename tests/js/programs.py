@@ -134,8 +134,8 @@ def write(name: str, folder: Path) -> None:
     write_program(program, data, folder / name)
 
 
-def write_program(program: onward.Program, data: Batches, folder: Path) -> None:
-    program.save(folder / "program")
+def write_program(program: onward.Program, data: Batches, folder: Path, self_test: Any = True) -> None:
+    program.save(folder / "program", self_test=self_test)
     save_batches(data, folder / "batches.safetensors")
     (folder / "expected.json").write_text(json.dumps(expected(program, data)))
 

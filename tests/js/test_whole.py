@@ -50,7 +50,7 @@ def test_a_published_voice_detector_trains_as_in_python(place: str, tmp_path: Pa
         for _ in range(programs.STEPS)
     ]
     model = onward.make_trainable(fetch.fetch(SILERO), loss="mse", output="output", optimizer=onward.Adam(1e-4))
-    programs.write_program(onward.compile(model, self_test=data[0]), data, tmp_path)
+    programs.write_program(onward.compile(model), data, tmp_path, self_test=data[0])
 
     result = run(place, tmp_path, {"steps": programs.STEPS})
 
