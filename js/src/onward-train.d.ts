@@ -69,14 +69,14 @@ export interface LoadOptions {
   ort: { InferenceSession: typeof InferenceSession; Tensor: typeof Tensor; env?: unknown };
   /** Where the graphs run: `["wasm"]`, `["webgpu"]`, `["cpu"]` …; onnxruntime's default when absent. */
   executionProviders?: InferenceSession.SessionOptions["executionProviders"];
-  /** Further options of every session, or a function that gives those of one graph (`role` is its key in `manifest.graphs`). */
-  session?: InferenceSession.SessionOptions | ((role: string, graph: Graph) => InferenceSession.SessionOptions);
+  /** Further options of the session of one graph; `role` is its key in `manifest.graphs`. */
+  session?: (role: string, graph: Graph) => InferenceSession.SessionOptions;
   /**
    * Whether `load` runs the program's self-test. By default it does, except with the CPU provider of onnxruntime-node.
    * A program without one is loaded without; `selfTest()` then says `false`.
    */
   selfTest?: boolean;
-  /** Another way to get a file than `fetch` (in Node.js: than reading a path or a `file:` URL). */
+  /** Another way to get a file than `fetch`. In Node.js give `readFile` of `node:fs/promises` to read from a folder. */
   read?: (url: string) => Promise<Uint8Array | ArrayBuffer>;
 }
 
@@ -85,13 +85,17 @@ export interface StepResult {
   loss: number;
   /** The loss of each entry that ran, by its name in `manifest.entries`. */
   losses: Record<string, number>;
-  /** The other outputs in training mode, by name. They are yours: `dispose()` what is on a GPU. */
+  /** All outputs in training mode, by name, the losses among them. They are yours: `dispose()` what is on a GPU. */
   outputs: Record<string, Tensor>;
 }
 
 export interface EvaluateResult {
-  /** The loss of this batch in inference mode. For several batches see `manifest.totals`. */
+  /**
+   * The loss of this batch in inference mode. Over several batches average it, weighted by their numbers of samples; where
+   * `manifest.totals` has an expression (class weights, ignored labels, sums), compute that from the outputs instead.
+   */
   loss: number;
+  /** All outputs of the graph, the loss among them. */
   outputs: Record<string, Tensor>;
 }
 
@@ -99,10 +103,10 @@ export declare class Trainer {
   /**
    * Return a trainer with the state that the program was compiled with.
    *
-   * `source` is the address of the program's folder or of its `manifest.json` (in Node.js also a path), or its files in
-   * memory. The sha256 of every file is checked when it is read: the state now, a graph at its first use. A manifest may
-   * name only files beside it. A state tensor that the state file lacks (and the manifest lists) is made by
-   * `initialize.onnx`, so zero moments need not be downloaded.
+   * `source` is the address of the program's folder, with a slash at its end, or of its `manifest.json`; or its files in
+   * memory. The sha256 of every file is checked when it is read: manifest and state now, a graph at its first use. (A
+   * manifest that is given as an object is not checked.) A manifest may name only files beside it. A state tensor that the
+   * state file lacks and the manifest lists is made by `initialize.onnx`, so zero moments need not be downloaded.
    */
   static load(source: string | URL | ProgramFiles, options: LoadOptions): Promise<Trainer>;
 
@@ -123,9 +127,7 @@ export declare class Trainer {
   evaluate(batch: Batch, entry?: string): Promise<EvaluateResult>;
   /** Return the outputs of the inference graph. The state stays. */
   infer(inputs: Batch): Promise<Record<string, Tensor>>;
-  /** Return the learning rate of the next step where the optimizer has a schedule; undefined where it has none. */
-  rate(settings?: Settings, entry?: string): Promise<number | undefined>;
-  /** Set the state as the model's initialisation says, as Python's `Trainer.initialize(seed)`: a whole number from 0. */
+  /** Set the state as the model's initialisation says, as Python's `Trainer.initialize(seed)`: a whole number from 0. `steps` is 0 again. */
   initialize(seed?: number): Promise<void>;
 
   /** Return the whole state as a safetensors file with checksums: for `restore`, and for Python's `Trainer.load_state`. */

@@ -1,50 +1,164 @@
 // @onward/train: train a program of `onward compile` on stock onnxruntime-web or onnxruntime-node. No other dependency.
 // The types, and what each call promises, are in onward-train.d.ts; docs/program_format.md explains the files.
+// It must stay below 6 kB minified and 3 kB gzipped (build.mjs), so it leans on what is everywhere: Blob joins and encodes.
 
-// Type in onnxruntime, type in safetensors, number in ONNX, array.
-const TYPES = [
-  ["float32", "F32", 1, Float32Array], ["float64", "F64", 11, Float64Array], ["float16", "F16", 10, Uint16Array],
-  ["bfloat16", "BF16", 16, Uint16Array], ["int64", "I64", 7, BigInt64Array], ["uint64", "U64", 13, BigUint64Array],
-  ["int32", "I32", 6, Int32Array], ["uint32", "U32", 12, Uint32Array], ["int16", "I16", 5, Int16Array],
-  ["uint16", "U16", 4, Uint16Array], ["int8", "I8", 3, Int8Array], ["uint8", "U8", 2, Uint8Array],
-  ["bool", "BOOL", 9, Uint8Array],
-];
+// The element types by their numbers in ONNX, which begin with 1. In safetensors they are F32, U8 … BOOL.
+const TYPES = " float32 uint8 int8 uint16 int16 int32 int64 string bool float16 float64 uint32 uint64".split(" ");
 const ZEROS = "0".repeat(64);
-const { entries, values } = Object;
 
-const fail = (message) => { throw new Error(`@onward/train: ${message}`); };
-const encode = (text) => new TextEncoder().encode(text);
-const decode = (bytes) => new TextDecoder().decode(bytes);
-const bytesOf = (data) => new Uint8Array(data.buffer ?? data, data.byteOffset, data.byteLength);
-const kind = (column, key) => TYPES.find((row) => row[column] == key);
-const dispose = (tensors) => values(tensors).forEach((tensor) => tensor.dispose());
-const difference = (name, found, needed) => `\`${name}\` is ${found}, not ${needed}`;
+const fail = (message) => { throw Error("onward: " + message); };
+const damaged = (what) => fail(what + " is missing or damaged");
+const short = (type) => type.replace(/[a-z]+(?=\d)/, (word) => word[0]).toUpperCase();
+const join = async (...parts) => new Uint8Array(await new Blob(parts).arrayBuffer());
+const dispose = (tensors) => { for (const name in tensors) tensors[name].dispose(); };
 
 export class Trainer {
-  #ort;
-  #read;
-  #options;
-  #sessions = {};
-  #last = Promise.resolve();
-  #released;
-  steps = 0;
+  static async load(source, { ort, executionProviders, session, selfTest, read = async (url) => (await fetch(url)).arrayBuffer() }) {
+    const { files } = source, { Tensor } = ort, trainer = new Trainer(), state = {};
+    let sessions = {}, last;
+    const get = async (name) => join(files ? files[name] : await read(`${source}`.replace(/[^/]*$/, name)));
+    const manifest = files ? source.manifest : await parse("manifest.json", await get("manifest.json"));
+    if (manifest.format + manifest.version != "onward-program1") fail("not onward-program 1");
+    const { entries, graphs, settings, state: kept, self_test: test } = manifest;
 
-  static async load(source, { ort, executionProviders, session, selfTest, read = readFile }) {
-    const trainer = new Trainer(), { files } = source;
-    trainer.#ort = ort;
-    trainer.#options = (role, graph) => ({
-      ...(executionProviders && { executionProviders }),
-      ...(typeof session == "function" ? session(role, graph) : session),
-    });
-    const folder = `${source}`.replace(/\/?(manifest\.json)?$/, "/");
-    trainer.#read = async (name) => bytesOf((files ? files[name] : await read(folder + name)) ?? fail(`${name} is missing`));
-    const manifest = files ? source.manifest : await readManifest(await trainer.#read("manifest.json"));
-    if (manifest.format != "onward-program" || manifest.version != 1) fail("manifest.json is not of onward-program 1");
+    const file = async ({ file, sha256 }) => {
+      if (!/^\w[\w.-]*$/.test(file)) fail("a file outside the program: " + file);
+      const bytes = await get(file);
+      return await digest(bytes) == sha256 ? bytes : damaged(file);
+    };
+    const roleOf = (task, entry = entries[0]) => entry == entries[0] && graphs[task] ? task : `${task}:${entry}`;
+
+    const run = async (role, batch, given = {}, current = state) => {
+      const graph = graphs[role] ?? fail("no graph " + role), feeds = {};
+      for (const name in given) settings[name] ?? fail(`no setting ${name} among ${Object.keys(settings)}`);
+      for (const { name, dtype, shape, role } of graph.inputs) {
+        let value = role == "state" ? current[name] : batch[name];
+        if (role == "setting") {
+          value = { data: [given[name] ?? settings[name].default].flat(9), dims: shape };
+          value.data.every(isFinite) || fail(`${name} is ${value.data}`);
+        }
+        if (value) feeds[name] = value instanceof Tensor ? value : new Tensor(dtype, value.data, value.dims);
+      }
+      check(role, graph.inputs, feeds);
+      sessions[role] ??= await ort.InferenceSession.create(await file(graph), { executionProviders, ...session?.(role, graph) });
+      return sessions[role].run(feeds);
+    };
+
+    /** Run the steps of `chosen` in turn. Nothing of the trainer changes: `fresh` is the new state. */
+    const train = async (chosen, batch, given, current) => {
+      const fresh = {}, losses = {}, outputs = {};
+      try {
+        for (const entry of chosen) {
+          const role = roleOf("step", entry), results = await run(role, batch, given, { ...current, ...fresh });
+          for (const { name, role: kind, replaces } of graphs[role].outputs) {
+            if (kind == "loss") [losses[entry]] = await numbers(results[name]);
+            const into = replaces ? fresh : outputs, key = replaces ?? name;
+            into[key]?.dispose();
+            into[key] = results[name];
+          }
+          isFinite(losses[entry]) || fail(`the loss of ${entry} is ${losses[entry]}`);
+        }
+        return [{ loss: losses[chosen[0]], losses, outputs }, fresh];
+      } catch (error) {
+        dispose({ ...outputs, ...fresh });
+        throw error;
+      }
+    };
+
+    const replace = (fresh, steps) => {
+      for (const { name } of kept.tensors) {
+        if (!fresh[name]) continue;
+        state[name]?.dispose(); // a buffer of a GPU is not collected
+        state[name] = fresh[name];
+      }
+      trainer.steps = steps;
+    };
+
+    /** Return the state of the program. `initialize.onnx` makes what the file lacks, or all that it can. */
+    const stored = async (seed = 0, all) => {
+      const [found] = await readTensors(await file(kept), Tensor, kept.file), int = (value) => new Tensor("int64", [value], []);
+      const made = { "random/key": int(seed), "random/step": int(0) };
+      if (graphs.initialize && kept.tensors.some(({ name }) => all || !found[name])) {
+        const results = await run("initialize", {}, {}, { ...found, ...made });
+        for (const { name, replaces } of graphs.initialize.outputs) made[replaces] = results[name];
+      }
+      return check(kept.file, kept.tensors, all ? { ...found, ...made } : { ...made, ...found });
+    };
+
+    const methods = {
+      async step(batch, given, entry) {
+        const chosen = entry ? [entry] : manifest.phases || !entries[0] ? fail("name an entry: " + entries) : entries;
+        const [result, fresh] = await train(chosen, batch, given, state);
+        replace(fresh, trainer.steps + 1);
+        return result;
+      },
+      async evaluate(batch, entry) {
+        const role = roleOf("evaluate", entry), outputs = await run(role, batch);
+        const [loss] = await numbers(outputs[graphs[role].outputs.find(({ role }) => role == "loss").name]);
+        return { loss, outputs };
+      },
+      infer: (inputs) => run("infer", inputs),
+      async initialize(seed) {
+        replace(await stored(seed, true), 0);
+      },
+      checkpoint: () => writeTensors(state, { steps: trainer.steps }),
+      async restore(bytes) {
+        const [found, { steps = 0 }] = await readTensors(await join(bytes), Tensor, "the checkpoint"), what = "the checkpoint of another model";
+        for (const name in found) state[name] || /^onward\//.test(name) || fail(`${what}: ${name}`); // of a run in Python
+        replace(check(what, kept.tensors, found), steps);
+      },
+      async exportOnnx() {
+        const weights = [];
+        for (const { name, role } of graphs.infer.inputs) {
+          const { type, dims } = state[name] ?? {}; // TensorProto: dims = 1, data_type = 2, name = 8, raw_data = 9
+          weights.push(role == "state" && field(5, field(1, ...dims.map(varint)), varint(16), varint(TYPES.indexOf(type)),
+            field(8, name), field(9, await state[name].getData())));
+        }
+        // ModelProto: graph = 7; GraphProto: initializer = 5, input = 11. Each weight is an initializer instead of an input.
+        return join(...fields(await file(graphs.infer), (number, raw, graph) => number != 7 ? raw
+          : field(7, ...fields(graph, (number, raw) => number == 11 && weights.shift() || raw))));
+      },
+      async selfTest() {
+        if (!test) return false;
+        const [batch] = await readTensors(await file(test), Tensor, test.file), before = await stored(), wrong = [];
+        const compare = (name, found, needed, tolerance) => found.every((x, i) => Math.abs(x - needed[i]) <= tolerance)
+          || wrong.push(`${name}: ${found}, needed ${needed}`);
+        for (const entry in test.entries) {
+          const needed = test.entries[entry], [{ loss, outputs }, fresh] = await train([entry], batch, {}, before);
+          compare("loss", [loss], [needed.loss], needed.loss_tolerance);
+          for (const name in needed.state) {
+            const old = await numbers(before[name]), sums = [0, 0], { checksum, tolerance } = needed.state[name];
+            (await numbers(fresh[name])).forEach((x, i) => {
+              sums[0] += (x -= old[i]) * Math.cos(i);
+              sums[1] += Math.abs(x);
+            });
+            compare(name, sums, checksum, tolerance);
+          }
+          dispose({ ...fresh, ...outputs });
+        }
+        return !wrong[0] || fail("self-test failed: " + wrong.join("; "));
+      },
+      async release() {
+        dispose(state);
+        for (const role in sessions) await sessions[role].release();
+        sessions = 0;
+      },
+    };
+    for (const name in methods) {
+      trainer[name] = (...given) => { // after all that was asked for before
+        const before = last, done = (async () => {
+          await before;
+          return sessions ? methods[name](...given) : fail("released");
+        })();
+        last = done.catch(() => {}); // who called has the error
+        return done;
+      };
+    }
     trainer.manifest = manifest;
-    trainer.state = await trainer.#stored();
+    trainer.state = state;
+    replace(await stored(), 0);
     // Only the runtime that the program's numbers come from needs no proof.
-    const proven = ort.env?.versions?.node && [executionProviders ?? "cpu"].flat().every((p) => (p.name ?? p) == "cpu");
-    if (selfTest ?? !proven) {
+    if (selfTest ?? !(ort.env?.versions.node && `${executionProviders ?? "cpu"}` == "cpu")) {
       try {
         await trainer.selfTest();
       } catch (error) {
@@ -54,315 +168,91 @@ export class Trainer {
     }
     return trainer;
   }
-
-  step(batch, settings, entry) {
-    return this.#next(async () => {
-      const { entries: all, phases } = this.manifest;
-      if (entry ? !all.includes(entry) : phases || !all[0]) fail(`name one of the entries: ${all}`);
-      const { fresh, ...result } = await this.#train(entry ? [entry] : all, batch, settings, this.state);
-      this.#replace(fresh);
-      this.steps++;
-      return result;
-    });
-  }
-
-  evaluate(batch, entry) {
-    return this.#next(async () => {
-      const role = this.#role("evaluate", entry), outputs = await this.#run(role, batch);
-      const { name } = this.manifest.graphs[role].outputs.find((o) => o.role == "loss"), loss = await number(outputs[name]);
-      delete outputs[name];
-      return { loss, outputs };
-    });
-  }
-
-  infer(inputs) {
-    return this.#next(() => this.#run("infer", inputs));
-  }
-
-  rate(settings, entry) {
-    return this.#next(async () => {
-      const role = this.#role("rate", entry);
-      if (this.manifest.graphs[role]) return number(values(await this.#run(role, {}, settings))[0]);
-    });
-  }
-
-  initialize(seed = 0) {
-    return this.#next(async () => {
-      this.#replace(await this.#stored(seed));
-      this.steps = 0;
-    });
-  }
-
-  checkpoint() {
-    return this.#next(() => writeTensors(this.state, { format: "onward-state", version: 1, steps: this.steps }));
-  }
-
-  restore(bytes) {
-    return this.#next(async () => {
-      const [found, { steps }] = await readTensors(bytesOf(bytes), this.#ort, "the checkpoint");
-      for (const name in found) if (name.startsWith("onward/")) delete found[name]; // what a run in Python keeps beside
-      this.#check(found, "the checkpoint");
-      this.#replace(found);
-      this.steps = steps ?? 0;
-    });
-  }
-
-  exportOnnx() {
-    return this.#next(async () => {
-      const graph = this.manifest.graphs.infer, weights = {};
-      for (const { name, role } of graph.inputs) if (role == "state") weights[name] = await initializer(name, this.state[name]);
-      return bake(await this.#file(graph), weights);
-    });
-  }
-
-  selfTest() {
-    return this.#next(async () => {
-      const test = this.manifest.self_test, wrong = [];
-      if (!test) return false;
-      const compare = (name, found, needed, tolerance) => {
-        if (!found.every((x, i) => Math.abs(x - needed[i]) <= tolerance)) wrong.push(difference(name, found, needed));
-      };
-      const [batch] = await readTensors(await this.#file(test), this.#ort, test.file), state = await this.#stored();
-      for (const [entry, wanted] of entries(test.entries)) {
-        const { fresh, losses, outputs } = await this.#train([entry], batch, {}, state);
-        compare("loss", [losses[entry]], [wanted.loss], wanted.loss_tolerance);
-        for (const [name, { checksum, tolerance }] of entries(wanted.state)) {
-          const old = await numbers(state[name]), sums = [0, 0];
-          (await numbers(fresh[name] ?? state[name])).forEach((x, i) => {
-            x -= old[i];
-            sums[0] += x * Math.cos(i);
-            sums[1] += Math.abs(x);
-          });
-          compare(name, sums, checksum, tolerance);
-        }
-        dispose({ ...fresh, ...outputs });
-      }
-      dispose(state);
-      if (wrong[0]) fail(`the self-test shows that this runtime computes wrong: ${wrong.join("; ")}`);
-      return true;
-    });
-  }
-
-  release() {
-    return this.#next(async () => {
-      this.#released = true;
-      dispose(this.state);
-      for (const session of values(this.#sessions)) await session.release();
-    });
-  }
-
-  /** Run `task` after all that was asked for before. */
-  #next(task) {
-    const done = this.#last.then(() => this.#released ? fail("the trainer was released") : task());
-    this.#last = done.catch(() => {}); // who called has the error
-    return done;
-  }
-
-  /** Run the steps of `names` in turn. Nothing of the trainer changes: `fresh` is the new state. */
-  async #train(names, batch, settings, state) {
-    const fresh = {}, losses = {}, outputs = {}, made = new Set();
-    try {
-      for (const entry of names) {
-        const role = this.#role("step", entry), results = await this.#run(role, batch, settings, { ...state, ...fresh });
-        values(results).forEach((tensor) => made.add(tensor));
-        for (const o of this.manifest.graphs[role].outputs) {
-          const value = results[o.name];
-          if (o.role == "state") fresh[o.replaces] = value;
-          else if (o.role == "loss") losses[entry] ??= (await numbers(value))[0];
-          else outputs[o.name] = value;
-        }
-        if (!isFinite(losses[entry])) fail(`the loss of \`${entry}\` is ${losses[entry]}; the state stays as it was`);
-      }
-      for (const tensor of [...values(fresh), ...values(outputs)]) made.delete(tensor);
-      return { loss: losses[names[0]], losses, outputs, fresh };
-    } finally {
-      made.forEach((tensor) => tensor.dispose());
-    }
-  }
-
-  #replace(fresh) {
-    for (const name in fresh) {
-      this.state[name].dispose(); // a buffer of a GPU is not collected
-      this.state[name] = fresh[name];
-    }
-  }
-
-  #role(task, entry = this.manifest.entries[0]) {
-    const own = `${task}:${entry}`;
-    return this.manifest.graphs[own] || entry != this.manifest.entries[0] ? own : task;
-  }
-
-  async #run(role, batch, given = {}, state = this.state) {
-    const { graphs, settings } = this.manifest, graph = graphs[role], feeds = {}, wrong = [];
-    if (!graph) fail(`the program has no graph \`${role}\``);
-    for (const name in given) if (!settings[name]) wrong.push(difference(name, "no setting", Object.keys(settings)));
-    for (const { name, dtype, shape, role: origin } of graph.inputs) {
-      let value = origin == "state" ? state[name] : batch[name];
-      if (origin == "setting") {
-        value = { data: [given[name] ?? settings[name].default].flat(Infinity), dims: shape };
-        if (!value.data.every(isFinite)) wrong.push(difference(name, value.data, "finite"));
-      }
-      try {
-        feeds[name] = value instanceof this.#ort.Tensor ? value : new this.#ort.Tensor(dtype, value.data, value.dims);
-        const { type, dims } = feeds[name];
-        if (type != dtype || dims.length != shape.length || shape.some((d, i) => typeof d == "number" && d != dims[i]))
-          wrong.push(difference(name, `${type}[${dims}]`, `${dtype}[${shape}]`));
-      } catch (error) {
-        wrong.push(value ? `\`${name}\`: ${error.message}` : `\`${name}\` is missing`);
-      }
-    }
-    if (wrong[0]) fail(`${role}: ${wrong.join("; ")}`);
-    this.#sessions[role] ??= await this.#ort.InferenceSession.create(await this.#file(graph), this.#options(role, graph));
-    return this.#sessions[role].run(feeds);
-  }
-
-  /** Return the state of the program; with a seed as `initialize.onnx` makes it, which also makes what the file lacks. */
-  async #stored(seed) {
-    const { state: { tensors, ...file }, graphs: { initialize } } = this.manifest, all = seed != null;
-    const [state] = await readTensors(await this.#file(file), this.#ort, file.file);
-    const int = (value) => new this.#ort.Tensor("int64", [value], []);
-    const random = { "random/key": int(seed ?? 0), "random/step": int(0) };
-    if (all) for (const { name } of tensors) state[name] = random[name] ?? state[name];
-    if (initialize && tensors.some(({ name }) => all || !state[name])) {
-      const results = await this.#run("initialize", {}, {}, { ...state, ...random });
-      for (const { name, replaces } of initialize.outputs) if (all || !state[replaces]) state[replaces] = results[name];
-    }
-    this.#check(state, file.file);
-    return state;
-  }
-
-  #check(state, what) {
-    const wrong = [], rest = { ...state };
-    for (const { name, dtype, shape } of this.manifest.state.tensors) {
-      const { type, dims } = state[name] ?? {}, found = `${type}[${dims}]`, needed = `${dtype}[${shape}]`;
-      if (found != needed) wrong.push(difference(name, type ? found : "missing", needed));
-      delete rest[name];
-    }
-    for (const name in rest) wrong.push(`\`${name}\` is unknown`);
-    if (wrong[0]) fail(`${what} is of another model: ${wrong.join("; ")}`);
-  }
-
-  async #file({ file, sha256 }) {
-    if (!/^\w[\w.-]*$/.test(file)) fail(`the manifest names a file outside the program: ${file}`);
-    const bytes = await this.#read(file);
-    if (await digest(bytes) != sha256) fail(`${file} is damaged: it is not the file that was compiled`);
-    return bytes;
-  }
 }
 
-async function readFile(url) {
-  const fs = globalThis.process?.getBuiltinModule?.("fs");
-  if (fs && !/^(?!file:)\w\w+:/.test(url)) return fs.promises.readFile(/^file:/.test(url) ? new URL(url) : url);
-  const response = await fetch(url);
-  return response.ok ? response.arrayBuffer() : fail(`${url}: ${response.status}`);
-}
+/** Return the JSON of a text whose first sha256 is that of itself, with zeros in its place (after `prefix`). */
+const parse = async (what, bytes, prefix = "") => {
+  const text = await new Blob([bytes]).text(), sum = /"sha256": ?"(\w+)/.exec(text)?.[1];
+  return await digest(prefix, text.replace(sum, ZEROS)) == sum ? JSON.parse(text) : damaged(what);
+};
 
-async function readManifest(bytes) {
-  const text = decode(bytes), sum = /"sha256": "(\w{64})"/.exec(text)?.[1];
-  const manifest = JSON.parse(text);
-  if (manifest.sha256 && (await digest(encode(text.replace(sum, ZEROS)))) != sum) fail("manifest.json is damaged");
-  return manifest;
-}
+const digest = async (...parts) => {
+  const { subtle = fail("crypto.subtle needs https") } = crypto;
+  return new Uint8Array(await subtle.digest("SHA-256", await join(...parts))).reduce((hex, byte) => hex + (byte + 256).toString(16).slice(1), "");
+};
 
-async function digest(bytes) {
-  if (!globalThis.crypto?.subtle) fail("no crypto.subtle here: open the page by https, or from localhost");
-  return [...new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))].map((b) => b.toString(16).padStart(2, 0)).join("");
-}
+/** Every dimension that has a number, and every type, is as the manifest says. */
+const check = (what, specs, tensors) => {
+  const wrong = specs.flatMap(({ name, dtype, shape }) => {
+    const { type = "missing", dims = [] } = tensors[name] ?? {}, found = `${name}: ${type}[${dims}]`;
+    return found == `${name}: ${dtype}[${shape.map((size, i) => size === +size ? size : dims[i])}]` ? [] : `${found}, needed ${dtype}[${shape}]`;
+  });
+  return wrong[0] ? fail(what + ": " + wrong.join("; ")) : tensors;
+};
 
 /** The elements as numbers; without a Float16Array, onnxruntime gives the bits of float16. */
-async function numbers(tensor) {
-  const data = await tensor.getData();
-  return Array.from(data, tensor.type == "float16" && data instanceof Uint16Array ? half : Number);
-}
-async function number(tensor) {
-  const [first] = await numbers(tensor);
-  tensor.dispose();
-  return first;
-}
-function half(bits) {
-  const exponent = (bits >> 10) & 31, rest = bits & 1023;
-  const size = exponent > 30 ? (rest ? NaN : Infinity) : exponent ? 2 ** (exponent - 25) * (1024 + rest) : 2 ** -24 * rest;
-  return bits >> 15 ? -size : size;
-}
+const numbers = async (tensor) => Array.from(await tensor.getData(), tensor.type != "float16" || globalThis.Float16Array ? Number : (bits) => {
+  const exponent = bits >> 10 & 31;
+  return exponent > 30 ? NaN : (1 - (bits >> 14 & 2)) * 2 ** ((exponent || 1) - 25) * ((exponent && 1024) + (bits & 1023));
+});
 
 /** Read a safetensors file of Onward, and check every bit of it: [tensors, data]. */
-async function readTensors(bytes, { Tensor }, what) {
-  const damaged = (why) => fail(`${what} is damaged: ${why}`);
-  const begin = 8 + (bytes.length < 8 ? Infinity : Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true)));
-  const text = decode(bytes.subarray(8, begin)), sum = /"sha256":"(\w{64})"/.exec(text)?.[1], tensors = {};
-  if (await digest(concat([bytes.subarray(0, 8), encode(text.replace(sum, ZEROS))])) != sum) damaged("its header");
-  const { __metadata__: { onward }, ...header } = JSON.parse(text);
+const readTensors = async (bytes, Tensor, what) => {
+  const begin = 8 + (bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24), tensors = {};
+  const { __metadata__: { onward }, ...header } = await parse(what, bytes.slice(8, begin), bytes.slice(0, 8));
   // Python writes NaN into the JSON of a run, where JSON has none.
-  const { data, tensors: sums } = JSON.parse(onward.replace(/(?<=[:,[])(NaN|-?Infinity)(?=[,\]}])/g, "null"));
+  const { data, tensors: sums } = JSON.parse(onward.replace(/(?<=[:,[])(NaN|-?Infinity)/g, "null"));
   let end = begin;
-  for (const [name, { dtype, shape, data_offsets: [first, last] }] of entries(header)) {
-    const part = bytes.slice(begin + first, begin + last), [type, , , Elements] = kind(1, dtype) ?? fail(`\`${name}\` has type ${dtype}`);
-    if (await digest(part) != sums[name]) damaged(`tensor \`${name}\``);
-    tensors[name] = new Tensor(type, new Elements(part.buffer), shape);
-    end = Math.max(end, begin + last);
+  for (const name in header) {
+    const { dtype, shape, data_offsets: [first, last] } = header[name], part = bytes.slice(begin + first, begin + last);
+    const type = TYPES.find((type) => short(type) == dtype) ?? dtype;
+    if (await digest(part) != sums[name]) damaged(`${name} of ${what}`);
+    tensors[name] = new Tensor(type, new (type == "float16" ? Uint16Array : new Tensor(type, [], [0]).data.constructor)(part.buffer), shape);
+    end += part.length;
   }
-  if (end != bytes.length) damaged("it is too long");
-  return [tensors, data];
-}
+  return end == bytes.length ? [tensors, data] : damaged(what);
+};
 
 /** Write a safetensors file as Onward does: the sha256 of every tensor and of the header are in the header. */
-async function writeTensors(tensors, data) {
-  const sums = {}, parts = [], header = {}, size = new Uint8Array(8);
+const writeTensors = async (state, data) => {
+  const tensors = {}, parts = [], header = {};
   let at = 0;
-  for (const [name, tensor] of entries(tensors)) {
-    const part = bytesOf(await tensor.getData());
+  for (const name in state) {
+    const { type, dims: shape } = state[name], part = await state[name].getData();
     parts.push(part);
-    sums[name] = await digest(part);
-    header[name] = { dtype: kind(0, tensor.type)[1], shape: tensor.dims, data_offsets: [at, at += part.length] };
+    tensors[name] = await digest(part);
+    header[name] = { dtype: short(type), shape, data_offsets: [at, at += part.byteLength] };
   }
-  let text = JSON.stringify({ __metadata__: { sha256: ZEROS, onward: JSON.stringify({ data, tensors: sums }) }, ...header });
-  text += " ".repeat(-encode(text).length & 7);
-  new DataView(size.buffer).setUint32(0, encode(text).length, true);
-  return concat([size, encode(text.replace(ZEROS, await digest(concat([size, encode(text)])))), ...parts]);
-}
+  let text = JSON.stringify({ __metadata__: { sha256: ZEROS, onward: JSON.stringify({ data, tensors }) }, ...header });
+  text += " ".repeat(-new Blob([text]).size & 7);
+  const size = Uint32Array.of(new Blob([text]).size, 0);
+  return join(size, text.replace(ZEROS, await digest(size, text)), ...parts);
+};
 
-/** A field of GraphProto with a TensorProto (dims = 1, data_type = 2, name = 8, raw_data = 9). */
-async function initializer(name, tensor) {
-  return field(5, concat([...tensor.dims.flatMap((d) => [[8], varint(d)]), [16, kind(0, tensor.type)[2]],
-    field(8, encode(name)), field(9, bytesOf(await tensor.getData()))]));
-}
-/** A ModelProto (graph = 7) whose GraphProto (initializer = 5, input = 11) has the inputs of `weights` as initializers. */
-function bake(model, weights) {
-  return concat(fields(model).map(([number, raw, graph]) => number != 7 ? raw : field(7, concat([
-    ...fields(graph).filter(([n, , input]) => n != 11 || !weights[decode(fields(input).find(([n]) => n == 1)[2])]).map(([, raw]) => raw),
-    ...values(weights)]))));
-}
-/** The fields of a message: [number, all bytes, body]. */
-function fields(bytes) {
+/** Return what `visit` gives for each field of a protobuf message: its number, all its bytes, its body. */
+const fields = (bytes, visit) => {
   const found = [];
   for (let at = 0; at < bytes.length;) {
     const start = at, next = () => {
-      let value = 0, scale = 1, byte;
+      let value = 0, shift = 0, byte;
       do {
-        byte = bytes[at++];
-        value += (byte & 127) * scale;
-        scale *= 128;
+        value |= ((byte = bytes[at++]) & 127) << shift;
+        shift += 7;
       } while (byte > 127);
       return value;
     };
-    const tag = next(), wire = tag & 7, length = wire == 1 ? 8 : wire == 5 ? 4 : next(); // which has read a plain number
-    const body = bytes.subarray(at, at += wire && length);
-    found.push([tag >> 3, bytes.subarray(start, at), body]);
+    // ModelProto and GraphProto have only plain numbers (wire type 0), which `next` reads, and what has a length.
+    const tag = next(), size = next(), body = bytes.slice(at, at += tag & 7 && size);
+    found.push(visit(tag >> 3, bytes.slice(start, at), body));
   }
   return found;
-}
-const field = (number, body) => concat([varint(number * 8 + 2), varint(body.length), body]);
-function varint(value) {
+};
+const field = (number, ...parts) => {
+  const body = new Blob(parts);
+  return new Blob([varint(number * 8 + 2), varint(body.size), body]);
+};
+const varint = (value) => {
   const bytes = [];
-  for (; value > 127; value = Math.floor(value / 128)) bytes.push(value % 128 + 128);
-  return [...bytes, value];
-}
-function concat(parts) {
-  const all = new Uint8Array(parts.reduce((n, part) => n + part.length, 0));
-  let at = 0;
-  for (const part of parts) {
-    all.set(part, at);
-    at += part.length;
-  }
-  return all;
-}
+  for (; value > 127; value >>>= 7) bytes.push(value & 127 | 128);
+  return Uint8Array.of(...bytes, value);
+};

@@ -1,6 +1,7 @@
 // What the tests share: the programs that tests/js/programs.py wrote, their batches, and comparisons.
 import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
+import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import * as ort from "onnxruntime-node";
 import { Trainer } from "@onward/train";
@@ -12,7 +13,8 @@ if (!folder) throw new Error("ONWARD_PROGRAMS names no folder: run `make js`, wh
 export const names = readdirSync(folder);
 export const pathOf = (name) => join(folder, name, "program");
 export const expected = (name) => JSON.parse(readFileSync(join(folder, name, "expected.json")));
-export const load = (name, options) => Trainer.load(pathOf(name), { ort, session: { intraOpNumThreads: 1 }, ...options });
+export const load = (name, options) =>
+  Trainer.load(`${pathOf(name)}/`, { ort, read: readFile, session: () => ({ intraOpNumThreads: 1 }), ...options });
 
 /** The batches of a program: { name: { data, dims } } each. */
 export function batches(name) {

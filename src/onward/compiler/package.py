@@ -105,6 +105,15 @@ def _refuse_foreign(folder: Path) -> None:
     )
 
 
+def is_program(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is a directory with a program, damaged or not."""
+    manifest = Path(path) / "manifest.json"
+    try:
+        return f'"{FORMAT}"' in manifest.read_text(errors="replace")
+    except (OSError, ValueError):  # ValueError: a zero byte in the path
+        return False
+
+
 def manifest_text(manifest: Mapping[str, Any]) -> str:
     """Return the text of manifest.json. Its first field is the sha256 of the text with this field set to zeros."""
     body = {"sha256": _ZEROS, **{key: value for key, value in manifest.items() if key != "sha256"}}
@@ -119,15 +128,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if stated is not None and hashlib.sha256(text.replace(stated, _ZEROS, 1).encode()).hexdigest() != stated:
         raise _damaged(folder, "`manifest.json` was changed after compiling")
     return manifest
-
-
-def is_program(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` is a directory with a program, damaged or not."""
-    manifest = Path(path) / "manifest.json"
-    try:
-        return f'"{FORMAT}"' in manifest.read_text(errors="replace")
-    except (OSError, ValueError):  # ValueError: a zero byte in the path
-        return False
 
 
 def read_program(directory: str | os.PathLike[str]) -> Program:
