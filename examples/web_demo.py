@@ -59,10 +59,11 @@ def main() -> None:
     pixels = Preparation(scale=1 / 255, classes=tuple("0123456789"))
     trainer.fit(images[1500:], labels[1500:], epochs=arguments.epochs, batch_size=64, preparation=pixels,
                 validation_data=(images[:1500], labels[:1500]), metrics=["accuracy"])  # fmt: skip
-    # Its moments start from zero again, so that nobody downloads them; a low rate forgets less.
-    untrained = onward.compile(onward.samples.mnist())
-    rate = {name: value * np.float32(0.5) for name, value in untrained.settings.items()}
-    program = dataclasses.replace(untrained, state={**untrained.state, **trainer.parameters}, settings=rate)
+    # Only the weights go into the page: moments start from zero, which nobody needs to download.
+    network = onward.samples.mnist_network()
+    model = onward.make_trainable(network, loss="cross_entropy", optimizer=onward.Adam(5e-4), initialize="he")
+    program = onward.compile(model)
+    program = dataclasses.replace(program, state={**program.state, **trainer.parameters})
     runtime = fetch_runtime() if arguments.runtime is None else read_runtime(arguments.runtime)
     title, data = "Digits that learn your hand", (images[:1500], labels[:1500])
     site = build_site(program, runtime, title=title, data=data, change=lambda _: pixels)
