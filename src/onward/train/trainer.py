@@ -14,7 +14,7 @@ import onnx
 
 from onward.arguments import check_path, shown, whole
 from onward.augment.text import Augment
-from onward.backends.base import Outputs, Session, open_session, wants_split
+from onward.backends.base import Outputs, Session, open_session, profile_of, wants_split
 from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.class_names import PREPARATION
@@ -25,6 +25,7 @@ from onward.train.arguments import (
     Schedule,
     check_entry,
     check_preparation,
+    check_profile,
 )
 from onward.train.asked import ask
 from onward.train.callbacks import Callback
@@ -72,15 +73,19 @@ class Trainer:
 
     `model` is a training model, a `Program`, a ModelProto, or the path of an ONNX file with training information. The
     directory of a run's checkpoints is a model too: a new run then starts from that state (`resume` continues the run).
-    `backend` names what runs it; further arguments go to the backend (`threads=2`, `providers=[…]`).
+    `backend` names what runs it; further arguments go to the backend (`threads=2`, `providers=[…]`). `profile` is that
+    of `onward.compile`: by default what the backend needs.
     """
 
-    def __init__(self, model: Any, backend: str = "onnxruntime", **backend_options: Any) -> None:
+    def __init__(
+        self, model: Any, backend: str = "onnxruntime", *, profile: str | None = None, **backend_options: Any
+    ) -> None:
         self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
-        self._stored.split = wants_split(backend)
+        self._stored.split, self._stored.profile = wants_split(backend), profile or profile_of(backend)
         self._backend = backend
         self._options = backend_options
         self.program: Program = self._stored.program
+        check_profile(profile, self.program)
         self.session: Session = open_session(self.program, backend, **backend_options)
         """The running program. Replace its state only through the trainer."""
         self.run_id = uuid.uuid4().hex
@@ -469,7 +474,12 @@ class Trainer:
         bad = bad_names({n: tensors[n] for n in self.program.parameters if n in tensors})
         data: dict[str, Any] = {
             "run": self.run_id,
-            "backend": {"name": self._backend, "options": json_options(self._options), "describe": self._describe()},
+            "backend": {
+                "name": self._backend,
+                "options": json_options(self._options),
+                "profile": self.program.profile,
+                "describe": self._describe(),
+            },
             "preparation": self.preparation.as_dict(),
             "metadata": {PREPARATION: preparation_text(self.preparation)},
             "steps": self.steps,
@@ -505,7 +515,8 @@ class Trainer:
         stored = checkpoint.data["backend"]
         kept = store.load_model(checkpoint) if model is None else StoredModel.of(model)
         backend = backend_options.pop("backend", stored["name"])
-        options = {**(stored["options"] if backend == stored["name"] else {}), **backend_options}
+        before = {"profile": stored.get("profile"), **stored["options"]} if backend == stored["name"] else {}
+        options = {**before, **backend_options}
         trainer = cls(kept, backend, **options)
         if not allow_changes:
             check_backend(stored, {"name": backend, "describe": trainer._describe()})
@@ -554,7 +565,9 @@ class Trainer:
 
     def is_of(self, model: Any) -> bool:
         """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
-        return StoredModel.of(model).graph_sha256 == self._stored.graph_sha256
+        other = StoredModel.of(model)
+        other.profile = self._stored.profile
+        return other.graph_sha256 == self._stored.graph_sha256
 
     def to_inference(
         self, *, average: bool = False, quantize: bool = False, embed_preparation: bool = False
