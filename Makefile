@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SUITE := PYTHONPATH=conformance:conformance/src:src:tests OMP_NUM_THREADS=1 $(BIN)/python
 
-.PHONY: conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-core test-frameworks quick lint fuzz crash zoo bench bench-peers docs clean
+.PHONY: conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-core test-frameworks quick lint web fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,10 @@ $(VENV)/frameworks/.made: pyproject.toml constraints.txt | $(VENV)/.dev
 demo: $(VENV)/.core
 	$(BIN)/python examples/demo.py
 
+# A site with a network that learns your handwriting in the browser; needs npm for onnxruntime-web.
+web: $(VENV)/.core
+	$(BIN)/python examples/web_demo.py
+
 test: $(VENV)/.dev $(VENV)/oldest/.made lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
@@ -54,7 +58,7 @@ test-core: $(VENV)/.dev
 # Under two minutes: lint, and the tests that most changes concern.
 quick: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q tests/contract tests/compiler tests/passes tests/upgrade tests/model \
-		tests/author tests/losses tests/optimizers tests/schedules tests/samples tests/cli
+		tests/check tests/optimizers tests/schedules tests/samples --ignore tests/contract/test_docs_run.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

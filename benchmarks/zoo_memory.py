@@ -7,8 +7,8 @@ importing its packages and loading the file, in MiB, and the ratio of both. PyTo
 same file, differentiated by autograd.
 
 With the extra `fast`, a run of more than a few seconds imports numba and compiles the update. That adds about 120 MiB
-once (55 for the import, 65 for LLVM), whatever the network. Three steps end before; `--compiled` makes Onward compile
-at the first, as a long run would have.
+once (55 for the import, 65 for LLVM), whatever the network, so it says nothing about a step and is left out;
+`--compiled` makes Onward compile at the first step, and so shows it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def child(kind: str, path: str, recipe: dict) -> None:
     batch, model = examination.batch, examination.model
     before = peak()
     if kind != "torch":
-        trainer = onward.Trainer(model, fused=True if kind == "compiled" else None)
+        trainer = onward.Trainer(model, fused=kind == "compiled")
         for _ in range(3):
             trainer.step({k: batch[k] for k in trainer.input_names})
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -24,12 +25,13 @@ from safetensors.numpy import save_file
 
 ROOT = Path(__file__).parents[1]
 ADAPTERS = ROOT / "conformance" / "adapters"
-sys.path[:0] = [str(ROOT / "src"), str(ADAPTERS)]
-
-from install import ENVIRONMENTS, packages  # noqa: E402
+sys.path.insert(0, str(ROOT / "src"))
 
 import onward  # noqa: E402
 from onward.backends import open_session  # noqa: E402
+
+install = runpy.run_path(str(ADAPTERS / "install.py"))  # beside it are modules named like the packages that they import
+packages, ENVIRONMENTS = install["packages"], install["ENVIRONMENTS"]
 
 PAGE = Path(__file__).with_name("anywhere.md")
 BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"

@@ -7,7 +7,6 @@ imports Keras; they import the real ones when a file asks for them.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.util
 import sys
 from types import ModuleType
@@ -25,7 +24,7 @@ def register_with_keras() -> None:
         sys.meta_path.insert(0, _WhenImported())
 
 
-class _WhenImported(importlib.abc.MetaPathFinder):
+class _WhenImported:  # importlib.abc, whose class this would be, takes longer to import than onward does
     """Finds Keras as Python does; once it is loaded, and not only looked for, the classes are registered."""
 
     _searching = False

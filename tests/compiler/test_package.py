@@ -12,6 +12,7 @@ import pytest
 import onward
 from models import batch, dropout_network, perceptron
 from onward.backends import open_session
+from onward.compiler.package import manifest_text
 from onward.errors import ModelError
 
 
@@ -82,6 +83,17 @@ def test_a_damaged_file_is_noticed(directory: Path, file: str) -> None:
         onward.Program.load(directory)
 
 
+def test_every_flipped_bit_of_a_number_or_a_name_in_the_manifest_is_noticed(directory: Path) -> None:
+    content = (directory / "manifest.json").read_bytes()
+    for position in (content.index(b'"default": ') + 12, content.index(b'"replaces": "') + 13, len(content) - 3):
+        data = bytearray(content)
+        data[position] ^= 1
+        (directory / "manifest.json").write_bytes(bytes(data))
+
+        with pytest.raises(ModelError, match="not a complete program"):
+            onward.Program.load(directory)
+
+
 def test_a_directory_that_is_no_program_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"manifest\.json"):
         onward.Program.load(tmp_path)
@@ -90,7 +102,7 @@ def test_a_directory_that_is_no_program_is_refused(tmp_path: Path) -> None:
 def test_a_manifest_must_not_name_files_outside(directory: Path) -> None:
     manifest = json.loads((directory / "manifest.json").read_text())
     manifest["graphs"]["step"]["file"] = "../step.onnx"
-    (directory / "manifest.json").write_text(json.dumps(manifest))
+    (directory / "manifest.json").write_text(manifest_text(manifest))
 
     with pytest.raises(ModelError, match="outside the directory"):
         onward.Program.load(directory)

@@ -35,7 +35,7 @@ ARROW = [
     {"backends"},
     {"frontends"},
     {"train"},
-    {"diagnosis", "show", "testing"},
+    {"diagnosis", "show", "testing", "web"},
     {"scoreboard"},
     {"cli"},
     {"__init__", "__main__"},

@@ -307,3 +307,17 @@ def test_a_stated_single_number_that_nothing_confirms_is_refused_before_the_firs
 
     with pytest.raises(ArgumentError, match="number of dimensions of output `y` is not known"):
         onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1))
+
+
+# plcmos_v2 of speechmos: a score that is Squeezed of all its axes, so it is a single number for a batch of one only.
+def test_a_single_number_for_a_batch_of_one_trains_with_such_batches_and_no_others() -> None:
+    text = "net (float[N, 3] x) => (float y) <float[3, 1] w = {1, 2, 3}> { h = MatMul(x, w)  y = Squeeze(h) }"
+    model = onward.make_trainable(parse(text, opset=11), loss="mse", optimizer=onward.SGD(0.1))
+    trainer = onward.Trainer(model)
+    x = np.array([[1, 0, 2]], F32)
+
+    assert trainer.step({"x": x, "labels": np.array(5, F32)})["loss"] == pytest.approx((7 - 5) ** 2)
+    moved = trainer.state["w"]
+    np.testing.assert_allclose(moved, np.array([[1], [2], [3]]) - 0.1 * 2 * (7 - 5) * x.T, rtol=1e-6)
+    with pytest.raises(onward.OnwardError):
+        trainer.step({"x": np.ones((2, 3), F32), "labels": np.zeros(2, F32)})

@@ -29,6 +29,7 @@ COMMANDS = {
     "train": "onward.cli.train:train",
     "evaluate": "onward.cli.evaluate:evaluate",
     "predict": "onward.cli.predict:predict",
+    "web": "onward.cli.web:web",
     "upgrade": "onward.cli.upgrade:upgrade",
     "ops": "onward.cli.ops:ops",
     "scoreboard": "onward.cli.scoreboard:scoreboard",

@@ -41,6 +41,8 @@ VERSION = 1
 
 M400 = "M400"
 
+_ZEROS = "0" * 64
+
 
 def write_program(
     program: Program, directory: str | os.PathLike[str], *, self_test: Mapping[str, Any] | bool = True
@@ -56,7 +58,7 @@ def write_program(
         if folder.is_dir():
             _refuse_foreign(folder)
         files["README.md"] = readme(manifest).encode()
-        files["manifest.json"] = (json.dumps(manifest, indent=2) + "\n").encode()
+        files["manifest.json"] = manifest_text(manifest).encode()
         write_directory(folder, files)
     except FileExistsError as error:
         raise ModelError(
@@ -112,6 +114,22 @@ def is_program(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """Return the text of manifest.json. Its first field is the sha256 of the text with this field set to zeros."""
+    body = {"sha256": _ZEROS, **{key: value for key, value in manifest.items() if key != "sha256"}}
+    text = json.dumps(body, indent=2) + "\n"
+    return text.replace(_ZEROS, hashlib.sha256(text.encode()).hexdigest(), 1)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    text = (folder / "manifest.json").read_text(encoding="utf-8")
+    manifest: dict[str, Any] = json.loads(text)
+    stated = manifest.get("sha256")  # a program of an earlier version has none
+    if stated is not None and hashlib.sha256(text.replace(stated, _ZEROS, 1).encode()).hexdigest() != stated:
+        raise _damaged(folder, "`manifest.json` was changed after compiling")
+    return manifest
+
+
 def read_program(directory: str | os.PathLike[str]) -> Program:
     """Return the program that `write_program` wrote, after verifying every file.
 
@@ -120,7 +138,7 @@ def read_program(directory: str | os.PathLike[str]) -> Program:
     """
     folder = Path(directory)
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = _read_manifest(folder)
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
             raise _damaged(folder, f"the manifest is not of format {FORMAT} {VERSION}")
         graphs = {}

@@ -121,7 +121,7 @@ def mark_unproven_sizes(model: ir.Model) -> None:
     Whoever takes equal names for equal sizes would calculate with the wrong one: such a name gets a mark. And files
     state a number, that of the example with which they were made, where the nodes compute the size of an input that the
     file leaves open: such a number becomes the name. And tools state that an output is a single number where they know
-    nothing: unless the nodes say so too, its rank is unknown.
+    nothing: unless the nodes say so too, at least for a batch of one, its rank is unknown.
     """
     given = [d for v in model.graph.inputs for d in dims(v) or ()]
     single = [v for v in model.graph.outputs if v.shape is not None and not v.shape and v.producer() is not None]
@@ -131,15 +131,14 @@ def mark_unproven_sizes(model: ir.Model) -> None:
     proto = onnx.ModelProto()
     Writer(put_light([])).model(proto, model)
     _forget_stated_shapes(proto)
-    inferred = infer(proto)
-    proven = {
-        info.name: [d.dim_param or d.dim_value or None for d in info.type.tensor_type.shape.dim]
-        for info in (*inferred.value_info, *inferred.output)
-        if info.type.tensor_type.HasField("shape")
-    }
-    for value in single:
-        if value.name not in proven:
-            value.shape = None
+    proven = _inferred_dims(proto)
+    unproven = [v for v in single if v.name not in proven]
+    if unproven:
+        _set_first_sizes_to_one(proto)
+        of_one = _inferred_dims(proto)
+        for value in unproven:
+            if of_one.get(value.name or "") != []:
+                value.shape = None
     outputs = set(model.graph.outputs)
     for value in (v for node in model.graph for v in node.outputs):
         stated = dims(value) or ()
@@ -152,6 +151,24 @@ def mark_unproven_sizes(model: ir.Model) -> None:
             found = [_marked(value, i, d, p, named) for i, (d, p) in pairs]
         if found != list(stated):
             value.shape = ir.Shape(found)
+
+
+def _inferred_dims(proto: onnx.ModelProto) -> dict[str, list[int | str | None]]:
+    """Return the sizes of all values whose rank the nodes tell."""
+    inferred = infer(proto)
+    return {
+        info.name: [d.dim_param or d.dim_value or None for d in info.type.tensor_type.shape.dim]
+        for info in (*inferred.value_info, *inferred.output)
+        if info.type.tensor_type.HasField("shape")
+    }
+
+
+def _set_first_sizes_to_one(proto: onnx.ModelProto) -> None:
+    """Give each input with a named first size a batch of one."""
+    for value in proto.graph.input:
+        sizes = value.type.tensor_type.shape.dim
+        if sizes and sizes[0].dim_param:
+            sizes[0].dim_value = 1
 
 
 def _marked(

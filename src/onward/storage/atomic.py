@@ -61,7 +61,8 @@ def write_atomic(path: str | Path, chunks: Iterable[bytes | memoryview]) -> None
 def write_directory(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write several files into `folder`, or none of them; a folder that this made is removed again on failure.
 
-    They are first written to a folder inside `folder`, where a full disk is noticed, and then moved in the given order.
+    A name may have folders in it, which are made. The files are first written to a folder inside `folder`, where a full
+    disk is noticed, and then moved in the given order.
 
     Raises:
         OSError: a file cannot be written.
@@ -72,15 +73,18 @@ def write_directory(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         staging.mkdir()
         for name, content in files.items():
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(staging / name, [content])
         for name in files:
             boundary("rename", folder / name)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(staging / name, folder / name)
-        staging.rmdir()
+        shutil.rmtree(staging)
     except BaseException:
         shutil.rmtree(folder if made else staging, ignore_errors=True)  # the error that matters is being raised
         raise
-    sync_directory(folder)
+    for inner in sorted({(folder / name).parent for name in files} | {folder}, reverse=True):
+        sync_directory(inner)
 
 
 def target_of(path: str | Path) -> Path:

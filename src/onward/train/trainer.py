@@ -55,6 +55,7 @@ from onward.train.position import Position
 from onward.train.predictions import Predictions, Wishes, make_predictions
 from onward.train.progress import show_preparation
 from onward.train.rate_finder import RateSearch, find_learning_rate
+from onward.train.state_file import read_state, write_state
 from onward.train.stored_model import (
     StoredModel,
     averages,
@@ -183,6 +184,32 @@ class Trainer:
         """Set the state as the model's initialisation says; `seed` chooses the random numbers."""
         self.session.initialize(whole("seed", seed, 0))
         self._run.guard.reset()
+
+    def save_state(self, path: str | Path) -> None:
+        """Write the whole state as one file with checksums, for `load_state` and for JavaScript (docs/browser.md).
+
+        Raises:
+            CheckpointError: it could not be written.
+            NumericError: the state is not finite; nothing is written.
+        """
+        check_path("path", path)
+        state = self._run.guard.verify(self._run.position)
+        if self.is_writer:
+            write_state(Path(path), state, self.steps)
+
+    def load_state(self, path: str | Path) -> None:
+        """Replace the state, and the number of `steps`, by that of a file.
+
+        The file is one of `save_state`, of JavaScript (`checkpoint()` of `@onward/train`), one step of a run, or the
+        `state.safetensors` of a program.
+
+        Raises:
+            CheckpointError: the file is damaged or of another model; every difference is listed, nothing is replaced.
+        """
+        check_path("path", path)
+        state, steps = read_state(Path(path), self.program)
+        self.set_state(state)
+        self._run.position.step = steps
 
     # ------------------------------------------------------------------ one step
 

@@ -1,0 +1,185 @@
+// Uses sites as a person does, in Chromium by playwright-core, and prints what happened as JSON.
+// Reads {chromium, modules, site, plain, table, out, picture, csv} as JSON from its first argument: addresses and files.
+import { createRequire } from "node:module";
+import path from "node:path";
+
+const job = JSON.parse(process.argv[2]), { chromium } = createRequire(path.join(job.modules, "x"))("playwright-core");
+const options = { executablePath: job.chromium, args: ["--no-sandbox", "--disable-dev-shm-usage"] };
+const found = { errors: [] }, browser = await chromium.launch(options);
+
+async function open(address, { context = {}, prepare = async () => {}, ready = true } = {}) {
+  const made = await browser.newContext({ viewport: { width: 1200, height: 900 }, ...context }), page = await made.newPage();
+  if (ready) page.on("pageerror", (e) => found.errors.push(e.message));
+  await prepare(page, made);
+  await page.goto(address);
+  if (ready) await isReady(page); else await page.waitForSelector("#problem:not([hidden])", { timeout: 30000 });
+  return page;
+}
+const isReady = (page) => page.waitForFunction(() => document.documentElement.dataset.ready === "yes", null, { timeout: 30000 });
+const text = (page, id) => page.textContent(`#${id}`);
+const problem = async (page) => ((await page.isVisible("#problem")) ? (await page.textContent("#problem p")) : "");
+const idle = (page) => page.waitForFunction(() => document.getElementById("train").textContent === "Train" && /^Trained/.test(document.getElementById("status").textContent), null, { timeout: 60000 });
+const steps = async (page) => Number(await text(page, "step"));
+const until = (page, words) => page.waitForFunction((w) => document.getElementById("status").textContent.includes(w), words, { timeout: 30000 });
+
+async function draw(page, points) {
+  const box = await page.locator("#pad").boundingBox(), at = ([x, y]) => [box.x + x * box.width, box.y + y * box.height];
+  await page.mouse.move(...at(points[0]));
+  await page.mouse.down();
+  for (const point of points) await page.mouse.move(...at(point), { steps: 4 });
+  await page.mouse.up();
+}
+async function download(page, button, name) {
+  const [file] = await Promise.all([page.waitForEvent("download"), page.click(button)]);
+  await file.saveAs(path.join(job.out, name));
+  return file.suggestedFilename();
+}
+/** Return what the browser remembers, without the weights. */
+const memory = (page) => page.evaluate(async () => {
+  const db = await new Promise((done) => { const asked = indexedDB.open("onward", 1); asked.onsuccess = () => done(asked.result); });
+  const all = (name) => new Promise((done) => { const asked = db.transaction(name).objectStore(name).getAll(); asked.onsuccess = () => done(asked.result); });
+  const samples = await all("samples"), states = await all("state");
+  db.close();
+  return { states: states.length, samples: samples.map((s) => ({ label: s.label, held: s.held, values: Object.fromEntries(Object.entries(s.values).map(([k, v]) => [k, Array.from(v, Number)])) })) };
+});
+
+const parts = {
+  /** Draw, label, train, undo, reload, export, forget. */
+  async pictures() {
+    const page = await open(job.site), said = { isolated: await page.evaluate(() => crossOriginIsolated), facts: await text(page, "facts") };
+    await page.evaluate(() => { window.long = []; new PerformanceObserver((list) => window.long.push(...list.getEntries().map((e) => e.duration))).observe({ type: "longtask" }); });
+    await page.uncheck("#at-once");
+    await draw(page, [[0.5, 0.15], [0.5, 0.85]]);
+    await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–");
+    await page.locator("#classes button").nth(1).click();
+    await until(page, "One more sample: 1");
+    await draw(page, [[0.2, 0.2], [0.8, 0.2], [0.4, 0.85]]);
+    await page.keyboard.press("7");
+    await until(page, "One more sample: 7");
+    await page.click("#undo-sample");
+    await until(page, "Removed");
+    said.afterUndo = await memory(page);
+    await page.locator(".segments label", { hasText: "Files" }).click();
+    await page.setInputFiles("#files", job.picture);
+    await page.waitForSelector("#preview:not([hidden])");
+    said.filePrediction = await page.$$eval("#bars li", (items) => items.map((i) => Number(i.children[1].getAttribute("aria-valuenow"))));
+    await page.locator("#classes button").nth(4).click();
+    await until(page, "One more sample: 4");
+    await page.fill("#steps", "30");
+    await page.click("#train");
+    await idle(page);
+    said.trained = [await steps(page), Number(await text(page, "loss"))];
+    said.undone = await (async () => { await page.click("#undo-training"); await until(page, "Back to"); return steps(page); })();
+    await page.click("#train");
+    await idle(page);
+    said.again = [await steps(page), Number(await text(page, "loss"))];
+    said.long = await page.evaluate(() => Math.max(0, ...window.long));
+    said.names = [await download(page, "#export", "personal.onnx"), await download(page, "#save", "personal.safetensors")];
+    await page.reload();
+    await isReady(page);
+    said.reloaded = { status: await text(page, "status"), steps: await steps(page), samples: await text(page, "count") };
+    await download(page, "#export", "reloaded.onnx");
+    await page.fill("#steps", "100000");
+    await page.click("#train");
+    await page.waitForFunction(() => Number(document.getElementById("facts").dataset.kept) > 30, null, { timeout: 60000 });
+    said.kept = await page.evaluate(() => Number(document.getElementById("facts").dataset.kept));
+    await page.reload(); // in the middle of the training
+    await isReady(page);
+    said.interrupted = await steps(page);
+    await page.setInputFiles("#restore", path.join(job.out, "personal.safetensors"));
+    await until(page, "Restored");
+    said.restored = await steps(page);
+    await page.setInputFiles("#restore", job.damaged);
+    await page.waitForSelector("#problem:not([hidden])");
+    said.damaged = [await problem(page), await steps(page)];
+    await page.click("#forget");
+    await page.click("#sure [value=yes]");
+    await page.waitForFunction(() => performance.getEntriesByType("navigation")[0].type === "reload" && document.documentElement.dataset.ready === "yes" && document.getElementById("status").textContent === "Ready.", null, { timeout: 30000 });
+    said.forgotten = { steps: await steps(page), memory: await memory(page) };
+    await page.context().close();
+    return said;
+  },
+  /** A server without headers: the service worker makes the page isolated and lets it work without the server. */
+  async offline() {
+    const page = await open(job.plain), said = { first: await page.evaluate(() => crossOriginIsolated) };
+    await page.evaluate(() => navigator.serviceWorker.ready);
+    await page.waitForFunction(() => navigator.serviceWorker.controller, null, { timeout: 30000 });
+    await page.context().setOffline(true);
+    await page.reload();
+    await isReady(page);
+    said.second = await page.evaluate(() => crossOriginIsolated);
+    await page.fill("#steps", "3");
+    await page.click("#train");
+    await idle(page);
+    said.steps = await steps(page);
+    const tries = async () => { const seen = new Promise((done) => { addEventListener("securitypolicyviolation", (e) => done(e.effectiveDirective)); setTimeout(() => done("nothing"), 3000); }); await fetch("http://example.com/").catch(() => {}); return seen; };
+    said.blocked = [await page.evaluate(tries), await page.workers()[0].evaluate(async () => { const seen = new Promise((done) => { self.addEventListener("securitypolicyviolation", (e) => done(e.effectiveDirective)); setTimeout(() => done("nothing"), 3000); }); await fetch("http://example.com/").catch(() => {}); return seen; })];
+    await page.context().close();
+    return said;
+  },
+  /** One flipped bit in a file, and a browser without SIMD. */
+  async bad() {
+    const said = { flipped: {} }, context = { serviceWorkers: "block" };
+    const flip = (name) => async (page) => page.route(`**/${name}`, async (route) => {
+      const response = await route.fetch(), body = await response.body();
+      body[body.length >> 1] ^= 1;
+      await route.fulfill({ response, body });
+    });
+    for (const name of job.flipped) {
+      const page = await open(job.site, { context, prepare: flip(name), ready: false });
+      said.flipped[name] = await problem(page);
+      await page.context().close();
+    }
+    const old = await open(job.site, { context, prepare: (page) => page.addInitScript(() => { WebAssembly.validate = () => false; }), ready: false });
+    said.simd = await problem(old);
+    await old.context().close();
+    return said;
+  },
+  /** No room to store more. Chromium asks for the room at the first write alone, so the browser starts anew between. */
+  async full() {
+    const start = () => chromium.launchPersistentContext(path.join(job.out, "profile"), { ...options, serviceWorkers: "block" }), train = async (page) => { await page.fill("#steps", "2"); await page.click("#train"); await idle(page); };
+    const roomy = await start(), first = roomy.pages()[0];
+    await first.goto(job.site);
+    await isReady(first);
+    await train(first);
+    await roomy.close();
+    const context = await start(), page = context.pages()[0], session = await context.newCDPSession(page);
+    await session.send("Storage.overrideQuotaForOrigin", { origin: new URL(job.site).origin, quotaSize: 1 });
+    await page.goto(job.site);
+    await isReady(page);
+    await train(page);
+    const said = { problem: await problem(page), steps: await steps(page) };
+    await page.reload();
+    await isReady(page);
+    said.remembered = await steps(page);
+    await context.close();
+    return said;
+  },
+  /** A model of numbers: the form, a table, training, and what it says. */
+  async table() {
+    const page = await open(job.table), said = {};
+    await page.uncheck("#at-once");
+    await page.setInputFiles("#csv", job.csv);
+    await until(page, "more samples");
+    said.samples = (await memory(page)).samples;
+    const fields = await page.$$("#inputs input, #inputs select");
+    said.fields = fields.length;
+    for (const [i, value] of job.row.entries()) await (typeof value === "string" ? fields[i].selectOption(value) : fields[i].fill(String(value)));
+    await page.fill("#steps", "20");
+    await page.click("#train");
+    await idle(page);
+    await page.click("#ask");
+    await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–");
+    said.guess = await text(page, "guess");
+    said.shares = await page.$$eval("#bars li", (items) => items.map((i) => Number(i.children[1].getAttribute("aria-valuenow"))));
+    await download(page, "#export", "table.onnx");
+    await page.setInputFiles("#csv", { name: "wrong.csv", mimeType: "text/csv", buffer: Buffer.from("a,b\n1,2\n") });
+    await page.waitForSelector("#problem:not([hidden])");
+    said.wrong = await problem(page);
+    await page.context().close();
+    return said;
+  },
+};
+
+try { for (const name of job.parts) found[name] = await parts[name](); } finally { await browser.close(); }
+console.log(JSON.stringify(found));

@@ -1,0 +1,254 @@
+"""Sites in a real browser: what a person teaches is learned, kept, exported and forgotten, and bad input is named.
+
+Chromium is driven by playwright-core (drive.mjs), which npm installs together with onnxruntime-web.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+
+import onward
+from hostile.files import known_gap
+from onward import samples
+from onward.reading.pictures import PictureReader
+from onward.train import Preparation
+from onward.train.data import as_source
+from onward.web import build_site, read_runtime, serve, write_site
+from onward.web.runtime import VERSION
+
+CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+PACKAGES = ("playwright-core@1.65.0", f"onnxruntime-web@{VERSION}")
+FLIPPED = ["site.json", "worker.mjs", "program/manifest.json", "program/state.safetensors", "program/infer.onnx",
+           "ort/ort-wasm-simd-threaded.wasm", "examples.safetensors"]  # fmt: skip
+ROW = [0.5, 2.0, "red"]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=known_gap("chromium"))
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """What `python -m http.server` is: no header that isolates a page."""
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory) -> Path:
+    """The folder of node's modules."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    folder = tmp_path_factory.mktemp("npm")
+    (folder / "package.json").write_text("{}", encoding="utf-8")
+    command = [
+        "npm",
+        "install",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--prefer-offline",
+        "--silent",
+        *PACKAGES,
+    ]
+    installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    if installed.returncode:
+        pytest.skip(f"npm cannot install {', '.join(PACKAGES)} here: {installed.stderr[-200:]}")
+    return folder / "node_modules"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> SimpleNamespace:
+    """A run on a table with empty cells and categories, and its data."""
+    folder = tmp_path_factory.mktemp("table")
+    rng = np.random.default_rng(0)
+    lines = ["size,weight,colour,kind"]
+    for i in range(40):
+        weight = "" if i % 9 == 3 else f"{rng.normal(3, 2):.3f}"
+        colour, kind = ("red", "green", "blue")[i % 3], "big" if rng.random() < 0.5 else "small"
+        lines.append(f"{rng.normal():.3f},{weight},{colour},{kind}")
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    model = onward.make_trainable(samples.perceptron(inputs=5), loss="cross_entropy", optimizer=onward.Adam(1e-2))
+    trainer = onward.Trainer(model)
+    trainer.initialize(3)
+    trainer.fit(str(folder / "table.csv"), target="kind", epochs=2, batch_size=8, progress=False,
+                preparation=Preparation(rescale="standard"), checkpoint=folder / "run")  # fmt: skip
+    return SimpleNamespace(trainer=trainer, csv=folder / "table.csv", run=folder / "run")
+
+
+@pytest.fixture(scope="module")
+def digits() -> onward.Program:
+    trainer = onward.Trainer(samples.build("digits"))
+    trainer.initialize(1)
+    return onward.compile(trainer.to_model())
+
+
+@pytest.fixture(scope="module")
+def used(modules, table, digits, tmp_path_factory) -> SimpleNamespace:
+    """What happened when drive.mjs used the sites, and the files that it downloaded."""
+    from PIL import Image
+    from sklearn import datasets
+
+    folder = tmp_path_factory.mktemp("used")
+    runtime = read_runtime(modules / "onnxruntime-web")
+    known = datasets.load_digits(n_class=10)
+    data = ((known.images[:120, None] * 15).astype(np.uint8), known.target[:120])
+    write_site(build_site(digits, runtime, title="Digits", data=data), folder / "digits")
+    write_site(build_site(table.run, runtime), folder / "table")
+    picture = folder / "picture.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (33, 40, 3), np.uint8)).save(picture)
+    (folder / "damaged.safetensors").write_bytes((folder / "digits/program/state.safetensors").read_bytes()[:-1] + b"?")
+    plain = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "digits"))
+    )
+    servers = [serve(folder / "digits", 0), plain, serve(folder / "table", 0)]
+    for server in servers:
+        Thread(target=server.serve_forever, daemon=True).start()
+    addresses = [f"http://127.0.0.1:{s.server_address[1]}/" for s in servers]
+    job = {
+        **dict(zip(("site", "plain", "table"), addresses, strict=True)),
+        "chromium": CHROMIUM,
+        "modules": str(modules),
+        "out": str(folder),
+        "picture": str(picture),
+        "damaged": str(folder / "damaged.safetensors"),
+        "csv": str(table.csv),
+        "row": ROW,
+        "flipped": FLIPPED,
+        "parts": ["pictures", "offline", "bad", "full", "table"],
+    }
+    script = Path(__file__).with_name("drive.mjs")
+    load = os.getloadavg()[0]
+    done = subprocess.run(["node", str(script), json.dumps(job)], capture_output=True, text=True, timeout=240)
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["errors"] == []
+    return SimpleNamespace(**found, load=max(load, os.getloadavg()[0]), folder=folder, picture=picture, images=data[0])
+
+
+def test_samples_are_kept_as_python_would_read_them(used, digits):
+    (one,) = used.pictures["afterUndo"]["samples"]
+    bytes_ = PictureReader([str(used.picture)], 1, 8, 8, may_resize=True).read(0)[None, ..., 0]
+    trainer = onward.Trainer(digits)
+    said = trainer.predict(bytes_[None] * np.float32(1 / 255))
+    shares = np.exp(said[0]) / np.exp(said[0]).sum()
+
+    assert (one["label"], one["values"]["labels"], one["held"]) == ("1", [1], False)
+    assert 0 < np.mean(one["values"]["images"]) < 255
+    np.testing.assert_allclose(used.pictures["filePrediction"], 100 * shares, atol=0.06)
+
+
+def test_training_is_reproducible_and_can_be_undone(used):
+    said = used.pictures
+
+    assert said["trained"][0] == 30
+    assert said["undone"] == 0
+    assert said["again"] == said["trained"]
+
+
+def test_what_was_learned_survives_a_reload_and_a_tab_that_is_closed_while_training(used):
+    said = used.pictures
+
+    assert said["reloaded"]["steps"] == 30
+    assert said["reloaded"]["samples"] == "2"
+    assert "30 steps and 2 samples are remembered" in said["reloaded"]["status"]
+    assert (used.folder / "reloaded.onnx").read_bytes() == (used.folder / "personal.onnx").read_bytes()
+    assert said["interrupted"] >= said["kept"] > 30
+
+
+def test_the_exported_model_is_what_python_makes_of_the_checkpoint(used, digits):
+    trainer = onward.Trainer(digits)
+    trainer.load_state(used.folder / "personal.safetensors")
+    prepared = used.images.astype(np.float32) * np.float32(1 / 255)
+
+    exported = onnx.load(used.folder / "personal.onnx")
+    onnx.checker.check_model(exported, full_check=True)
+    found = onward.Trainer(used.folder / "personal.onnx").predict(used.images)  # it says how they are prepared
+
+    assert used.pictures["names"] == ["Digits.onnx", "Digits.safetensors"]
+    assert trainer.steps == 30
+    assert onward.check(used.folder / "personal.onnx").ok
+    np.testing.assert_allclose(found, trainer.predict(prepared), rtol=0, atol=1e-6)
+    assert not np.allclose(found, onward.Trainer(digits).predict(prepared), atol=1e-3)  # it did learn
+
+
+def test_a_checkpoint_is_restored_and_a_damaged_one_changes_nothing(used):
+    message, steps = used.pictures["damaged"]
+
+    assert used.pictures["restored"] == steps == 30
+    assert "`damaged.safetensors` was not restored, and nothing has changed" in message
+
+
+def test_forgetting_leaves_nothing(used):
+    assert used.pictures["forgotten"] == {"steps": 0, "memory": {"states": 0, "samples": []}}
+
+
+def test_the_page_never_waits_for_the_training(used):
+    crowd = max(1.0, used.load / (os.cpu_count() or 1))  # where other programs run, each task takes its turn
+
+    assert used.pictures["long"] < 100 * crowd  # milliseconds
+
+
+def test_headers_or_the_service_worker_isolate_the_page_and_it_works_offline(used):
+    assert used.pictures["isolated"]
+    assert used.offline["first"] is False  # a server without headers
+    assert used.offline["second"] is True
+    assert used.offline["steps"] == 3
+
+
+def test_neither_the_page_nor_its_worker_may_talk_to_another_place(used):
+    assert used.offline["blocked"] == ["connect-src", "connect-src"]
+
+
+@pytest.mark.parametrize("name", FLIPPED)
+def test_one_flipped_bit_is_named(used, name):
+    assert f"`{name}`" in used.bad["flipped"][name]
+
+
+def test_a_browser_without_simd_is_told(used):
+    assert "no WebAssembly SIMD" in used.bad["simd"]
+
+
+def test_a_full_browser_keeps_what_it_had(used):
+    assert "no room left" in used.full["problem"]
+    assert "QuotaExceededError" in used.full["problem"]
+    assert (used.full["steps"], used.full["remembered"]) == (4, 2)
+
+
+def test_a_table_is_prepared_as_in_python(used, table):
+    program, preparation = table.trainer.program, table.trainer.preparation
+    source = as_source(str(table.csv), None, program.inputs, program.targets, preparation, part="evaluate")
+    expected = source.columns
+
+    assert len(used.table["samples"]) == 40
+    for name in ("x", program.targets[0].name):
+        found = np.array([s["values"][name] for s in used.table["samples"]]).reshape(40, -1)
+        wanted = np.asarray(expected[name].take(slice(None))).reshape(40, -1)
+        np.testing.assert_allclose(found, wanted, rtol=1e-15)
+
+
+def test_a_form_is_answered_as_python_answers(used, table, tmp_path):
+    (tmp_path / "row.csv").write_text("size,weight,colour\n" + ",".join(map(str, ROW)) + "\n")
+    trainer = onward.Trainer(used.folder / "table.onnx")
+    (row,) = trainer.predictions(str(tmp_path / "row.csv"), probabilities=True)
+
+    assert used.table["fields"] == 3
+    assert used.table["guess"].split()[0] == row["class"]
+    shares = [100 * row["probabilities"][name] for name in ("big", "small")]
+    np.testing.assert_allclose(used.table["shares"], shares, atol=0.06)
+
+
+def test_a_table_without_the_columns_is_refused_by_name(used):
+    assert "no column `size`, `weight`, `colour`" in used.table["wrong"]
