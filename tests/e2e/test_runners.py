@@ -1,7 +1,7 @@
 """The runners in other languages train as Python does, and exchange state with it.
 
-Each needs its toolchain, and the C headers of ONNX Runtime, which its wheel does not have: in the folder that the
-variable ONNXRUNTIME_INCLUDE names, or where Debian 13's libonnxruntime-dev puts them. The library is the wheel's.
+Each needs its toolchain. C and C++ also need the headers of ONNX Runtime, which its wheel does not have: in the folder
+that the variable ONNXRUNTIME_INCLUDE names, or where a system's package puts them. The library is the wheel's.
 """
 
 from __future__ import annotations
@@ -79,7 +79,14 @@ def build_cpp(folder: Path) -> Command:
     return [folder / "train"]
 
 
-BUILDS: dict[str, Callable[[Path], Command]] = {"c": build_c, "c++": build_cpp}
+def build_rust(folder: Path) -> Command:
+    rustc = needs("rustc")
+    linked = ["-L", library(folder), "-l", "onnxruntime", "-C", f"link-arg=-Wl,-rpath,{folder}"]
+    call([rustc, "--edition", "2021", "-D", "warnings", RUNNERS / "train.rs", "-o", folder / "train", *linked])
+    return [folder / "train"]
+
+
+BUILDS: dict[str, Callable[[Path], Command]] = {"c": build_c, "c++": build_cpp, "rust": build_rust}
 
 
 @pytest.fixture(scope="module", params=BUILDS)
