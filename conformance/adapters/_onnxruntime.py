@@ -22,8 +22,9 @@ _LACKS = (
 class Session:
     """A model ready to run; what ONNX Runtime says that it lacks is a skip."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, *, memory_pattern: bool = True) -> None:
         options = onnxruntime.SessionOptions()
+        options.enable_mem_pattern = memory_pattern
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
         try:

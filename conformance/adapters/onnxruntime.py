@@ -15,5 +15,5 @@ def supports_device(device: str) -> bool:
     return device == "CPU"
 
 
-def prepare(model: onnx.ModelProto, device: str = "CPU", **_: Any) -> Session:
-    return Session(model)
+def prepare(model: onnx.ModelProto, device: str = "CPU", *, memory_pattern: bool = True, **_: Any) -> Session:
+    return Session(model, memory_pattern=memory_pattern)

@@ -7,7 +7,7 @@ initialize.onnx      the initial state from a random key
 state.safetensors    the state to start from
 self_test.safetensors  one batch; the manifest says what a step makes of it
 manifest.json        what to feed, what comes out, which output replaces which state (docs/program_format.md)
-README.md            the loop in Python, JavaScript, C# and C++
+README.md            the loop in Python, JavaScript, C#, C, C++ and Rust
 """
 
 from __future__ import annotations

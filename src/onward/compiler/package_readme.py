@@ -1,7 +1,8 @@
-"""The README of a compiled program: the training loop in four languages.
+"""The README of a compiled program: the training loop in several languages.
 
 The loops read all names from the manifest, so they are the same for every program; `tests/e2e` runs them. The texts are
-templates beside this file. A program without training has no loop, and its README says so.
+templates beside this file; those that are programs of their own are in `runners`. A program without training has no
+loop, and its README says so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def readme(manifest: Mapping[str, Any]) -> str:
         "SETTINGS": settings or "none",
     }
     template = "program_readme.md" if steps else "inference_readme.md"
-    text = (Path(__file__).parent / template).read_text(encoding="utf-8")
+    folder = Path(__file__).parent
+    text = (folder / template).read_text(encoding="utf-8")
+    for runner in sorted((folder / "runners").iterdir()):
+        text = text.replace(f"@FILE {runner.name}@", runner.read_text(encoding="utf-8").rstrip())
     for word, value in words.items():
         text = text.replace(f"@{word}@", str(value))
     return text

@@ -1,0 +1,272 @@
+"""Train our samples on other stock runtimes and write the table of docs/anywhere.md: `make anywhere`.
+
+Each runtime has an environment of its own (`conformance/adapters`) and runs 20 steps of each program; the losses are
+compared with those of the installed ONNX Runtime. `python docs/generate_anywhere.py NAME …` runs some of them and keeps
+the rest of the table, from build/anywhere/results.json.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from safetensors.numpy import save_file
+
+ROOT = Path(__file__).parents[1]
+ADAPTERS = ROOT / "conformance" / "adapters"
+sys.path.insert(0, str(ROOT / "src"))
+
+import onward  # noqa: E402
+from onward.backends import open_session  # noqa: E402
+
+install = runpy.run_path(str(ADAPTERS / "install.py"))  # beside it are modules named like the packages that they import
+packages, ENVIRONMENTS = install["packages"], install["ENVIRONMENTS"]
+
+PAGE = Path(__file__).with_name("anywhere.md")
+BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
+BUILD = ROOT / "build" / "anywhere"
+STEPS, ROWS = 20, 8
+CLOSE = 1e-5  # largest relative difference of a loss over all steps
+
+OLD = "onnx==1.17.0"
+NEW = "onnx==1.23.2"
+RUNTIMES: dict[str, tuple[str, list[str]]] = {
+    **{
+        f"onnxruntime {v}": ("onnxruntime", [f"onnxruntime=={v}", OLD if v < "1.21" else NEW, *extra])
+        for v, extra in {
+            "1.17.3": ["numpy<2"],
+            "1.18.1": ["numpy<2"],
+            "1.20.1": [],
+            "1.22.1": [],
+            "1.25.1": [],
+            "1.31.1": [],
+        }.items()
+    },
+    **{name: (name, packages(ADAPTERS / f"{name}.py")) for name in ("openvino", "tract", "tinygrad", "jaxonnxruntime")},
+    "onnx's reference": ("onnx-reference", packages(ADAPTERS / "onnx-reference.py")),
+    "iree": ("iree", packages(ADAPTERS / "iree.py")),
+    "onnxruntime-node": ("npm", ["onnxruntime-node@1.30.0"]),
+    "onnxruntime-web (wasm)": ("npm", ["onnxruntime-web@1.30.0"]),
+}
+
+TEXT = """
+<ir_version: 8, opset_import: ["": 18]>
+net (int64[N, 12] ids) => (float[N, 4] logits)
+{
+    axis = Constant<value_ints = [1]>()
+    e = Gather(table, ids)
+    n = LayerNormalization<axis = -1>(e, scale, shift)
+    q = MatMul(n, Q)
+    k = MatMul(n, K)
+    v = MatMul(n, V)
+    t = Transpose<perm = [0, 2, 1]>(k)
+    s = MatMul(q, t)
+    a = Softmax<axis = -1>(s)
+    c = MatMul(a, v)
+    r = Add(e, c)
+    h = MatMul(r, W1)
+    g = Tanh(h)
+    m = ReduceMean<keepdims = 0>(g, axis)
+    logits = MatMul(m, W2)
+}"""
+CONV = """
+<ir_version: 8, opset_import: ["": 18]>
+net (float[N, 3, 12, 12] x) => (float[N, 4] logits)
+{
+    c = Conv<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x, C)
+    b = BatchNormalization(c, scale, shift, mean, var)
+    r = Relu(b)
+    d = Conv<kernel_shape = [3, 3], group = 2>(r, D)
+    p = GlobalAveragePool(d)
+    f = Flatten(p)
+    logits = MatMul(f, W)
+}"""
+DROPOUT = """
+<ir_version: 8, opset_import: ["": 18]>
+net (float[N, 10] x) => (float[N, 4] logits)
+<float ratio = {0.3}>
+{ h = MatMul(x, W1) r = Relu(h) d = Dropout(r, ratio) logits = MatMul(d, W2) }"""
+
+
+def network(text: str, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        fixed = {"scale": np.ones, "var": np.ones, "shift": np.zeros, "mean": np.zeros}.get(name)
+        array = fixed(shape) if fixed else rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]) or 1)
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    return model
+
+
+def trainable(text: str, shapes: dict[str, tuple[int, ...]], optimizer: Any) -> onward.TrainingModel:
+    return onward.make_trainable(network(text, shapes), loss="cross_entropy", optimizer=optimizer)
+
+
+_WIDE = (8, 8)
+PROGRAMS: dict[str, Callable[[], onward.TrainingModel]] = {
+    "linear": lambda: onward.samples.build("linear"),
+    "dropout": lambda: trainable(DROPOUT, {"W1": (10, 16), "W2": (16, 4)}, onward.Adam(1e-2)),
+    "attention": lambda: trainable(
+        TEXT,
+        {
+            "table": (30, 8),
+            "scale": (8,),
+            "shift": (8,),
+            "Q": _WIDE,
+            "K": _WIDE,
+            "V": _WIDE,
+            "W1": (8, 16),
+            "W2": (16, 4),
+        },
+        onward.AdamW(1e-2),
+    ),
+    "batch norm": lambda: trainable(
+        CONV,
+        {"C": (6, 3, 3, 3), "scale": (6,), "shift": (6,), "mean": (6,), "var": (6,), "D": (8, 3, 3, 3), "W": (8, 4)},
+        onward.SGD(1e-1, momentum=0.9),
+    ),
+    "digits": lambda: onward.samples.build("digits"),
+    "mnist": lambda: onward.samples.build("mnist"),
+}
+
+
+def batches(program: onward.Program) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(STEPS):
+        made = {}
+        for spec in (*program.inputs, *program.targets):
+            shape = [d if isinstance(d, int) else ROWS for d in spec.shape]
+            whole = np.dtype(spec.dtype).kind in "iu"
+            made[spec.name] = (rng.integers(0, 4, shape) if whole else rng.normal(size=shape)).astype(spec.dtype)
+        found.append(made)
+    return found
+
+
+def prepare() -> dict[str, list[float]]:
+    """Write the programs and their batches; return the losses that they should have."""
+    expected = {}
+    profiles: dict[str, dict[str, Any]] = {"": {}}
+    if "profile" in inspect.signature(onward.compile).parameters:
+        profiles[" portable"] = {"profile": "portable"}
+    for name, make in PROGRAMS.items():
+        model = make()
+        for suffix, options in profiles.items():
+            program = onward.compile(model, **options)
+            folder = BUILD / (name + suffix)
+            program.save(folder / "program")
+            data = batches(program)
+            save_file({f"{i}/{n}": v for i, b in enumerate(data) for n, v in b.items()}, folder / "batches.safetensors")
+            session = open_session(program, "onnxruntime", threads=1)
+            expected[name + suffix] = [float(session.step(feeds)[program.loss]) for feeds in data]
+    return expected
+
+
+def environment(name: str, wanted: list[str]) -> Path:
+    """Return the environment with these packages, made if it is not there."""
+    place = ENVIRONMENTS / name.replace(" ", "-").replace("'", "")
+    done = place / "packages.txt"
+    if not done.exists() or done.read_text() != "\n".join(wanted):
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
+        pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        subprocess.run([*pip, *wanted], check=True)
+        done.write_text("\n".join(wanted))
+    return place / "bin" / "python"
+
+
+def command(name: str, adapter: str, wanted: list[str]) -> tuple[list[str], Path]:
+    """Return what runs a program on this runtime, and where."""
+    if adapter != "npm":
+        return [str(environment(name, wanted)), str(ADAPTERS / "_train.py"), str(ADAPTERS / f"{adapter}.py")], ROOT
+    place = ENVIRONMENTS / "npm" / wanted[0].partition("@")[0]
+    if not (place / "node_modules").exists():
+        place.mkdir(parents=True, exist_ok=True)
+        npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", *wanted]
+        subprocess.run(npm, cwd=place, check=True)
+    return ["node", str(ADAPTERS / "_train.mjs"), wanted[0].partition("@")[0]], place
+
+
+def run(name: str, programs: list[str]) -> dict[str, Any]:
+    """Return what each program gave on one runtime."""
+    adapter, wanted = RUNTIMES[name]
+    if adapter == "npm" and shutil.which("node") is None:
+        raise SystemExit("Node.js is not installed")
+    words, place = command(name, adapter, wanted)
+    found = {}
+    for program in programs:
+        folder = BUILD / program
+        try:
+            done = subprocess.run(
+                [*words, str(folder / "program"), str(folder / "batches.safetensors")],
+                cwd=place, capture_output=True, text=True, timeout=600, check=False,
+            )  # fmt: skip
+            last = done.stdout.strip().splitlines()[-1:]
+            said = json.loads(last[0]) if last else {"error": f"code {done.returncode}: {done.stderr.strip()[-300:]}"}
+        except subprocess.TimeoutExpired:
+            said = {"error": "no answer within 600 seconds"}
+        found[program] = said
+        print(f"{name}, {program}: {said.get('error', 'ran')[:200]}", flush=True)
+    return found
+
+
+def cell(said: dict[str, Any], expected: list[float]) -> str:
+    """Return the largest relative difference of a loss, or what failed."""
+    if "losses" not in said:
+        return f"fails: {_reason(said['error'])}"
+    ours, theirs = np.array(expected), np.array(said["losses"])
+    if theirs.shape != ours.shape or not np.isfinite(theirs).all():
+        return "**wrong**: not finite"
+    far = float(np.max(np.abs(theirs - ours) / np.maximum(np.abs(ours), 1e-6)))
+    return f"{far:.0e}" if far <= CLOSE else f"**wrong** by {far:.0e}"
+
+
+def _reason(error: str) -> str:
+    """Return the operator that a message names, or its beginning."""
+    named = re.findall(r"\b(SoftmaxCrossEntropyLoss|NegativeLogLikelihoodLoss|[A-Z][a-z]+(?:[A-Z][A-Za-z]*)?)\b", error)
+    known = {s.name for s in onnx.defs.get_all_schemas()}
+    operator = next((word for word in named if word in known and word not in ("If", "And", "Not", "Cast")), None)
+    return f"`{operator}`" if operator else error.partition(":")[2].strip()[:60].replace("|", "/") or error[:60]
+
+
+def table(results: dict[str, Any]) -> str:
+    expected = results["expected"]
+    lines = ["| runtime | " + " | ".join(expected) + " |", "|---|" + "---|" * len(expected)]
+    for name in RUNTIMES:
+        row = results["runtimes"].get(name)
+        if row is not None:
+            versions = {k: v for said in row.values() for k, v in said.get("versions", {}).items()}
+            label = name if any(c.isdigit() for c in name) else f"{name} {', '.join(versions.values())}"
+            cells = [cell(row[p], expected[p]) if p in row else "–" for p in expected]
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(names: list[str]) -> None:
+    unknown = [n for n in names if n not in RUNTIMES]
+    if unknown:
+        raise SystemExit(f"no such runtime: {', '.join(unknown)}; there are {', '.join(RUNTIMES)}")
+    store = BUILD / "results.json"
+    before = json.loads(store.read_text()) if store.exists() else {"runtimes": {}}
+    expected = prepare()
+    results = {"expected": expected, "runtimes": before["runtimes"]}
+    for name in names or RUNTIMES:
+        results["runtimes"][name] = run(name, list(expected))
+        store.write_text(json.dumps(results))
+    text = PAGE.read_text(encoding="utf-8")
+    head, rest = text.split(BEGIN)
+    PAGE.write_text(head + BEGIN + "\n" + table(results) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,161 @@
+"""The runners in other languages train as Python does, and exchange state with it.
+
+Each needs its toolchain. C and C++ also need the headers of ONNX Runtime, which its wheel does not have: in the folder
+that the variable ONNXRUNTIME_INCLUDE names, or where a system's package puts them. The library is the wheel's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import onward
+from e2e.test_node import losses, one_entry, save_batches, two_entries
+from onward.backends import open_session
+from onward.compiler import package_readme
+
+Command = list[str | Path]
+RUNNERS = Path(package_readme.__file__).parent / "runners"
+INCLUDES = [os.environ.get("ONNXRUNTIME_INCLUDE", ""), "/usr/include/onnxruntime", "/usr/local/include/onnxruntime"]
+
+
+def headers() -> str:
+    found = next((f for f in INCLUDES if (Path(f) / "onnxruntime_c_api.h").exists()), None)
+    if found is None:
+        pytest.skip("the headers of ONNX Runtime are not installed: set ONNXRUNTIME_INCLUDE to their folder")
+    return found
+
+
+def needs(tool: str) -> str:
+    found = shutil.which(tool)
+    if found is None:
+        pytest.skip(f"{tool} is not installed")
+    return found
+
+
+def library(folder: Path) -> Path:
+    """Return a folder with the library of the wheel under the name that a linker looks for."""
+    (real,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*.*")
+    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
+        (folder / name).symlink_to(real)
+    return folder
+
+
+def call(command: Command, **options) -> str:
+    done = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, timeout=300, check=False, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def build_c(folder: Path) -> Command:
+    cc, include = needs("cc"), headers()
+    strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", "-isystem", include]
+    linked = [f"-L{library(folder)}", "-lonnxruntime", f"-Wl,-rpath,{folder}"]
+    call([cc, *strict, RUNNERS / "train.c", "-o", folder / "train", *linked])
+    return [folder / "train"]
+
+
+def build_cpp(folder: Path) -> Command:
+    cc, include = needs("c++"), headers()
+    json = subprocess.run(
+        [cc, "-E", "-x", "c++", "-"], input="#include <nlohmann/json.hpp>", text=True, capture_output=True, check=False
+    )
+    if json.returncode:
+        pytest.skip("nlohmann/json is not installed (Debian: nlohmann-json3-dev)")
+    strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O0", "-isystem", include]
+    linked = [f"-L{library(folder)}", "-lonnxruntime", f"-Wl,-rpath,{folder}"]
+    call([cc, *strict, RUNNERS / "train.cpp", "-o", folder / "train", *linked])
+    return [folder / "train"]
+
+
+def build_rust(folder: Path) -> Command:
+    rustc = needs("rustc")
+    linked = ["-L", library(folder), "-l", "onnxruntime", "-C", f"link-arg=-Wl,-rpath,{folder}"]
+    call([rustc, "--edition", "2021", "-D", "warnings", RUNNERS / "train.rs", "-o", folder / "train", *linked])
+    return [folder / "train"]
+
+
+BUILDS: dict[str, Callable[[Path], Command]] = {"c": build_c, "c++": build_cpp, "rust": build_rust}
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    return BUILDS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+def train(runner: Command, program: Path, data: list[dict[str, np.ndarray]], out: Path, *state: Path) -> list[float]:
+    out.mkdir()
+    save_batches(data, out / "batches.safetensors")
+    return [float(line) for line in call([*runner, program, out / "batches.safetensors", out, *state]).split()]
+
+
+@pytest.mark.parametrize("make", [one_entry, two_entries])
+def test_the_losses_are_those_of_python(runner: Command, make, tmp_path: Path) -> None:
+    program, data = make()
+    program.save(tmp_path / "program")
+    expected = losses(program, data)
+    session = open_session(program, "onnxruntime", threads=1)
+    for feeds in data:
+        session.step(feeds)
+
+    found = train(runner, tmp_path / "program", data, tmp_path / "out")
+
+    np.testing.assert_allclose(found[:-1], expected, rtol=1e-6)
+    np.testing.assert_allclose(found[-1], float(session.evaluate(data[-1])[program.loss]), rtol=1e-6)
+    (said,) = load_file(tmp_path / "out" / "outputs.safetensors").values()
+    (needed,) = session.infer({"x": data[-1]["x"]}).values()
+    np.testing.assert_allclose(said, needed, rtol=1e-5, atol=1e-6)
+
+
+def test_python_goes_on_with_its_state_and_the_other_way_round(runner: Command, tmp_path: Path) -> None:
+    program, data = one_entry()
+    program.save(tmp_path / "program")
+    expected = losses(program, data)
+
+    first = train(runner, tmp_path / "program", data[:7], tmp_path / "first")
+    trainer = onward.Trainer(program, threads=1)
+    trainer.set_state(load_file(tmp_path / "first" / "state.safetensors"))
+    second = [float(trainer.step(feeds)["loss"]) for feeds in data[7:13]]
+    save_file(trainer.state, tmp_path / "state.safetensors")
+    third = train(runner, tmp_path / "program", data[13:], tmp_path / "third", tmp_path / "state.safetensors")
+
+    np.testing.assert_allclose([*first[:-1], *second, *third[:-1]], expected, rtol=1e-6)
+
+
+def test_the_exported_model_has_the_trained_weights(runner: Command, tmp_path: Path) -> None:
+    program, data = one_entry()
+    program.save(tmp_path / "program")
+
+    train(runner, tmp_path / "program", data, tmp_path / "out")
+
+    model = onnx.load(tmp_path / "out" / "model.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert onward.check(tmp_path / "out" / "model.onnx").ok
+    assert [i.name for i in model.graph.input] == ["x"]
+    (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": data[-1]["x"]})
+    (said,) = load_file(tmp_path / "out" / "outputs.safetensors").values()
+    np.testing.assert_allclose(found, said, rtol=1e-6)
+
+
+def test_a_mistake_is_a_message(runner: Command, tmp_path: Path) -> None:
+    program, data = one_entry()
+    program.save(tmp_path / "program")
+    save_batches([{"x": data[0]["x"]}], tmp_path / "batches.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "batches.safetensors").read_bytes()[:-4])
+
+    for batches, words in (("batches", "labels"), ("cut", "cut.safetensors"), ("none", "none.safetensors")):
+        command = [*runner, tmp_path / "program", tmp_path / f"{batches}.safetensors", tmp_path]
+        done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 1, batches
+        assert words in done.stderr
