@@ -27,6 +27,7 @@ function serve(isolated) {
 
 /** In the page. */
 async function run({ job, module, build, threads, provider }) {
+  if (provider === "webgpu" && !(await navigator.gpu?.requestAdapter())) return { error: "no adapter" };
   const [{ scenario }, { Trainer }, ort] = await Promise.all([import("/tests/scenario.mjs"), import(module), import(`/ort/${build}`)]);
   ort.env.wasm.numThreads = threads;
   ort.env.wasm.wasmPaths = "/ort/";
