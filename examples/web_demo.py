@@ -62,7 +62,7 @@ def main() -> None:
     # Only the weights go into the page: moments start from zero, which nobody needs to download.
     network = onward.samples.mnist_network()
     model = onward.make_trainable(network, loss="cross_entropy", optimizer=onward.Adam(5e-4), initialize="he")
-    program = onward.compile(model)
+    program = onward.compile(model, profile="portable")
     program = dataclasses.replace(program, state={**program.state, **trainer.parameters})
     runtime = fetch_runtime() if arguments.runtime is None else read_runtime(arguments.runtime)
     title, data = "Digits that learn your hand", (images[:1500], labels[:1500])

@@ -278,6 +278,7 @@ def test_the_command_writes_a_site_that_names_its_classes(tmp_path):
     assert (about["title"], about["classes"]) == ("Mine", list("abcdefghij"))
     assert about["preparation"] == {"scale": 1 / 255, "mean": 0.5, "std": 1.0}
     assert about["runtime"]["version"] == "9.9.9"
+    assert json.loads((tmp_path / "site/program/manifest.json").read_text())["profile"] == "portable"
     infer = onnx.load(tmp_path / "site/program/infer.onnx")
     assert any(p.key == PREPARATION and "0.5" in p.value for p in infer.metadata_props)
 

@@ -137,7 +137,7 @@ def _program(source: Path | Program) -> Program:
         return Program.load(source)
     if source.is_dir() and (stored := StoredModel.of(source)).model is None:
         return stored.program  # the run trains a program
-    return compile_model(source)
+    return compile_model(source, profile="portable")
 
 
 def _program_files(program: Program) -> dict[str, bytes]:
