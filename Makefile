@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SUITE := PYTHONPATH=conformance:conformance/src:src:tests OMP_NUM_THREADS=1 $(BIN)/python
 
-.PHONY: anywhere conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-core test-frameworks quick lint web fuzz crash zoo bench bench-peers docs clean
+.PHONY: anywhere conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-core test-frameworks quick lint js web fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +34,10 @@ $(VENV)/frameworks/.made: pyproject.toml constraints.txt | $(VENV)/.dev
 
 demo: $(VENV)/.core
 	$(BIN)/python examples/demo.py
+
+# The npm package @onward/train (js/): its tests in Node.js, and in Chromium where that is installed; needs npm.
+js: $(VENV)/.dev
+	ONWARD_WHOLE=1 $(BIN)/python -m pytest -q tests/js
 
 # A site with a network that learns your handwriting in the browser; needs npm for onnxruntime-web.
 web: $(VENV)/.core

@@ -8,6 +8,7 @@ with the page, so that it does not forget the others while it learns yours.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -58,11 +59,14 @@ def main() -> None:
     pixels = Preparation(scale=1 / 255, classes=tuple("0123456789"))
     trainer.fit(images[1500:], labels[1500:], epochs=arguments.epochs, batch_size=64, preparation=pixels,
                 validation_data=(images[:1500], labels[:1500]), metrics=["accuracy"])  # fmt: skip
-    # Its moments start from zero again, so that nobody downloads them.
-    model = onward.make_trainable(trainer.to_inference(), loss="cross_entropy", optimizer=onward.Adam(5e-4))
-    runtime = fetch_runtime() if arguments.runtime is None else read_runtime(arguments.runtime)
+    # Only the weights go into the page: moments start from zero, which nobody needs to download.
+    network = onward.samples.mnist_network()
+    model = onward.make_trainable(network, loss="cross_entropy", optimizer=onward.Adam(5e-4), initialize="he")
     program = onward.compile(model)
-    site = build_site(program, runtime, title="Digits that learn your hand", data=(images[:1500], labels[:1500]))
+    program = dataclasses.replace(program, state={**program.state, **trainer.parameters})
+    runtime = fetch_runtime() if arguments.runtime is None else read_runtime(arguments.runtime)
+    title, data = "Digits that learn your hand", (images[:1500], labels[:1500])
+    site = build_site(program, runtime, title=title, data=data, change=lambda _: pixels)
     write_site(site, arguments.output)
     print(f"wrote {arguments.output}/: {len(site.files)} files, {site.size / 1e6:.1f} MB")
     print(f"look at it: onward web {arguments.output} --serve")

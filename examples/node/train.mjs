@@ -1,44 +1,25 @@
-// Train a compiled program with onnxruntime-node: node train.mjs PROGRAM_DIR BATCHES.safetensors
+// Train a compiled program in Node.js: node train.mjs PROGRAM_DIR BATCHES.safetensors
 // BATCHES holds one tensor per input and batch, named "<batch>/<input>". Prints one loss per line.
-import { readFileSync } from "node:fs";
-import { join } from "node:path";
+import { readFile } from "node:fs/promises";
 import * as ort from "onnxruntime-node";
+import { Trainer } from "@onward/train";
 
 const [directory, data] = process.argv.slice(2);
-const manifest = JSON.parse(readFileSync(join(directory, "manifest.json")));
-const step = manifest.graphs.step;
-const state = readSafetensors(join(directory, manifest.state.file));
-for (const [name, s] of Object.entries(manifest.settings)) {
-  state[name] = new ort.Tensor(s.dtype, [s.default].flat(Infinity), s.shape);
-}
-const session = await ort.InferenceSession.create(join(directory, step.file), { intraOpNumThreads: 1 });
+const trainer = await Trainer.load(`${directory}/`, { ort, read: readFile, session: () => ({ intraOpNumThreads: 1 }) });
 
-for (const batch of batches(readSafetensors(data))) {
-  const feeds = Object.fromEntries(step.inputs.map((i) => [i.name, batch[i.name] ?? state[i.name]]));
-  const results = await session.run(feeds);
-  for (const o of step.outputs) if (o.role === "state") state[o.replaces] = results[o.name];
-  console.log(results[manifest.loss].data[0]);
+for (const batch of batches(new Uint8Array(await readFile(data)))) {
+  const { loss } = await trainer.step(batch);
+  console.log(loss);
 }
+await trainer.release();
 
-function batches(tensors) {
-  const found = [];
-  for (const [name, tensor] of Object.entries(tensors)) {
+function batches(bytes) {
+  const arrays = { F32: Float32Array, F64: Float64Array, I64: BigInt64Array, I32: Int32Array, U8: Uint8Array, BOOL: Uint8Array };
+  const begin = 8 + Number(new DataView(bytes.buffer).getBigUint64(0, true)), found = [];
+  const { __metadata__, ...header } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, begin)));
+  for (const [name, { dtype, shape, data_offsets: [first, last] }] of Object.entries(header)) {
     const [index, ...input] = name.split("/");
-    (found[index] ??= {})[input.join("/")] = tensor;
+    (found[index] ??= {})[input.join("/")] = { data: new arrays[dtype](bytes.slice(begin + first, begin + last).buffer), dims: shape };
   }
   return found;
-}
-
-function readSafetensors(path) {
-  const kinds = { F32: ["float32", Float32Array], F64: ["float64", Float64Array], I64: ["int64", BigInt64Array],
-                  I32: ["int32", Int32Array], U8: ["uint8", Uint8Array], BOOL: ["bool", Uint8Array] };
-  const bytes = readFileSync(path);
-  const length = Number(bytes.readBigUInt64LE(0));
-  const header = JSON.parse(bytes.subarray(8, 8 + length));
-  delete header.__metadata__;
-  return Object.fromEntries(Object.entries(header).map(([name, { dtype, shape, data_offsets: [first, last] }]) => {
-    const [type, array] = kinds[dtype];
-    const copy = new Uint8Array(bytes.subarray(8 + length + first, 8 + length + last)).buffer;
-    return [name, new ort.Tensor(type, new array(copy), shape)];
-  }));
 }

@@ -134,11 +134,20 @@ def write(name: str, folder: Path) -> None:
     write_program(program, data, folder / name)
 
 
-def write_program(program: onward.Program, data: Batches, folder: Path) -> None:
-    program.save(folder / "program")
-    flat = {f"{i}/{n}": np.ascontiguousarray(v) for i, b in enumerate(data) for n, v in b.items()}
-    save_file(flat, folder / "batches.safetensors")
+def write_program(program: onward.Program, data: Batches, folder: Path, self_test: Any = True) -> None:
+    program.save(folder / "program", self_test=self_test)
+    save_batches(data, folder / "batches.safetensors")
     (folder / "expected.json").write_text(json.dumps(expected(program, data)))
+
+
+def save_batches(data: Batches, path: Path) -> None:
+    save_file({f"{i}/{n}": np.asarray(v, order="C") for i, b in enumerate(data) for n, v in b.items()}, path)
+
+
+def read_expected(folder: Path) -> dict[str, Any]:
+    """Return what `write` stored of native ONNX Runtime's results."""
+    found: dict[str, Any] = json.loads((folder / "expected.json").read_text())
+    return found
 
 
 if __name__ == "__main__":

@@ -9,18 +9,19 @@ const found = { errors: [] }, browser = await chromium.launch(options);
 
 async function open(address, { context = {}, prepare = async () => {}, ready = true } = {}) {
   const made = await browser.newContext({ viewport: { width: 1200, height: 900 }, ...context }), page = await made.newPage();
+  page.setDefaultTimeout(120000);
   if (ready) page.on("pageerror", (e) => found.errors.push(e.message));
   await prepare(page, made);
   await page.goto(address);
-  if (ready) await isReady(page); else await page.waitForSelector("#problem:not([hidden])", { timeout: 30000 });
+  if (ready) await isReady(page); else await page.waitForSelector("#problem:not([hidden])", { timeout: 120000 });
   return page;
 }
-const isReady = (page) => page.waitForFunction(() => document.documentElement.dataset.ready === "yes", null, { timeout: 30000 });
+const isReady = (page) => page.waitForFunction(() => document.documentElement.dataset.ready === "yes", null, { timeout: 120000 });
 const text = (page, id) => page.textContent(`#${id}`);
 const problem = async (page) => ((await page.isVisible("#problem")) ? (await page.textContent("#problem p")) : "");
-const idle = (page) => page.waitForFunction(() => document.getElementById("train").textContent === "Train" && /^Trained/.test(document.getElementById("status").textContent), null, { timeout: 60000 });
+const idle = (page) => page.waitForFunction(() => document.getElementById("train").textContent === "Train" && /^Trained/.test(document.getElementById("status").textContent), null, { timeout: 120000 });
 const steps = async (page) => Number(await text(page, "step"));
-const until = (page, words) => page.waitForFunction((w) => document.getElementById("status").textContent.includes(w), words, { timeout: 30000 });
+const until = (page, words) => page.waitForFunction((w) => document.getElementById("status").textContent.includes(w), words, { timeout: 120000 });
 
 async function draw(page, points) {
   const box = await page.locator("#pad").boundingBox(), at = ([x, y]) => [box.x + x * box.width, box.y + y * box.height];
@@ -81,7 +82,7 @@ const parts = {
     await download(page, "#export", "reloaded.onnx");
     await page.fill("#steps", "100000");
     await page.click("#train");
-    await page.waitForFunction(() => Number(document.getElementById("facts").dataset.kept) > 30, null, { timeout: 60000 });
+    await page.waitForFunction(() => Number(document.getElementById("facts").dataset.kept) > 30, null, { timeout: 120000 });
     said.kept = await page.evaluate(() => Number(document.getElementById("facts").dataset.kept));
     await page.reload(); // in the middle of the training
     await isReady(page);
@@ -94,7 +95,7 @@ const parts = {
     said.damaged = [await problem(page), await steps(page)];
     await page.click("#forget");
     await page.click("#sure [value=yes]");
-    await page.waitForFunction(() => performance.getEntriesByType("navigation")[0].type === "reload" && document.documentElement.dataset.ready === "yes" && document.getElementById("status").textContent === "Ready.", null, { timeout: 30000 });
+    await page.waitForFunction(() => performance.getEntriesByType("navigation")[0].type === "reload" && document.documentElement.dataset.ready === "yes" && document.getElementById("status").textContent === "Ready.", null, { timeout: 120000 });
     said.forgotten = { steps: await steps(page), memory: await memory(page) };
     await page.context().close();
     return said;
@@ -103,7 +104,7 @@ const parts = {
   async offline() {
     const page = await open(job.plain), said = { first: await page.evaluate(() => crossOriginIsolated) };
     await page.evaluate(() => navigator.serviceWorker.ready);
-    await page.waitForFunction(() => navigator.serviceWorker.controller, null, { timeout: 30000 });
+    await page.waitForFunction(() => navigator.serviceWorker.controller, null, { timeout: 120000 });
     await page.context().setOffline(true);
     await page.reload();
     await isReady(page);

@@ -1,6 +1,6 @@
 """Sites in a real browser: what a person teaches is learned, kept, exported and forgotten, and bad input is named.
 
-Chromium is driven by playwright-core (drive.mjs), which npm installs together with onnxruntime-web.
+Chromium is driven by playwright-core (drive.mjs), which npm installs as js/package.json says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import functools
 import http.server
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from threading import Thread
@@ -21,6 +20,7 @@ import pytest
 
 import onward
 from hostile.files import known_gap
+from js import packages
 from onward import samples
 from onward.reading.pictures import PictureReader
 from onward.train import Preparation
@@ -28,12 +28,10 @@ from onward.train.data import as_source
 from onward.web import build_site, read_runtime, serve, write_site
 from onward.web.runtime import VERSION
 
-CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
-PACKAGES = ("playwright-core@1.65.0", f"onnxruntime-web@{VERSION}")
 FLIPPED = ["site.json", "worker.mjs", "program/manifest.json", "program/state.safetensors", "program/infer.onnx",
            "ort/ort-wasm-simd-threaded.wasm", "examples.safetensors"]  # fmt: skip
 ROW = [0.5, 2.0, "red"]
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=known_gap("chromium"))
+pytestmark = pytest.mark.skipif(packages.CHROMIUM is None, reason=known_gap("chromium"))
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -44,26 +42,9 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def modules(tmp_path_factory) -> Path:
+def modules() -> Path:
     """The folder of node's modules."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed")
-    folder = tmp_path_factory.mktemp("npm")
-    (folder / "package.json").write_text("{}", encoding="utf-8")
-    command = [
-        "npm",
-        "install",
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-        "--prefer-offline",
-        "--silent",
-        *PACKAGES,
-    ]
-    installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    if installed.returncode:
-        pytest.skip(f"npm cannot install {', '.join(PACKAGES)} here: {installed.stderr[-200:]}")
-    return folder / "node_modules"
+    return packages.node_modules()
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +81,7 @@ def used(modules, table, digits, tmp_path_factory) -> SimpleNamespace:
 
     folder = tmp_path_factory.mktemp("used")
     runtime = read_runtime(modules / "onnxruntime-web")
+    assert runtime.version == VERSION
     known = datasets.load_digits(n_class=10)
     data = ((known.images[:120, None] * 15).astype(np.uint8), known.target[:120])
     write_site(build_site(digits, runtime, title="Digits", data=data), folder / "digits")
@@ -116,7 +98,7 @@ def used(modules, table, digits, tmp_path_factory) -> SimpleNamespace:
     addresses = [f"http://127.0.0.1:{s.server_address[1]}/" for s in servers]
     job = {
         **dict(zip(("site", "plain", "table"), addresses, strict=True)),
-        "chromium": CHROMIUM,
+        "chromium": packages.CHROMIUM,
         "modules": str(modules),
         "out": str(folder),
         "picture": str(picture),
@@ -128,7 +110,7 @@ def used(modules, table, digits, tmp_path_factory) -> SimpleNamespace:
     }
     script = Path(__file__).with_name("drive.mjs")
     load = os.getloadavg()[0]
-    done = subprocess.run(["node", str(script), json.dumps(job)], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(["node", str(script), json.dumps(job)], capture_output=True, text=True, timeout=900)
     for server in servers:
         server.shutdown()
         server.server_close()

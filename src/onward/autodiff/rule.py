@@ -10,6 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff import sequences
+from onward.autodiff.profile import PORTABLE, current
+from onward.autodiff.sizes import Sizes
 from onward.graph import shapes, walk
 from onward.graph.builder import Builder, Value, output_type
 from onward.graph.schema import Schema, attribute_default
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 Dims = tuple[int | str | None, ...]
 
 
-class Rule:
+class Rule(Sizes):
     """The forward node seen through its schema: inputs and outputs by name, attributes with defaults, shapes.
 
     `op` makes backward nodes (see `onward.graph.builder.Builder`).
@@ -39,6 +41,11 @@ class Rule:
         self.op = op
         self.schema = schema
         self._needed = needed  # positions of the inputs whose gradient is wanted
+
+    @property
+    def portable(self) -> bool:
+        """Whether the rule may emit only what the deny-list (docs/portable.md) does not name."""
+        return current() == PORTABLE
 
     # -- the forward node ------------------------------------------------------------------------------------
 

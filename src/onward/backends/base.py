@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from onward.arguments import check_name, check_names
+from onward.autodiff.profile import DEFAULT
 from onward.backends.state import evaluation_graph, initial_state
 from onward.compiler.program import PlainGraph, Program
 
@@ -104,20 +105,29 @@ def make_session(
 BackendFactory = Callable[..., Session]
 _BACKENDS: dict[str, BackendFactory] = {}
 _SPLIT: set[str] = set()
+_PROFILES: dict[str, str] = {}
 
 
-def register_backend(name: str, factory: BackendFactory, *, split: bool = False) -> None:
+def register_backend(name: str, factory: BackendFactory, *, split: bool = False, profile: str = DEFAULT) -> None:
     """Make `factory(program, **options) -> Session` available as `backend=name`.
 
     With `split`, the programs that a Trainer makes for it have gradients and update as graphs of their own, too.
+    `profile` is the profile of these programs, where the caller does not choose: `"portable"` for a runtime that gets
+    something wrong that the deny-list names (docs/portable.md).
     """
     _BACKENDS[name] = factory
     (_SPLIT.add if split else _SPLIT.discard)(name)
+    _PROFILES[name] = profile
 
 
 def wants_split(backend: str) -> bool:
     """Return whether a backend uses the graphs that `compile(..., split=True)` adds."""
     return backend in _SPLIT
+
+
+def profile_of(backend: str) -> str:
+    """Return the profile of the programs that a backend runs, where the caller does not choose."""
+    return _PROFILES.get(backend, DEFAULT)
 
 
 def open_session(program: Program, backend: str, **options: Any) -> Session:

@@ -168,7 +168,7 @@ class OnnxBackend:
             NotSupported: the backend lacks an operator or an element type of the model, or there is no gradient.
             OnwardError: the model is not valid, or has no such entry.
         """
-        from onward.backends.base import open_session, wants_split
+        from onward.backends.base import open_session, profile_of, wants_split
         from onward.compiler.compile import compile_model, named_entries
         from onward.upgrade import normalise
         from onward.upgrade.graph_call import has_graph_call, remove_graph_calls
@@ -193,7 +193,7 @@ class OnnxBackend:
                         found=f"entries {', '.join(map(str, positions)) or 'none'}",
                     )
                 )
-            program = compile_model(training, split=wants_split(self.name))
+            program = compile_model(training, split=wants_split(self.name), profile=profile_of(self.name))
             session = open_session(program, self.name)
         return Training(session, None if entry is None else positions[entry], renamed)
 

@@ -32,6 +32,13 @@ def compile_command(
     core: Annotated[
         bool, Option("--core", help="Use only the core operators, for small backends (larger and slower graphs).")
     ] = False,
+    profile: Annotated[
+        str,
+        Option(
+            metavar="PROFILE",
+            help="`default`: fast on ONNX Runtime's CPU kernels. `portable`: avoids what other runtimes get wrong.",
+        ),
+    ] = "default",
     self_test: Annotated[
         Path | None,
         Option("--self-test", metavar="FILE", help="Data for the self-test (default: made up).", show_default=False),
@@ -45,9 +52,9 @@ def compile_command(
 
     Examples:
         onward compile net.train.onnx -o program/
-        onward compile net.train.onnx --core -o program/
+        onward compile net.train.onnx --profile portable -o program/
     """
-    from onward.cli.console import stdout_console
+    from onward.cli.console import print_diagnostics, stderr_console, stdout_console
     from onward.compiler.compile import compile_model
     from onward.errors import A101, ArgumentError, Diagnostic, counted
 
@@ -59,7 +66,14 @@ def compile_command(
         raise ArgumentError(Diagnostic(A101, "--self-test and --no-self-test exclude each other"))
     trace: list[Trace] | None = [] if explain else None
     program = compile_model(
-        file, target_opset=target_opset, target_ir=target_ir, seed=seed, split=split, core=core, trace=trace
+        file,
+        target_opset=target_opset,
+        target_ir=target_ir,
+        seed=seed,
+        split=split,
+        core=core,
+        profile=profile,
+        trace=trace,
     )
     console = stdout_console()
     if trace is not None:
@@ -73,6 +87,7 @@ def compile_command(
         counts = (len(graph.model.graph), graph.opset, len(graph.input_names), len(graph.output_names))
         table.add_row(graph.name, *(str(c) for c in counts))
     console.print(table)
+    print_diagnostics(program.warnings, stderr_console())
     if not program.entries:
         console.print(
             f"inference only: `{file.name}` has no training information, so there is nothing to step; "
@@ -81,7 +96,8 @@ def compile_command(
         return
     size = sum(v.nbytes for v in program.state.values())
     state = f"state: {counted(len(program.state), 'tensor')}, {counted(size, 'byte')}"
-    console.print(f"{state}; see {output}/README.md for the loop" if output else state)
+    line = f"profile: {program.profile}; {state}"
+    console.print(f"{line}; see {output}/README.md for the loop" if output else line)
 
 
 def _batch(file: Path, program: Program) -> dict[str, np.ndarray]:

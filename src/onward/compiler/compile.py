@@ -12,9 +12,12 @@ import itertools
 import numpy as np
 import onnx
 
+from onward.arguments import check_name
+from onward.autodiff.profile import DEFAULT, PORTABLE, PROFILES
 from onward.check import check
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec
 from onward.compiler.recipes import (
+    ANYWHERE,
     CORE,
     EVALUATE,
     FINISH,
@@ -50,6 +53,7 @@ def compile_model(
     seed: int = 0,
     split: bool = False,
     core: bool = False,
+    profile: str = DEFAULT,
     trace: list[Trace] | None = None,
 ) -> Program:
     """Return `model` as a `Program`: step, initialize, infer and evaluate as plain ONNX graphs.
@@ -63,18 +67,24 @@ def compile_model(
             `update` (gradients to new state), to accumulate over batches or devices.
         core: use only the core operators (docs/core_operators.md), so that a backend needs no others. The graphs are
             larger and slower.
+        profile: `"default"`, the fast form on ONNX Runtime's CPU kernels, or `"portable"`, which avoids what other
+            runtimes get wrong (docs/portable.md).
         trace: a list that receives one record per pass, with its duration.
 
     Raises:
         NotDifferentiable: lists every node that blocks a gradient.
-        ModelError: plain operators, those of the target opset, or core operators cannot express the model.
+        ModelError: plain operators, those of the target opset, of the profile, or core operators cannot express the
+            model.
         CheckFailed: the model cannot be compiled because it is not valid ONNX.
     """
     _check_target(target_opset, target_ir)
+    check_name("profile", profile, PROFILES)
     training = normalise(model, trace=trace)
     try:
         with collector_paused():
-            compiler = Compiler(training, target_opset=target_opset, target_ir=target_ir, core=core, trace=trace)
+            compiler = Compiler(
+                training, target_opset=target_opset, target_ir=target_ir, core=core, profile=profile, trace=trace
+            )
             return compiler.program(seed, split)
     except OnwardError:
         raise
@@ -93,10 +103,11 @@ class Compiler:
         target_opset: int | None = None,
         target_ir: int | None = None,
         core: bool = False,
+        profile: str = DEFAULT,
         trace: list[Trace] | None = None,
     ) -> None:
         self.model = model
-        self._core = core
+        self._core, self._profile = core, profile
         self._label = LabelOpset(target_opset, target_ir)
         self._trace = trace
         self._lowered: dict[tuple[str, int], Unit] = {}
@@ -109,7 +120,8 @@ class Compiler:
         unit.name = name or recipe.name
         chosen = recipe.outputs(unit)
         set_outputs(unit, chosen.outputs)
-        run_passes((*FINISH, *(CORE if self._core else ()), self._label), unit)
+        portable = ANYWHERE if self._profile == PORTABLE else ()
+        run_passes((*FINISH, *(CORE if self._core else ()), *portable, self._label), unit)
         outputs = name_outputs(unit, chosen.outputs)
         unit.model.producer_name = "onward"
         unit.graph.name = unit.name.replace(" ", "_")
@@ -138,7 +150,7 @@ class Compiler:
             unit = self._lowered[key].copy(recipe.name) if self._keeps else self._lowered.pop(key)
         else:
             unit = recipe.source(self.model, entry)
-            unit.name, unit.trace = recipe.name, self._trace
+            unit.name, unit.trace, unit.profile = recipe.name, self._trace, self._profile
             unit.roles = None if entry is None else self.roles(entry)
             unit.readings = () if entry is None else readings(self.model, entry, self.roles(entry))
         unit.trains = recipe.trains
@@ -174,6 +186,7 @@ class Compiler:
             averages=averages(model),
             metadata={"name": model.graph.name or "", "producer": "onward"},
             core=self._core,
+            profile=self._profile,
         )
 
     def _entry(self, name: str, entry: TrainingEntry, split: bool, first: bool) -> Entry:

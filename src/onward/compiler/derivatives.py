@@ -8,18 +8,21 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
+from onward.arguments import check_name
 from onward.autodiff.engine import Backward, zeros
 from onward.autodiff.gradient_functions import outline
 from onward.autodiff.lowering import prepare_slice
+from onward.autodiff.profile import DEFAULT, PORTABLE, PROFILES, current, lowering_for
 from onward.autodiff.scope import Scope
 from onward.errors import A101, ArgumentError, Diagnostic, NotDifferentiable
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Names, Value
 from onward.model.serde import Source
 from onward.model.training_model import TrainingModel
-from onward.passes.base import Unit, collector_paused, run_passes
+from onward.passes.base import NO_GRADIENTS, Unit, collector_paused, run_passes
 from onward.passes.gradients import LowerGradients
 from onward.passes.pads import PadEveryAxis
+from onward.passes.portable.rewrites import AvoidDenied
 from onward.passes.scatter import ScatterInFloat32
 from onward.upgrade import normalise
 
@@ -43,7 +46,9 @@ def lower_gradients(model: Source) -> TrainingModel | onnx.ModelProto:
         return lowered if isinstance(model, TrainingModel) else lowered.proto()
 
 
-def gradient(model: Source, of: str, wrt: Sequence[str] | str, *, functions: bool = False) -> onnx.ModelProto:
+def gradient(
+    model: Source, of: str, wrt: Sequence[str] | str, *, functions: bool = False, profile: str = DEFAULT
+) -> onnx.ModelProto:
     """Return `model` with further outputs `grad/<name>`: the derivative of `of` with respect to each name in `wrt`.
 
     `of` and `wrt` may be inputs, initializers or intermediate values. A non-scalar `of` means the sum of its
@@ -66,10 +71,13 @@ def gradient(model: Source, of: str, wrt: Sequence[str] | str, *, functions: boo
     >>> [n.op_type for n in gradient(net, of="y", wrt=["x"], functions=True).graph.node]
     ['Sigmoid', 'Shape', 'ConstantOfShape', 'SigmoidGradient']
 
+    `profile` is that of `onward.compile`: "portable" avoids what some runtimes get wrong (docs/portable.md).
+
     Raises:
         NotDifferentiable: a name is unknown or not floating point, or nodes on the way have no gradient: all listed.
     """
-    with collector_paused():
+    check_name("profile", profile, PROFILES)
+    with collector_paused(), lowering_for(profile):
         return _differentiate(model, of, wrt, functions=functions)
 
 
@@ -137,7 +145,7 @@ def _prepare(model: Source, of: str, wrt: Sequence[str] | str) -> tuple[Training
         twice = sorted({n for n in names if names.count(n) > 1})
         raise ArgumentError(Diagnostic(A101, f"`wrt` names `{twice[0]}` twice", needed="each name once"))
     lowered = normalise(model, copy=True)
-    LowerGradients()(Unit(TrainingModel(lowered.ir), name="gradient"))
+    LowerGradients()(Unit(TrainingModel(lowered.ir), name="gradient", profile=current()))
     shapes.infer_shapes(lowered.ir)
     taken = Names(walk.all_names(lowered.graph))
     scope = Scope([lowered.graph], lowered.opset, taken, lowered.ir.functions, lambda: shapes.infer_shapes(lowered.ir))
@@ -170,7 +178,8 @@ def _differentiate(
     edit.remove_dead_nodes(graph, backward.op.nodes)
     if functions:
         outline(lowered.ir, backward.groups, backward.op.nodes, scope.names)
-    run_passes((PadEveryAxis(), ScatterInFloat32()), Unit(lowered))
+    passes = (PadEveryAxis(), ScatterInFloat32(), *((AvoidDenied(),) if current() == PORTABLE else ()))
+    run_passes(passes, Unit(lowered, facts={NO_GRADIENTS}))
     return lowered.proto()
 
 

@@ -182,10 +182,10 @@ def _made_up(spec: TensorSpec, drawn: np.ndarray, limit: int | None) -> np.ndarr
     dtype = _dtype(spec)
     assert dtype is not None
     if dtype.kind == "b":
-        return drawn < 0.5
-    if dtype.kind in "iu":
+        drawn = drawn < 0.5
+    elif dtype.kind in "iu":
         drawn = np.ones_like(drawn) if limit is None else np.floor(drawn * limit)
-    return drawn.astype(dtype)
+    return np.asarray(drawn, dtype)  # numpy makes a number of what has no dimension
 
 
 def _limits(program: Program) -> dict[str, int]:

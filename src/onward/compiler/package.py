@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onward.autodiff.profile import DEFAULT
 from onward.compiler.make_self_test import NoSelfTestWarning, make_self_test
 from onward.compiler.package_readme import readme
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec, total_names
@@ -244,6 +245,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
         "opset": max(graph.opset for graph in every),
         "ir_version": max(graph.model.ir_version or 0 for graph in every),
         **({"core": True} if program.core else {}),
+        "profile": program.profile,
         "entries": list(program.entries),
         "loss": program.loss,
         "readings": {name: [dataclasses.asdict(r) for r in e.readings] for name, e in program.entries.items()},
@@ -363,6 +365,7 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
         or averages_by_name(state, parameters),
         metadata={"name": manifest["name"], "producer": "onward"},
         core=bool(manifest.get("core", False)),
+        profile=str(manifest.get("profile", DEFAULT)),
     )
 
 

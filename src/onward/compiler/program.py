@@ -13,13 +13,15 @@ import onnx
 import onnx_ir as ir
 
 from onward import notebook
+from onward.autodiff.profile import DEFAULT, PORTABLE
 from onward.compiler.self_test import SelfTest
-from onward.errors import ArgumentError, Diagnostic
+from onward.errors import ArgumentError, Diagnostic, Severity, named_node
 from onward.graph.edit import copy_graph
 from onward.model import serde
 from onward.model.readings import Reading
 from onward.model.training_model import TrainingModel
 
+M306 = "M306"
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
@@ -122,6 +124,7 @@ class Program:
     averages: Mapping[str, str] = dataclasses.field(default_factory=dict)  # parameter -> state that holds its average
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     core: bool = False  # whether its graphs have only core operators
+    profile: str = DEFAULT  # `default` or `portable` (docs/portable.md)
     self_test: SelfTest | None = None  # of a program that was read: what a step gives
 
     @property
@@ -133,6 +136,33 @@ class Program:
         """Return every graph: those of the entries in turn, then infer and initialize."""
         parts = [g for e in self.entries.values() for g in (e.step, e.gradients, e.update, e.evaluate, e.rate)]
         return [g for g in (*parts, self.infer_graph, self.initialize_graph) if g is not None]
+
+    @functools.cached_property
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        """What the deny-list names in a portable program and cannot be avoided, each with the runtimes it concerns.
+
+        It is in the model itself. A program of the default profile has no warnings: nobody asked for other runtimes.
+        """
+        if self.profile != PORTABLE:
+            return ()
+        from onward.passes.portable.deny_list import denied
+
+        found: dict[tuple[str, str], Diagnostic] = {}
+        for graph in self.graphs():
+            for each in denied(graph.model.graph):
+                place = named_node(each.node)
+                found.setdefault(
+                    (each.entry.name, place),
+                    Diagnostic(
+                        M306,
+                        f"{each.entry.what} is not safe on every runtime",
+                        place=f"{place} of the graph `{graph.name}`",
+                        found="; ".join(f"{r['runtime']} {r['versions']}: {r['effect']}" for r in each.entry.runtimes),
+                        hint="run the self-test of the program on that runtime before you train (docs/portable.md)",
+                        severity=Severity.WARNING,
+                    ),
+                )
+        return tuple(found.values())
 
     @property
     def step(self) -> onnx.ModelProto:

@@ -12,7 +12,8 @@
     RATE               the learning rate of the next step: what is fed, or what a schedule makes of it
     TRIAL              the loss, its gradients, and the state that a forward pass changes, without dropout
 
-Every graph then goes through the same passes, `FINISH`, and with `core=True` through `CORE`.
+Every graph then goes through the same passes, `FINISH`, with `core=True` through `CORE`, and in the portable profile
+through `ANYWHERE`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from onward.passes.inline import InlineFunctions, InlineFunctionsWithoutRules
 from onward.passes.maps import MapsToTensors
 from onward.passes.optimizers import LowerOptimizers
 from onward.passes.pads import PadEveryAxis
+from onward.passes.portable.rewrites import AvoidDenied
 from onward.passes.randomness import LowerRandomness, RemoveDropout
 from onward.passes.running_statistics import ProtectRunningStatistics
 from onward.passes.scatter import ScatterInFloat32
@@ -302,3 +304,5 @@ FINISH: tuple[Pass, ...] = (
 )
 CORE: tuple[Pass, ...] = (LowerToCore(), RemoveDeadNodes(), MergeEqualNodes(), RemoveUnusedInputs(), InferShapes())
 """After `FINISH`, where only core operators are wanted."""
+ANYWHERE: tuple[Pass, ...] = (AvoidDenied(), RemoveDeadNodes(), MergeEqualNodes(), RemoveUnusedInputs(), InferShapes())
+"""After these, in the portable profile."""

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from onward.autodiff.profile import DEFAULT
 from onward.graph import walk
 from onward.graph.builder import Builder, Names, Value
 from onward.graph.edit import copy_graph, remove_dead_nodes
@@ -77,6 +78,8 @@ class Unit:
     settings: list[Value] = dataclasses.field(default_factory=list)
     """Inputs with a default, such as the learning rate."""
     state: list[Value] = dataclasses.field(default_factory=list)
+    profile: str = DEFAULT
+    """Which of its forms each gradient has (`autodiff.profile`)."""
     trains: bool = False
     """Whether the unit computes a training step: passes that are not safe for training are refused."""
     facts: set[Fact] = dataclasses.field(default_factory=set)

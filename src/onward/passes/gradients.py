@@ -7,6 +7,7 @@ from typing import Any
 
 from onward.autodiff import rules as rules  # importing the package registers every rule
 from onward.autodiff.lowering import lower_model
+from onward.autodiff.profile import lowering_for
 from onward.autodiff.registry import is_own
 from onward.graph import walk
 from onward.graph.edit import remove_dead_nodes
@@ -51,7 +52,8 @@ class LowerGradients(Pass):
     def run(self, unit: Unit) -> bool:
         unit.gradients |= _gradients(unit)
         entries = unit.training.entries
-        return lower_model(unit.model, [e.algorithm for e in entries if e.algorithm is not None]) > 0
+        with lowering_for(unit.profile):
+            return lower_model(unit.model, [e.algorithm for e in entries if e.algorithm is not None]) > 0
 
 
 def _names(attributes: Any, key: str) -> Sequence[str]:

@@ -202,6 +202,19 @@ def check_entry(entry: Any, program: Program) -> None:
         raise unknown_name("training entry", entry, program.entries)
 
 
+def check_profile(profile: str | None, program: Program) -> None:
+    """Raise if a program that was compiled before has another profile than the one asked for."""
+    if profile is not None and profile != program.profile:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                f"the program has the profile `{program.profile}`",
+                needed=f"a program of the profile `{profile}`",
+                hint="compile the model again with that profile, or leave out `profile`",
+            )
+        )
+
+
 def _takes_one(function: Callable[..., Any]) -> bool:
     """Return whether the function can be called with one argument; True where Python does not know."""
     try:

@@ -1,7 +1,7 @@
 """The state of a trainer as one file, which JavaScript (`@onward/train`) writes and reads too.
 
-It is a safetensors file with checksums (`storage/tensor_file.py`). Its data is {"format": "onward-state", "version": 1,
-"steps": N}. A step file of a run and the `state.safetensors` of a program can be read as well.
+It is a safetensors file with checksums (`storage/tensor_file.py`) whose data has the number of `steps`. A step file of
+a run and the `state.safetensors` of a program can be read as well.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from onward.train.checkpoint import K101
 
 K108 = "K108"
 
-FORMAT = "onward-state"
-VERSION = 1
-
 
 def write_state(path: Path, state: dict[str, np.ndarray], steps: int) -> None:
     """Write the state to `path`: the whole file, or nothing.
@@ -30,7 +27,7 @@ def write_state(path: Path, state: dict[str, np.ndarray], steps: int) -> None:
         CheckpointError: it cannot be written.
     """
     try:
-        write_atomic(path, tensor_file_chunks(state, {"format": FORMAT, "version": VERSION, "steps": steps}))
+        write_atomic(path, tensor_file_chunks(state, {"steps": steps}))
     except OSError as error:
         hint = HINTS.get(error.errno or 0, "")
         raise CheckpointError(

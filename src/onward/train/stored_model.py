@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 from onward.arguments import a_or_an
+from onward.autodiff.profile import DEFAULT
 from onward.compiler.package import pack_program, unpack_program
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, Diagnostic
@@ -42,6 +43,8 @@ class StoredModel:
     _content: bytes | None = None
     split: bool = False
     """Whether a program that is compiled here has gradients and updates as graphs of their own."""
+    profile: str = DEFAULT
+    """The profile of a program that is compiled here."""
 
     @classmethod
     def of(cls, source: Any) -> StoredModel:
@@ -99,7 +102,7 @@ class StoredModel:
         from onward.compiler.compile import compile_model
 
         assert self.model is not None
-        program: Program = compile_model(self.model, split=self.split)
+        program: Program = compile_model(self.model, split=self.split, profile=self.profile)
         return program
 
     @property

@@ -14,7 +14,7 @@ import onnx
 
 from onward.arguments import check_path, shown, whole
 from onward.augment.text import Augment
-from onward.backends.base import Outputs, Session, open_session, wants_split
+from onward.backends.base import Outputs, Session, open_session, profile_of, wants_split
 from onward.backends.self_test import run_self_test
 from onward.compiler.make_self_test import make_self_test
 from onward.compiler.program import Program, TensorSpec
@@ -27,6 +27,7 @@ from onward.train.arguments import (
     Schedule,
     check_entry,
     check_preparation,
+    check_profile,
 )
 from onward.train.asked import ask
 from onward.train.callbacks import Callback
@@ -75,7 +76,8 @@ class Trainer:
 
     `model` is a training model, a `Program`, a ModelProto, or the path of an ONNX file with training information. The
     directory of a run's checkpoints is a model too: a new run then starts from that state (`resume` continues the run).
-    `backend` names what runs it; further arguments go to the backend (`threads=2`, `providers=[…]`).
+    `backend` names what runs it; further arguments go to the backend (`threads=2`, `providers=[…]`). `profile` is that
+    of `onward.compile`: by default what the backend needs.
 
     A program that was read from a directory carries a self-test. It runs first, on every backend but ONNX Runtime on
     the CPU, which made it. With `self_test=True`, a model gets one too; with False none runs.
@@ -85,13 +87,20 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Any, backend: str = "onnxruntime", *, self_test: bool | None = None, **backend_options: Any
+        self,
+        model: Any,
+        backend: str = "onnxruntime",
+        *,
+        profile: str | None = None,
+        self_test: bool | None = None,
+        **backend_options: Any,
     ) -> None:
         self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
-        self._stored.split = wants_split(backend)
+        self._stored.split, self._stored.profile = wants_split(backend), profile or profile_of(backend)
         self._backend = backend
         self._options = backend_options
         self.program: Program = self._stored.program
+        check_profile(profile, self.program)
         if self_test and self.program.self_test is None and self.program.entries:
             self.program = dataclasses.replace(self.program, self_test=make_self_test(self.program))
         self.session: Session = open_session(self.program, backend, **backend_options)
@@ -511,7 +520,12 @@ class Trainer:
         bad = bad_names({n: tensors[n] for n in self.program.parameters if n in tensors})
         data: dict[str, Any] = {
             "run": self.run_id,
-            "backend": {"name": self._backend, "options": json_options(self._options), "describe": self._describe()},
+            "backend": {
+                "name": self._backend,
+                "options": json_options(self._options),
+                "profile": self.program.profile,
+                "describe": self._describe(),
+            },
             "preparation": self.preparation.as_dict(),
             "metadata": {PREPARATION: preparation_text(self.preparation)},
             "steps": self.steps,
@@ -547,7 +561,8 @@ class Trainer:
         stored = checkpoint.data["backend"]
         kept = store.load_model(checkpoint) if model is None else StoredModel.of(model)
         backend = backend_options.pop("backend", stored["name"])
-        options = {**(stored["options"] if backend == stored["name"] else {}), **backend_options}
+        before = {"profile": stored.get("profile"), **stored["options"]} if backend == stored["name"] else {}
+        options = {**before, **backend_options}
         trainer = cls(kept, backend, **options)
         if not allow_changes:
             check_backend(stored, {"name": backend, "describe": trainer._describe()})
@@ -596,7 +611,9 @@ class Trainer:
 
     def is_of(self, model: Any) -> bool:
         """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
-        return StoredModel.of(model).graph_sha256 == self._stored.graph_sha256
+        other = StoredModel.of(model)
+        other.profile = self._stored.profile
+        return other.graph_sha256 == self._stored.graph_sha256
 
     def to_inference(
         self, *, average: bool = False, quantize: bool = False, embed_preparation: bool = False

@@ -2,9 +2,10 @@
 
 The gradient with respect to the kernel is expensive. The textbook form `Conv(X^T, dY^T)` is ten times slower on ONNX
 Runtime than a matrix product with the columns of X (im2col). A grouped Conv with one-hot kernels is an im2col that
-every runtime executes in parallel, with the same strides, pads and dilations. Columns of large images would need many
-times the memory of the image: there, one product for each tap of the kernel reads a slice of X. The textbook form
-remains for kernels whose size is not known before the run.
+ONNX Runtime executes in parallel, with the same strides, pads and dilations. Some runtimes compute that Conv wrongly:
+in the portable profile, slices of X make the columns. Columns of large images would need many times the memory of the
+image: there, one product for each tap of the kernel reads a slice of X. The textbook form remains for kernels whose
+size is not known before the run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from onward.autodiff.registry import gradient
 from onward.autodiff.rule import Rule
+from onward.autodiff.rules import _taps
 from onward.autodiff.rules._windows import (
     Window,
     extent,
@@ -205,7 +207,7 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
     outputs, inputs = rule.known_dim(like, 0), rule.known_dim(like, 1)
     if _is_large(rule, win, Y, inputs, size):
         return _by_tap(rule, win, X, dY, Y, like)
-    columns, folded = _columns(rule, win, X, None if inputs is None else inputs * win.group, size)
+    columns, folded = _columns(rule, win, X, Y, None if inputs is None else inputs * win.group, size)
     image, batch = image_size(rule, win, Y), extent(rule, Y, 0)
     rows = inputs * size if inputs is not None else op.Mul(rule.dim_of(like, 1), [size])
     height = outputs // win.group if outputs is not None else op.Div(rule.dim_of(like, 0), [win.group])
@@ -229,12 +231,14 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
     return rule.reshape_like(product, like)
 
 
-def _columns(rule: Rule, win: Window, X: Value, channels: int | None, size: int) -> tuple[Value, bool]:
+def _columns(rule: Rule, win: Window, X: Value, Y: Value, channels: int | None, size: int) -> tuple[Value, bool]:
     """Return the elements of X under each tap of the kernel: [N, C * taps, ...], or folded, [N * C, taps, ...]."""
     op = rule.op
     plain = size == 1 and all(s == 1 for s in win.strides) and (win.pads is None or not any(win.pads))
     if plain:
         return X, False
+    if rule.portable:
+        return _taps.columns(rule, win, X, Y), True
     one_hot = np.eye(size).reshape(size, 1, *(k or 1 for k in win.kernel))
     attributes = {**win.attributes, **win.padding}
     if channels is not None and channels * size * size <= _LARGEST_KERNEL_CONSTANT:

@@ -9,6 +9,7 @@ import numpy as np
 
 from onward.autodiff.registry import NON_DIFFERENTIABLE, gradient
 from onward.autodiff.rule import Rule
+from onward.autodiff.rules._taps import Line, lines, to_the_first
 from onward.autodiff.rules._windows import (
     Window,
     extent,
@@ -31,6 +32,8 @@ def max_pool(rule: Rule, dY: Value) -> Grads:
     op, X = rule.op, rule.input("X")
     rank = spatial_rank(rule, X)
     win = window(rule, rule.attr("kernel_shape"), X)
+    if rule.portable:
+        return {"X": _by_comparing(rule, win, X, dY)}
     # Of equal elements the first gets the whole gradient, as in PyTorch: Indices names that one.
     indices = op.Reshape(rule.request_output("Indices"), [-1])
     apart = all(s >= (win.reach(a) or 0) for a, s in enumerate(win.strides))  # no two windows overlap
@@ -44,6 +47,39 @@ def max_pool(rule: Rule, dY: Value) -> Grads:
     backwards = [0, 1, *range(rank + 1, 1, -1)]
     turned = reshape(rule, flat, [extent(rule, X, a) for a in backwards])
     return {"X": op.Transpose(turned, perm=backwards)}
+
+
+def _by_comparing(rule: Rule, win: Window, X: Value, dY: Value) -> Value:
+    """Return dX without Indices: dY goes to the first element of each window that equals Y.
+
+    One axis after the other: in which row is the largest element, and then where in that row? The largest of each row
+    is another MaxPool. This finds the same element of equal ones as Indices.
+    """
+    best, every = rule.output("Y"), lines(rule, win, X, rule.output("Y"), ceil=bool(rule.attr("ceil_mode", 0)))
+    moving = [line for line in every if not line.trivial]
+    reduced = [X]
+    for line in reversed(moving[1:]):
+        reduced.append(_pooled_along(rule, line, reduced[-1]))
+    for line, data in zip(moving, reversed(reduced), strict=False):  # nothing moves where a window is one element
+        behind = [later.count for later in every if later.axis > line.axis]
+        dY, best = to_the_first(rule, line, data, best, dY, behind), data
+    return dY
+
+
+def _pooled_along(rule: Rule, line: Line, data: Value) -> Value:
+    """Return the node's MaxPool of `data` along one axis only."""
+    rank, own = line.rank - 2, line.axis - 2
+    auto_pad = rule.attr("auto_pad") or "NOTSET"
+    pads = rule.attr("pads") if auto_pad == "NOTSET" else None
+    return rule.op.MaxPool(
+        data,
+        kernel_shape=[line.kernel if axis == own else 1 for axis in range(rank)],
+        strides=[line.stride if axis == own else 1 for axis in range(rank)],
+        dilations=[line.dilation if axis == own else 1 for axis in range(rank)],
+        pads=[p if place % rank == own else 0 for place, p in enumerate(pads)] if pads else None,
+        auto_pad=None if auto_pad == "NOTSET" else auto_pad,
+        ceil_mode=rule.attr("ceil_mode", 0) or None,
+    )
 
 
 @gradient("AveragePool", opset=11)

@@ -14,6 +14,7 @@ Operators that the standard defines as functions, with a body that is exact, are
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -74,11 +75,11 @@ def _add(made: Decomposition) -> None:
     TABLE[made.op_type] = made
 
 
+@functools.cache
 def table() -> dict[str, Decomposition]:
     """Return every decomposition by operator."""
-    if not TABLE:
-        for family in _FAMILIES:
-            importlib.import_module(f"onward.passes.core.{family}")
+    for family in _FAMILIES:
+        importlib.import_module(f"onward.passes.core.{family}")
     return TABLE
 
 
@@ -159,42 +160,6 @@ class Lowering(Rule):
             return self.op.constant(np.arange(size, dtype=np.int64))
         out = self.op.Range(0, self.scalar(size), 1)
         out.shape = ir.Shape([None])
-        return out
-
-    def add(self, a: int | Value, b: int | Value) -> int | Value:
-        return a + b if isinstance(a, int) and isinstance(b, int) else self._on("Add", a, b)
-
-    def sub(self, a: int | Value, b: int | Value) -> int | Value:
-        return a - b if isinstance(a, int) and isinstance(b, int) else self._on("Sub", a, b)
-
-    def mul(self, *factors: int | Value) -> int | Value:
-        number, values = 1, []
-        for factor in factors:
-            if isinstance(factor, int):
-                number *= factor
-            else:
-                values.append(factor)
-        if not values:
-            return number
-        total = values[0]
-        for value in values[1:]:
-            total = self.op.Mul(total, value)
-        return total if number == 1 else self._on("Mul", total, number)
-
-    def div(self, a: int | Value, b: int | Value) -> int | Value:
-        """Return the quotient of sizes, rounded down; none is negative."""
-        return a // b if isinstance(a, int) and isinstance(b, int) else self._on("Div", a, b)
-
-    def most(self, a: int | Value, b: int | Value) -> int | Value:
-        return max(a, b) if isinstance(a, int) and isinstance(b, int) else self._on("Max", a, b)
-
-    def least(self, a: int | Value, b: int | Value) -> int | Value:
-        return min(a, b) if isinstance(a, int) and isinstance(b, int) else self._on("Min", a, b)
-
-    def _on(self, op_type: str, a: int | Value, b: int | Value) -> Value:
-        left, right = ([v] if isinstance(v, int) else v for v in (a, b))
-        (out,) = self.op.call(op_type, [left, right])
-        out.shape = ir.Shape([1])
         return out
 
     def along(self, vector: Value, axis: int, rank: int) -> Value:

@@ -100,7 +100,7 @@ const scoreWords = () => (lastScore.pairs ? `mean error ${lastScore.error.toPrec
 function showScore(score) {
   lastScore = score;
   const pairs = Boolean(score?.pairs);
-  page["score-name"].textContent = site.task.kind === "classes" ? "right" : "mean error";
+  page["score-name"].textContent = site.task.kind === "classes" ? "right" : "error";
   page["matrix-title"].textContent = site.task.kind === "classes" ? "Which class it takes for which" : "What it says, by what is right";
   page.scatter.hidden = !pairs;
   if (!score) {
@@ -331,7 +331,8 @@ async function begin() {
   page["rate-label"].hidden = !site.rates.length;
   page.rate.value = site.rates[0]?.default ?? "";
   page.batch.value = site.batch;
-  page.random.hidden = !("initialize" in state.manifest.graphs);
+  const made = (state.manifest.graphs.initialize?.outputs ?? []).map((o) => o.replaces);
+  page.random.hidden = !state.manifest.state.tensors.every((t) => !t.trained || made.includes(t.name)); // some make only moments
   page["entry-label"].hidden = !site.entries.length;
   page.entry.append(...site.entries.map((name) => Object.assign(document.createElement("option"), { textContent: name })));
   connect();

