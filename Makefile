@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SUITE := PYTHONPATH=conformance:conformance/src:src:tests OMP_NUM_THREADS=1 $(BIN)/python
 
-.PHONY: conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-core test-frameworks quick lint js web fuzz crash zoo bench bench-peers docs clean
+.PHONY: anywhere conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-core test-frameworks quick lint js web fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -123,6 +123,10 @@ conformance: $(VENV)/.dev scoreboard-peers
 
 scoreboard-peers: $(VENV)/.dev
 	$(BIN)/python conformance/adapters/install.py $(PEERS)
+
+# Our samples on other stock runtimes, each in an environment of its own; writes docs/anywhere.md.
+anywhere: $(VENV)/.dev
+	$(BIN)/python docs/generate_anywhere.py $(RUNTIMES)
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

@@ -33,34 +33,66 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def fix_sizes(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
-    """Give the inputs the sizes of the batch, for a runtime that needs them."""
+    """Give all values the sizes of the batch, for a runtime that needs them."""
+    sizes = {}
     for value in model.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True):
-            dim.dim_value = size
+            sizes[dim.dim_param] = size
+    for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes and dim.HasField("dim_param"):
+                dim.dim_value = sizes[dim.dim_param]
 
 
-def losses(adapter: Any, folder: Path, batches: list[dict[str, np.ndarray]]) -> list[float]:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    state = read_tensors(folder / "state.safetensors")
-    state |= {n: np.array(s["default"], s["dtype"]).reshape(s["shape"]) for n, s in manifest["settings"].items()}
-    steps = [g for role, g in manifest["graphs"].items() if role.partition(":")[0] == "step"]
-    prepared, found = [], []
-    for step in steps:
-        model = onnx.load(str(folder / step["file"]))
-        if getattr(adapter, "FIXED_SIZES", False):
-            fix_sizes(model, {**state, **batches[0]})
-        prepared.append(adapter.prepare(model, "CPU", memory_pattern=False))
-    for batch in batches:
-        for step, ready in zip(steps, prepared, strict=True):
-            known = {**state, **batch}
-            results = ready.run([known[i["name"]] for i in step["inputs"]])
-            for output, value in zip(step["outputs"], results, strict=True):
-                if output["role"] == "state":
-                    old = state[output["replaces"]]
-                    state[output["replaces"]] = np.asarray(value).astype(old.dtype).reshape(old.shape)
-                if output["role"] == "loss":
-                    found.append(float(np.asarray(value).reshape(())))
-    return found
+class Run:
+    """The steps of a program on one runtime, from the stored state."""
+
+    def __init__(self, adapter: Any, folder: Path, batch: dict[str, np.ndarray]) -> None:
+        self.manifest = json.loads((folder / "manifest.json").read_text())
+        self.state = read_tensors(folder / "state.safetensors")
+        settings = self.manifest["settings"]
+        self.state |= {n: np.array(s["default"], s["dtype"]).reshape(s["shape"]) for n, s in settings.items()}
+        graphs = self.manifest["graphs"]
+        self.steps = {
+            entry: graphs["step"] if "step" in graphs else graphs[f"step:{entry}"] for entry in self.manifest["entries"]
+        }
+        self.prepared = {}
+        for entry, step in self.steps.items():
+            model = onnx.load(str(folder / step["file"]))
+            if getattr(adapter, "FIXED_SIZES", False):
+                fix_sizes(model, {**self.state, **batch})
+            self.prepared[entry] = adapter.prepare(model, "CPU", memory_pattern=False)
+
+    def step(self, entry: str, batch: dict[str, np.ndarray]) -> float:
+        """Run one step, replace the state and return the loss."""
+        known = {**self.state, **batch}
+        results = self.prepared[entry].run([known[i["name"]] for i in self.steps[entry]["inputs"]])
+        loss = np.nan
+        for output, value in zip(self.steps[entry]["outputs"], results, strict=True):
+            if output["role"] == "state":
+                old = self.state[output["replaces"]]
+                self.state[output["replaces"]] = np.asarray(value).astype(old.dtype).reshape(old.shape)
+            if output["role"] == "loss":
+                loss = float(np.asarray(value).reshape(()))
+        return loss
+
+
+def self_test(adapter: Any, folder: Path) -> list[str]:
+    """Return what deviates in the self-test of the program: `loss`, and names of states."""
+    batch = read_tensors(folder / "self_test.safetensors")
+    run = Run(adapter, folder, batch)
+    old, deviating = dict(run.state), []
+    for entry, expected in run.manifest["self_test"]["entries"].items():
+        run.state = dict(old)
+        loss = run.step(entry, batch)
+        if not abs(loss - expected["loss"]) <= expected["loss_tolerance"]:
+            deviating.append("loss")
+        for name, needed in expected["state"].items():
+            x = (run.state[name].astype(np.float64) - old[name].astype(np.float64)).reshape(-1)
+            sums = x @ np.cos(np.arange(x.size)), np.abs(x).sum()
+            if not all(abs(f - n) <= needed["tolerance"] for f, n in zip(sums, needed["checksum"], strict=True)):
+                deviating.append(name)
+    return deviating
 
 
 def main() -> None:
@@ -80,7 +112,9 @@ def main() -> None:
         batches[int(number)][name_in_batch] = array
     said: dict[str, Any] = {"versions": {p: importlib.metadata.version(p) for p in adapter.PACKAGES}}
     try:
-        said["losses"] = losses(adapter, folder, batches)
+        run = Run(adapter, folder, batches[0])
+        said["losses"] = [run.step(entry, batch) for batch in batches for entry in run.steps]
+        said["self_test"] = self_test(adapter, folder)
     except BaseException as error:  # noqa: BLE001  # a runtime may raise anything; that is the result
         said["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
     print(json.dumps(said))
