@@ -101,10 +101,10 @@ def test_the_command_starts_from_a_state(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **batch(seed=9))
     common = [tmp_path / "program", "--data", tmp_path / "data.npz", "--epochs", 1, "--no-shuffle", "--quiet"]
 
-    ok("train", *common, "--state", tmp_path / "state.safetensors", "--checkpoint", tmp_path / "run")
+    ok("train", *common, "--from-state", tmp_path / "state.safetensors", "--checkpoint", tmp_path / "run")
 
     resumed = onward.Trainer.resume(tmp_path / "run")
     assert resumed.steps == 5
     made.step(batch(seed=9))
     np.testing.assert_allclose(resumed.state["W0"], made.state["W0"], rtol=0, atol=1e-6)
-    assert "--state and --initialize" in str(fails("train", *common, "--state", "x", "--initialize"))
+    assert "--from-state and --initialize" in str(fails("train", *common, "--from-state", "x", "--initialize"))

@@ -64,7 +64,7 @@ class TrainOptions(FineTuneOptions):
     seed: Annotated[int | None, Option(help="Seed of the order of the samples (default: 0).")] = None
     entry: Annotated[str | None, Option(help="Train one entry by name (default: all of them in turn).")] = None
     initialize: Annotated[bool, Option("--initialize", help="Start from the model's initialisation.")] = False
-    state: Annotated[
+    from_state: Annotated[
         Path | None,
         Option(metavar="FILE", help="Start from the state in this file (a checkpoint of a browser)."),
     ] = None
@@ -154,8 +154,8 @@ class TrainOptions(FineTuneOptions):
             (every and no_directory, "--checkpoint-every needs a checkpoint directory", "--checkpoint DIR"),
             (self.keep_best and no_directory, "--keep-best needs a checkpoint directory", "--checkpoint DIR"),
             (
-                self.state is not None and self.initialize,
-                "--state and --initialize both say where to start",
+                self.from_state is not None and self.initialize,
+                "--from-state and --initialize both say where to start",
                 "one of them",
             ),
             (self.average and self.inference is None, "--average is for the inference model", "--inference FILE"),
@@ -262,8 +262,8 @@ def train(options: TrainOptions) -> None:
     resumed = trainer.steps > 0
     if options.initialize and not resumed:
         trainer.initialize(options.seed or 0)
-    if options.state is not None and not resumed:
-        trainer.load_state(options.state)
+    if options.from_state is not None and not resumed:
+        trainer.load_state(options.from_state)
     preparation = options.preparation(trainer.preparation)
     results = [path for path in (options.output, options.inference) if path is not None]
     if not trainer.is_writer:
