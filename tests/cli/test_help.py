@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import socketserver
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from contract import preludes
+from onward import web
 from onward.cli import COMMANDS, build_app
 from onward.cli.help import examples
 
@@ -74,6 +76,10 @@ def test_the_examples_run(command: str, commands: dict, tmp_path, monkeypatch: p
     preludes.readme() if command == "train" else preludes.net()
     if command == "convert":
         preludes.keras_file()
+    if command == "web":  # without npm, and without a server that goes on for ever
+        monkeypatch.setattr(web, "fetch_runtime", lambda: web.Runtime("0.0.0", b"export {};\n", b"\0asm"))
+        monkeypatch.setattr(web, "serve", lambda directory, port, serve=web.serve: serve(directory, 0))
+        monkeypatch.setattr(socketserver.BaseServer, "serve_forever", lambda server: None)
     run = CliRunner()
     ready = ["make-trainable net.onnx --loss cross_entropy --set ema=0.9 -o net.train.onnx"]
     ready += ["train net.train.onnx --data digits.npz --checkpoint run/ --quiet"] * (command == "evaluate")

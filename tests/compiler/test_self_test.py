@@ -16,7 +16,7 @@ from models import batch, dropout_network, perceptron
 from onward.backends.self_test import run_self_test
 from onward.cli import build_app
 from onward.compiler.make_self_test import NoSelfTestWarning, make_self_test
-from onward.compiler.package import pack_program
+from onward.compiler.package import manifest_text, pack_program
 from onward.compiler.program import Program
 from onward.compiler.self_test import checksum
 from onward.errors import ArgumentError, BackendError, ModelError
@@ -260,7 +260,7 @@ def test_the_same_model_gives_the_same_bytes(directory: Path, tmp_path: Path) ->
 
 def test_a_program_of_an_earlier_version_has_none_and_works(directory: Path) -> None:
     manifest = json.loads((directory / "manifest.json").read_text())
-    del manifest["self_test"]
+    del manifest["self_test"], manifest["sha256"]
     (directory / "manifest.json").write_text(json.dumps(manifest))
     (directory / "self_test.safetensors").unlink()
 
@@ -331,7 +331,7 @@ def test_check_fails_where_it_deviates(directory: Path, tmp_path: Path) -> None:
     wrong(directory).save(tmp_path / "wrong")
     manifest = json.loads((tmp_path / "wrong" / "manifest.json").read_text())
     manifest["self_test"] = json.loads((directory / "manifest.json").read_text())["self_test"]
-    (tmp_path / "wrong" / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "wrong" / "manifest.json").write_text(manifest_text(manifest))
 
     done = run("check", tmp_path / "wrong", "--json")
 

@@ -41,5 +41,5 @@ def serve(directory: Path, port: int) -> http.server.ThreadingHTTPServer:
         )
     except (OSError, OverflowError) as error:
         raise ArgumentError(
-            Diagnostic(A101, f"port {port} cannot be used: {error}", place="--port", hint="choose another: --port 8001")
+            Diagnostic(A101, f"port {port} cannot be used: {error}", place="port=", hint="choose another: port=8001")
         ) from error
