@@ -19,10 +19,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import onward
-from e2e.test_node import losses, one_entry, save_batches, two_entries
+from e2e.test_node import native as losses
+from js.programs import PROGRAMS, save_batches
 from onward.backends import open_session
 from onward.compiler import package_readme
 
+one_entry, two_entries = PROGRAMS["dropout"], PROGRAMS["two_entries"]
 Command = list[str | Path]
 RUNNERS = Path(package_readme.__file__).parent / "runners"
 INCLUDES = [os.environ.get("ONNXRUNTIME_INCLUDE", ""), "/usr/include/onnxruntime", "/usr/local/include/onnxruntime"]

@@ -101,8 +101,8 @@ class SelfTest:
 def checksum(old: np.ndarray, new: np.ndarray) -> tuple[float, float]:
     """Return Σ xᵢ cos i and Σ |xᵢ| of the change x = new − old, flattened, in float64.
 
-    >>> checksum(np.array([1, 1]), np.array([2, -1]))
-    (-0.0806046117362795, 3.0)
+    >>> [round(value, 6) for value in checksum(np.array([1, 1]), np.array([2, -1]))]
+    [-0.080605, 3.0]
     """
     before, after = old.reshape(-1), new.reshape(-1)
     weighted = size = 0.0
