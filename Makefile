@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SUITE := PYTHONPATH=conformance:conformance/src:src:tests OMP_NUM_THREADS=1 $(BIN)/python
 
-.PHONY: anywhere conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-core test-frameworks quick lint js web fuzz crash zoo bench bench-peers docs clean
+.PHONY: anywhere conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-core test-frameworks test-whole quick lint js web fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -54,6 +54,10 @@ ON_TENSORFLOW ?= tests/frontends/tensorflow src/onward/frontends/tensorflow
 test-frameworks: $(VENV)/frameworks/.made
 	ONWARD_WHOLE=1 $(VENV)/frameworks/bin/python -m pytest -n 2 --dist worksteal -q $(FRAMEWORK_TESTS)
 	KERAS_BACKEND=tensorflow $(VENV)/frameworks/bin/python -m pytest -n 2 --dist worksteal -q $(ON_TENSORFLOW)
+
+# Everything of which `make test` takes a sample, but what needs Keras or TensorFlow.
+test-whole: $(VENV)/.dev $(VENV)/oldest/.made
+	ONWARD_WHOLE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 # All of ONNX's node tests and all gradient cases through the core operators, of which `make test` takes a sample.
 test-core: $(VENV)/.dev

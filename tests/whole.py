@@ -1,4 +1,7 @@
-"""What `make test` takes a sample of, because the whole takes minutes: `make test-frameworks` sets ONWARD_WHOLE=1."""
+"""What `make test` takes a sample of, because the whole takes minutes: `make test-whole` sets ONWARD_WHOLE=1.
+
+So do `make test-frameworks`, `make test-core` and `make js`, each for its part.
+"""
 
 from __future__ import annotations
 
