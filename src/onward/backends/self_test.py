@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
-from onward.backends.base import open_session
+from onward.backends.base import Session, open_session
+from onward.compiler.make_self_test import make_self_test
 from onward.compiler.program import Program
 from onward.compiler.self_test import Deviation
 from onward.errors import BackendError, Diagnostic
@@ -14,6 +16,23 @@ from onward.errors import BackendError, Diagnostic
 B102 = "B102"
 
 _SHOWN = 6
+
+
+def open_tested(program: Program, backend: str, wanted: bool | None, **options: Any) -> tuple[Program, Session]:
+    """Return a program and its session after the self-test, if the program has one and the backend needs one.
+
+    With `wanted`, the program gets a test where it has none, and it runs on every backend; with False none runs.
+
+    Raises:
+        BackendError: names the values that the backend computes wrong.
+    """
+    if wanted and program.self_test is None and program.entries:
+        program = dataclasses.replace(program, self_test=make_self_test(program))
+    session = open_session(program, backend, **options)
+    alone = session.processes == 1  # several processes share the batch, and a loss may be their mean
+    if wanted or (wanted is None and alone and not session.makes_self_tests):
+        run_self_test(program, backend, **options)
+    return program, session
 
 
 def run_self_test(program: Program, backend: str, **options: Any) -> int:

@@ -34,7 +34,8 @@ from onward.graph import shapes
 from onward.model.readings import Reading
 from onward.model.roles import PROGRAM_STATE, averages_by_name, learning_rates_by_name
 from onward.model.serde import from_proto, read_proto, serialize
-from onward.storage.atomic import TEMP_PREFIX, write_directory
+from onward.storage.atomic import write_directory
+from onward.storage.foreign import refuse_files
 from onward.storage.tensor_file import Damaged, read_tensor_bytes, read_tensor_file, tensor_file_chunks
 
 FORMAT = "onward-program"
@@ -93,17 +94,8 @@ def _make_self_test(program: Program, wanted: Mapping[str, Any] | bool) -> SelfT
 
 def _refuse_foreign(folder: Path) -> None:
     """Raise if the folder contains files but no program, so that other files are not overwritten."""
-    found = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(TEMP_PREFIX))
-    if not found or is_program(folder):
-        return
-    raise ModelError(
-        Diagnostic(
-            M400,
-            f"`{folder}` contains files that are not a program",
-            found=", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else ""),
-            needed="a new or empty directory, or one with a program to replace",
-        )
-    )
+    if not is_program(folder):
+        refuse_files(folder, M400, "program")
 
 
 def is_program(path: str | os.PathLike[str]) -> bool:

@@ -2,7 +2,7 @@
 
 A runtime that gets an operator wrong in silence is found before it trains: it runs the step, and the change of every
 state tensor is compared with that on ONNX Runtime's CPU kernels, by two checksums (docs/program_format.md).
-`make_self_test` makes one; `Session.self_test` runs it.
+`make_self_test` makes one; `backends/self_test.py` runs it.
 """
 
 from __future__ import annotations

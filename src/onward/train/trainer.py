@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,20 +14,13 @@ import onnx
 from onward.arguments import check_path, shown, whole
 from onward.augment.text import Augment
 from onward.backends.base import Outputs, Session, open_session, profile_of, wants_split
-from onward.backends.self_test import run_self_test
-from onward.compiler.make_self_test import make_self_test
+from onward.backends.self_test import open_tested
 from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.class_names import PREPARATION
 from onward.model.training_model import TrainingModel
 from onward.train import evaluation
-from onward.train.arguments import (
-    FitSettings,
-    Schedule,
-    check_entry,
-    check_preparation,
-    check_profile,
-)
+from onward.train.arguments import FitSettings, Schedule, check_entry, check_preparation, check_profile
 from onward.train.asked import ask
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import (
@@ -39,14 +31,18 @@ from onward.train.checkpoint import (
     check_backend,
     json_options,
 )
-from onward.train.data import Data, as_source
+from onward.train.data import Data
 from onward.train.data.augmenting import bind
 from onward.train.data.feed import Feed, numpy_dtype
-from onward.train.data.images import check_images
-from onward.train.data.lengths import Lengths
-from onward.train.data.matching import SizeRule, fixed_batch, match
+from onward.train.data.matching import SizeRule, fixed_batch
 from onward.train.data.preparation import Preparation
 from onward.train.data.source import DataSource
+from onward.train.evaluation_data import (
+    match_validation,
+    open_evaluation_data,
+    open_prediction_data,
+    open_search_data,
+)
 from onward.train.feeds import step_feeds
 from onward.train.history import History
 from onward.train.loop import Run, Steps, Validation
@@ -65,7 +61,7 @@ from onward.train.stored_model import (
     stored_preparation,
     with_state,
 )
-from onward.train.training_data import open_training_data, with_columns
+from onward.train.training_data import open_training_data
 from onward.train.weights import weighted_program
 
 Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]] | None
@@ -99,15 +95,11 @@ class Trainer:
         self._stored.split, self._stored.profile = wants_split(backend), profile or profile_of(backend)
         self._backend = backend
         self._options = backend_options
-        self.program: Program = self._stored.program
-        check_profile(profile, self.program)
-        if self_test and self.program.self_test is None and self.program.entries:
-            self.program = dataclasses.replace(self.program, self_test=make_self_test(self.program))
-        self.session: Session = open_session(self.program, backend, **backend_options)
+        check_profile(profile, self._stored.program)
+        self.program: Program
+        self.session: Session
+        self.program, self.session = open_tested(self._stored.program, backend, self_test, **backend_options)
         """The running program. Replace its state only through the trainer."""
-        alone = self.session.processes == 1  # several processes share the batch, and a loss may be their mean
-        if self_test or (self_test is None and alone and not self.session.makes_self_tests):
-            run_self_test(self.program, backend, **backend_options)
         self.run_id = uuid.uuid4().hex
         self.preparation = stored_preparation(self.program) or Preparation()
         """How the last `fit` prepared its data. `evaluate` and `predict` do the same, and saved models carry it."""
@@ -380,9 +372,7 @@ class Trainer:
     def _validation(
         self, source: DataSource, preparation: Preparation, settings: FitSettings, program: Program
     ) -> Validation:
-        targets = evaluation.evaluated_targets(program, preparation)
-        lengths = Lengths.of(program)
-        matching = match(source, program.inputs, targets, preparation, sizes=self._sizes, lengths=lengths)
+        matching = match_validation(source, program, preparation, self._sizes)
         return Validation(source, matching, fixed_batch(self._specs) or max(settings.batch_size, 64))
 
     def find_learning_rate(
@@ -406,10 +396,8 @@ class Trainer:
         entry = entry or self.phase
         program = self.program.for_entry(entry)
         preparation = check_preparation(preparation, self.preparation)
-        source = as_source(x, y, program.inputs, program.targets, preparation)
+        source, matching = open_search_data(x, y, program, preparation, self._sizes)
         size = fixed_batch(self._specs) or whole("batch_size", batch_size, 1)
-        lengths = Lengths.of(program)
-        matching = match(source, program.inputs, program.targets, preparation, sizes=self._sizes, lengths=lengths)
         return find_learning_rate(
             self, program, source, matching,
             lowest=lowest, highest=highest, steps=steps, batch_size=size, seed=whole("seed", seed, 0), entry=entry,
@@ -438,25 +426,11 @@ class Trainer:
         batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
         check_entry(entry, self.program)
         program = self.program.for_entry(entry)
-        wanted = evaluation.evaluated_targets(program, preparation, target)
-        preparation = with_columns(preparation, target, features, program.inputs, wanted)
-        source = as_source(x, y, program.inputs, wanted, preparation, part="evaluate")
-        targets = evaluation.loose_targets(program, source) if program.first is None else wanted
-        lenient = program.first is None
-        rules: dict[str, Any] = {"sizes": self._sizes, "lenient": lenient, "lengths": Lengths.of(program)}
-        matching = match(source, program.inputs, targets, preparation, **rules)
+        source, matching, asked = open_evaluation_data(
+            x, y, program, preparation, metrics, target=target, features=features, sizes=self._sizes
+        )
         size = fixed_batch(self._specs) or batch_size or 256
-        if program.first is None and (not metrics or not targets):
-            raise ArgumentError(
-                Diagnostic(
-                    A101,
-                    "an inference model has no loss to evaluate",
-                    needed="metrics, and data with a target beside the inputs",
-                )
-            )
-        made = ask(program, metrics, targets=targets)
-        check_images(source)
-        return evaluation.run_evaluation(self.session, source, matching, size, made, entry=entry)
+        return evaluation.run_evaluation(self.session, source, matching, size, asked, entry=entry)
 
     def predict(
         self,
@@ -469,10 +443,7 @@ class Trainer:
         """Return the output of the inference graph for every sample; a dict by name when there are several."""
         preparation = check_preparation(preparation, self.preparation)
         batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
-        preparation = with_columns(preparation, None, features, self.program.inputs, ())
-        source = as_source(x, None, self.program.inputs, (), preparation, part="evaluate")
-        kept = {k: v for k, v in preparation.columns.items() if k in {s.name for s in self.program.inputs}}
-        matching = match(source, self.program.inputs, (), dataclasses.replace(preparation, columns=kept), lenient=True)
+        source, matching = open_prediction_data(x, self.program, preparation, features)
         size = fixed_batch(self.program.inputs) or batch_size or 256
         outputs = evaluation.run_prediction(self.session, source, matching, size)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs

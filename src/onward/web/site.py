@@ -17,8 +17,9 @@ from onward.compiler.compile import compile_model
 from onward.compiler.package import manifest_text
 from onward.compiler.program import Program
 from onward.errors import Diagnostic, ModelError
-from onward.storage.atomic import TEMP_PREFIX, remove, write_directory
+from onward.storage.atomic import remove, write_directory
 from onward.storage.checkpoints import is_run
+from onward.storage.foreign import refuse_files
 from onward.storage.tensor_file import read_tensor_file, tensor_file_chunks
 from onward.train.data import Data
 from onward.train.data.preparation import Preparation
@@ -173,17 +174,10 @@ def _made_by_initialization(program: Program, state: dict[str, np.ndarray]) -> s
 def _refuse_foreign(directory: Path) -> set[str]:
     """Return the files of the site in a directory; raise if it holds something else."""
     about = _read_about(directory)
-    found = sorted(entry.name for entry in directory.iterdir() if not entry.name.startswith(TEMP_PREFIX))
-    if about is None and found:
-        raise ModelError(
-            Diagnostic(
-                M410,
-                f"`{directory}` contains files that are not a site",
-                found=", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else ""),
-                needed="a new or empty directory, or one with a site to replace",
-            )
-        )
-    own = set() if about is None else {str(name) for name in about["files"]}
+    if about is None:
+        refuse_files(directory, M410, "site")
+        return set()
+    own = {str(name) for name in about["files"]}
     return {name for name in own if (directory / name).resolve().is_relative_to(directory.resolve())}
 
 
