@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from onward.arguments import check_name, check_names
 from onward.autodiff.profile import DEFAULT
+from onward.backends.measurement import GRAPH, WARM_UP, Measurement
 from onward.backends.state import evaluation_graph, initial_state
 from onward.compiler.program import PlainGraph, Program
 
@@ -87,6 +89,22 @@ class Session(abc.ABC):
     def initialize(self, seed: int = 0) -> None:
         """Set the state as the program's initialize graph says; `seed` chooses the random numbers."""
         self.set_state(initial_state(self.program, seed, self.run_graph))
+
+    def measure(self, feeds: Feeds, *, entry: str, steps: int) -> Measurement:
+        """Return the times of `steps` steps of one entry on one batch; the state stays as it is.
+
+        A backend that can time its phases and operators overrides this.
+        """
+        before = self.get_state()
+        seconds = []
+        try:
+            for _ in range(WARM_UP + steps):
+                began = time.perf_counter()
+                self.step(feeds, entry=entry)
+                seconds.append(time.perf_counter() - began)
+        finally:
+            self.set_state(before)
+        return Measurement({GRAPH: seconds[WARM_UP:]})
 
 
 def make_session(

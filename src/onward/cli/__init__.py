@@ -27,6 +27,7 @@ COMMANDS = {
     "grad": "onward.cli.grad:grad",
     "compile": "onward.cli.compile:compile_command",
     "train": "onward.cli.train:train",
+    "profile": "onward.cli.profile:profile",
     "evaluate": "onward.cli.evaluate:evaluate",
     "predict": "onward.cli.predict:predict",
     "web": "onward.cli.web:web",

@@ -31,8 +31,11 @@ def takes(options: type[_Options]) -> Callable[[Callable[[_Options], None]], Cal
             run(options(**given))
 
         hints = get_type_hints(options, include_extras=True)
+        made = {f.name: f.default_factory() for f in dataclasses.fields(options) if callable(f.default_factory)}  # type: ignore[arg-type]  # every class of options is a dataclass
         fields = inspect.signature(options).parameters.values()
-        signature = inspect.Signature([field.replace(annotation=hints[field.name]) for field in fields])
+        signature = inspect.Signature(
+            [f.replace(annotation=hints[f.name], default=made.get(f.name, f.default)) for f in fields]
+        )
         command.__signature__ = signature  # type: ignore[attr-defined]  # PEP 362
         return command
 

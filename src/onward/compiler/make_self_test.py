@@ -159,13 +159,21 @@ def _given(program: Program, specs: Sequence[TensorSpec], batch: Mapping[str, An
     return {s.name: np.asarray(batch[s.name]).astype(_dtype(s)) for s in specs}
 
 
-def _draws(program: Program, specs: Sequence[TensorSpec]) -> Iterator[Draw]:
+def made_up_batches(program: Program, samples: int) -> Iterator[Arrays]:
+    """Yield batches of made-up numbers for a step; where one does not run, the next may: it has other sizes."""
+    specs = _specs(program)
+    if all(_dtype(s) is not None for s in specs):
+        for draw in _draws(program, specs, samples):
+            yield draw(0)
+
+
+def _draws(program: Program, specs: Sequence[TensorSpec], samples: int = _BATCH) -> Iterator[Draw]:
     """Yield functions from a seed to a batch, small sizes first; every second one gives ones for all integers."""
     limits = _limits(program)
     first = {s.shape[0] for s in specs if len(s.shape) > 1} or {s.shape[0] for s in specs if s.shape}
     free = any(not isinstance(d, int) and d not in first for s in specs for d in s.shape)
-    for size in [n for n in (*SIZES[1:], *SIZES[:1]) if n <= _LARGEST] if free else [_BATCH]:
-        sizes = [tuple(d if isinstance(d, int) else _BATCH if d in first else size for d in s.shape) for s in specs]
+    for size in [n for n in (*SIZES[1:], *SIZES[:1]) if n <= _LARGEST] if free else [samples]:
+        sizes = [tuple(d if isinstance(d, int) else samples if d in first else size for d in s.shape) for s in specs]
 
         def draw(seed: int, sizes: Sequence[tuple[int, ...]] = sizes, ones: bool = False) -> dict[str, np.ndarray]:
             return {

@@ -9,10 +9,10 @@ from typing import Any
 import onnx_ir as ir
 
 from onward.errors import counted
+from onward.graph.folding import Fold, Item, describe, fold, nodes_of
 from onward.graph.schema import TRAINING_DOMAIN, schema
 from onward.graph.walk import GraphLike, captured, subgraphs
 from onward.model.text import attribute_text, shape_text, tensor_text, type_text
-from onward.show.folding import Fold, Item, describe, fold, nodes_of
 from onward.show.layout import Layout, lay_out
 
 _CHARACTER, _BOLD, _TITLE, _ROW, _PADDING = 6.6, 7.9, 26.0, 16.0, 11.0

@@ -16,6 +16,7 @@ from onward.train.history import History
 from onward.train.loggers import JsonLines, MLflow, WandB
 from onward.train.metrics import METRICS, Metric
 from onward.train.predictions import Predictions
+from onward.train.profile import Profile
 from onward.train.rate_finder import RateSearch
 from onward.train.trainer import Trainer
 from onward.train.watchers import JsonLog, LossPlot, Report, TensorBoard
@@ -37,6 +38,7 @@ __all__ = [
     "Metric",
     "Predictions",
     "Preparation",
+    "Profile",
     "RateSearch",
     "ReduceOnPlateau",
     "Report",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from onward.train.history import History
     from onward.train.loop import Run
 
-_CSS = """
+CSS = """
 :root{--paper:#f4f6fa;--card:#ffffff;--ink:#1f2733;--soft:#667085;--line:#e3e7ee;--accent:#2563c9;--good:#1b8a5a}
 @media (prefers-color-scheme:dark){:root{--paper:#0d1117;--card:#161b22;--ink:#e6edf3;--soft:#9aa4b2;--line:#2a313c;
 --accent:#6ea8fe;--good:#4cc38a}}
@@ -150,11 +150,11 @@ def build_report(
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
-        f"<title>{escape(title)}: training report</title><style>{_CSS}</style></head><body><main>",
+        f"<title>{escape(title)}: training report</title><style>{CSS}</style></head><body><main>",
         f'<header><div><h1>{escape(title)}</h1><p class="soft">{escape(note)}</p></div>',
         f'<span class="badge{" early" if history.stopped else ""}">{state}</span></header>',
         _tiles(history),
-        f'<section class="card plain wide">{_twice(partial(loss_chart, epochs, history.step_losses))}</section>',
+        _card(for_both_widths(partial(loss_chart, epochs, history.step_losses))),
         _metric_charts(epochs),
     ]
     if history.stopped:
@@ -165,14 +165,18 @@ def build_report(
     parts += [
         _epoch_table(epochs),
         '<div class="grid">',
-        _facts("Settings", settings),
-        _facts("Environment", environment),
+        facts_table("Settings", settings),
+        facts_table("Environment", environment),
         "</div>",
         f"<footer>Written by Onward {escape(onward.__version__)} on "
         f"{datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z')}</footer>",
         "</main></body></html>",
     ]
     return "\n".join(p for p in parts if p)
+
+
+def _card(chart: str) -> str:
+    return f'<section class="card plain wide">{chart}</section>'
 
 
 def _number(value: Any) -> str:
@@ -211,7 +215,7 @@ def _tiles(history: History) -> str:
     return f'<section class="tiles">{cells}</section>'
 
 
-def _twice(chart: Callable[..., str], width: int = 1020) -> str:
+def for_both_widths(chart: Callable[..., str], width: int = 1020) -> str:
     """Return a chart for a screen and one that is drawn for the width of a phone, where a scaled one is unreadable."""
     return f'<div class="screen">{chart(width=width)}</div><div class="phone">{chart(width=_PHONE)}</div>'
 
@@ -232,7 +236,7 @@ def _metric_charts(epochs: Sequence[dict[str, Any]]) -> str:
     for i, (title, pairs) in enumerate(wanted):
         alone = i == len(wanted) - 1 and len(wanted) % 2 == 1  # the last of an odd number takes the whole row
         heading, wide = title[:1].upper() + title[1:], 1020 if alone else 500
-        chart = _twice(partial(column_chart, epochs, pairs, heading), wide)
+        chart = for_both_widths(partial(column_chart, epochs, pairs, heading), wide)
         cards.append(f'<section class="card plain{" row" if alone else ""}">{chart}</section>')
     return f'<div class="grid">{"".join(cards)}</div>'
 
@@ -337,6 +341,6 @@ def _epoch_table(epochs: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _facts(title: str, facts: Mapping[str, str]) -> str:
+def facts_table(title: str, facts: Mapping[str, str]) -> str:
     rows = "".join(f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>" for k, v in facts.items())
     return f'<section class="card"><h2>{escape(title)}</h2><table>{rows}</table></section>'

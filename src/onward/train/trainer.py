@@ -50,6 +50,8 @@ from onward.train.metrics import Metric
 from onward.train.numeric import bad_names
 from onward.train.position import Position
 from onward.train.predictions import Predictions, Wishes, make_predictions
+from onward.train.profile import Profile
+from onward.train.profiling import take_profile
 from onward.train.progress import show_preparation
 from onward.train.rate_finder import RateSearch, find_learning_rate
 from onward.train.state_file import read_state, write_state
@@ -402,6 +404,44 @@ class Trainer:
             self, program, source, matching,
             lowest=lowest, highest=highest, steps=steps, batch_size=size, seed=whole("seed", seed, 0), entry=entry,
         )  # fmt: skip
+
+    def profile(
+        self,
+        x: Data | None = None,
+        y: Any = None,
+        *,
+        batch_size: int = 32,
+        steps: int = 20,
+        entry: str | None = None,
+        preparation: Preparation | None = None,
+    ) -> Profile:
+        """Return where the time of a training step goes; the state stays as it is. See docs/profile.md.
+
+        `x` and `y` are data as for `fit`; without them, a batch of made-up numbers is measured. `entry` names the
+        training entry, where there are several; the first by default.
+
+        Raises:
+            ArgumentError: the model has no training entry, or no batch can be made up for it.
+        """
+        check_entry(entry, self.program)
+        entry = entry or self.phase or self.first_entry
+        if entry is None:
+            raise ArgumentError(
+                Diagnostic(A101, "the model has no training entry", hint="use onward.make_trainable(...) first")
+            )
+        data = None
+        if x is not None:
+            preparation = check_preparation(preparation, self.preparation)
+            data = open_search_data(x, y, self.program.for_entry(entry), preparation, self._sizes)
+        return take_profile(
+            self,
+            data,
+            title=str(self.program.metadata.get("name") or "model"),
+            backend=self._backend,
+            batch_size=fixed_batch(self._specs) or whole("batch_size", batch_size, 1),
+            steps=whole("steps", steps, 1),
+            entry=entry,
+        )
 
     # ------------------------------------------------------------------ evaluate, predict
 

@@ -18,6 +18,7 @@ from onward.arguments import check_name, whole
 from onward.backends import state as states
 from onward.backends.base import Session
 from onward.backends.interrupts import interrupts_kept
+from onward.backends.measurement import Measurement
 from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.order import sort_for_memory
 from onward.backends.onnxruntime.rewrites import REWRITES
@@ -129,6 +130,7 @@ class OnnxRuntimeSession(Session):
             raise require_extra("numba", "fast", "the fused update")
         size = sum(program.state[p].size for p in program.parameters)
         pays = fused is None and size >= FUSE_FROM and fused_update.available()
+        self._asked = fused
         self._fused = (pays and size >= FUSE_AT_ONCE) if fused is None else fused
         self._later = fused_update.Later() if pays and not self._fused else None
         self._sessions: dict[tuple[PlainGraph, Sizes], onnxruntime.InferenceSession] = {}
@@ -178,6 +180,12 @@ class OnnxRuntimeSession(Session):
             "threads": self.threads,
             "providers": self.providers,
         }
+
+    def measure(self, feeds: Mapping[str, np.ndarray], *, entry: str, steps: int) -> Measurement:
+        from onward.backends.onnxruntime.measure import measure_step
+
+        options = {"threads": self.threads, "providers": self.providers, "fused": self._asked}
+        return measure_step(self.program, self.get_state(), feeds, entry, steps, **options)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -278,13 +286,10 @@ class OnnxRuntimeSession(Session):
         for output in step.fetched:  # again at each step: their shapes may change with the batch
             binding.bind_output(output)
         self._bind_feeds(binding, [n for n in step.inputs if n not in self._current], feeds)
-        try:
-            session.run_with_iobinding(binding)
-        except _RUNTIME_ERRORS as error:
-            raise _failure(error, graph.name) from error
+        self._run_bound(session, binding, graph)
         bound = [*step.replaces, *step.gradients, *step.fetched]
         results = dict(zip(bound, binding.get_outputs(), strict=True))
-        outputs = {o: results[o].numpy() for o in graph.outputs}
+        outputs = self._read(results, graph)
         self._update(step, results, feeds)
         for state in step.replaces.values():
             self._current[state] ^= 1
@@ -366,29 +371,40 @@ class OnnxRuntimeSession(Session):
         self._bind_feeds(binding, [n for n in inputs if n not in held], feeds)
         for output in outputs:
             binding.bind_output(output)
+        self._run_bound(session, binding, graph)
+        return {n: v.numpy() for n, v in zip(outputs, binding.get_outputs(), strict=True)}
+
+    def _run_bound(
+        self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, graph: PlainGraph
+    ) -> None:
         try:
             session.run_with_iobinding(binding)
         except _RUNTIME_ERRORS as error:
             raise _failure(error, graph.name) from error
-        return {n: v.numpy() for n, v in zip(outputs, binding.get_outputs(), strict=True)}
+
+    def _read(self, results: Mapping[str, onnxruntime.OrtValue], graph: PlainGraph) -> dict[str, np.ndarray]:
+        return {name: results[name].numpy() for name in graph.outputs}
+
+    def _options(self, fixed: Sizes, *, spin: bool) -> onnxruntime.SessionOptions:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # what goes wrong is raised, and said once
+        # A pattern is one block for all values, made at the second run and beside the memory of the first: a
+        # quarter more for ResNet-18, and no time was gained by it.
+        options.enable_mem_pattern = False
+        for name, size in fixed:
+            options.add_free_dimension_override_by_name(name, size)
+        if not spin:  # the threads of the compiled loop need the cores on which ONNX Runtime's would go on spinning
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+        return options
 
     def _session(
         self, graph: PlainGraph, model: ir.Model, fixed: Sizes = (), *, spin: bool = True
     ) -> onnxruntime.InferenceSession:
         if (graph, fixed) not in self._sessions:
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = self.threads
-            options.inter_op_num_threads = 1
-            options.log_severity_level = 4  # what goes wrong is raised, and said once
-            # A pattern is one block for all values, made at the second run and beside the memory of the first: a
-            # quarter more for ResNet-18, and no time was gained by it.
-            options.enable_mem_pattern = False
-            for name, size in fixed:
-                options.add_free_dimension_override_by_name(name, size)
-            if not spin:  # the threads of the compiled loop need the cores on which ONNX Runtime's would go on spinning
-                options.add_session_config_entry("session.force_spinning_stop", "1")
             try:
-                self._sessions[graph, fixed] = _load(model, options, self.providers)
+                self._sessions[graph, fixed] = _load(model, self._options(fixed, spin=spin), self.providers)
             except _RUNTIME_ERRORS as error:
                 raise BackendError(
                     Diagnostic(

@@ -1,0 +1,144 @@
+"""`onward profile FILE`: where the time of a training step goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from onward.cli.options import DataOptions, data_option, open_data, takes, with_columns
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onward.train import Profile
+
+
+@dataclasses.dataclass(kw_only=True)
+class ProfileOptions(DataOptions):
+    """The options of `onward profile`."""
+
+    file: Annotated[Path, Argument(metavar="FILE|DIR", help="A training model (.onnx), a program, or a run.")]
+    data: Annotated[
+        list[str],
+        data_option(
+            "--data",
+            "-d",
+            metavar="FILE",
+            help="Measure with this data (default: a made-up batch).",
+            show_default=False,
+        ),
+    ] = dataclasses.field(default_factory=list)
+    batch_size: Annotated[int, Option("--batch-size", "-b", help="Samples of a step.")] = 32
+    steps: Annotated[int, Option(help="Steps that are measured.")] = 20
+    backend: Annotated[str, Option(help="What runs the model.")] = "onnxruntime"
+    threads: Annotated[int | None, Option(help="Number of threads (default: all).", show_default=False)] = None
+    entry: Annotated[str | None, Option(help="The training entry (default: the first).", show_default=False)] = None
+    top: Annotated[int, Option(help="Layers that are listed, the slowest first.")] = 15
+    html: Annotated[Path | None, Option(metavar="FILE", help="Write a page with a flame chart.")] = None
+    trace: Annotated[
+        Path | None, Option(metavar="FILE", help="Write a trace for Perfetto or chrome://tracing (.trace.json).")
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print all numbers as JSON.")] = False
+
+
+@takes(ProfileOptions)
+def profile(options: ProfileOptions) -> None:
+    """Say where the time of a training step goes: by phase, and by layer with its backward.
+
+    Examples:
+        onward profile net.train.onnx --batch-size 64
+        onward profile net.train.onnx --data digits.npz --html profile.html --trace step.trace.json
+    """
+    from onward.cli.console import stdout_console
+    from onward.errors import A101, ArgumentError, Diagnostic
+    from onward.train import Trainer
+
+    problems = []
+    for option, path, ending in (("--html", options.html, ".html"), ("--trace", options.trace, ".trace.json")):
+        if path is not None and not path.name.endswith(ending):
+            problems.append(Diagnostic(A101, f"{option} is `{path}`", needed=f"a name that ends in {ending}"))
+    if problems:
+        raise ArgumentError(problems)
+    trainer = Trainer(options.file, options.backend, **_given(threads=options.threads))
+    source, preparation = None, options.preparation(trainer.preparation)
+    if options.data:
+        preparation = with_columns(options, trainer, preparation, options.entry or trainer.first_entry)
+        source = open_data(options.data, trainer, preparation, "train", options.entry or trainer.first_entry)
+    found = trainer.profile(
+        source, batch_size=options.batch_size, steps=options.steps, entry=options.entry, preparation=preparation
+    )
+    found = dataclasses.replace(found, title=options.file.name)
+    for path in (options.html, options.trace):
+        if path is not None:
+            found.save(path)
+    if options.as_json:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    console = stdout_console()
+    _print(found, console, options.top)
+    for path in (options.html, options.trace):
+        if path is not None:
+            console.print(f"wrote `{path}`")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _print(found: Profile, console: Console, top: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    low, median, high = found.step_seconds
+    batch = ", ".join(f"{n} {'×'.join(map(str, s)) or 'scalar'}" for n, s in found.batch.items())
+    threads = f", {found.measured.threads} threads" if found.measured.threads else ""
+    console.print(Text.assemble((found.title, "bold"), f" on {found.backend}{threads}; {batch}"))
+    console.print(
+        f"{median * 1e3:.3g} ms per step (half of {found.steps} steps: {low * 1e3:.3g} to {high * 1e3:.3g}), "
+        f"{found.samples / median:,.0f} samples/s\n"
+    )
+    phases = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("phase", "ms", "share", ""):
+        phases.add_column(name, justify="right" if name in ("ms", "share") else "left")
+    for p in found.phases:
+        phases.add_row(p.name, f"{p.seconds * 1e3:.3f}", f"{p.share:.0%}", "█" * round(30 * min(1.0, p.share)))
+    console.print(phases)
+    if not found.layers:
+        console.print(f"\nthe backend {found.backend} does not time its operators; onnxruntime does")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("layer", "operator", "forward ms", "backward ms", "share", "GFLOP", "MB", "of peak"):
+        table.add_column(name, justify="left" if name in ("layer", "operator") else "right", overflow="fold")
+    slowest = sorted(found.layers, key=lambda e: -e.seconds)
+    for e in slowest[:top]:
+        table.add_row(
+            e.name, e.operator, f"{e.forward * 1e3:.3f}", f"{e.backward * 1e3:.3f}", f"{e.share:.1%}",
+            f"{e.operations / 1e9:.3f}" if e.operations else "", f"{e.bytes / 1e6:.2f}",
+            "" if e.of_peak is None else f"{e.of_peak:.0%}",
+        )  # fmt: skip
+    console.print()
+    console.print(table)
+    if len(slowest) > top:
+        rest = sum(e.seconds for e in slowest[top:])
+        console.print(f"and {len(slowest) - top} more layers with {rest * 1e3:.3f} ms (--top)")
+    console.print()
+    _print_machine(found, console)
+
+
+def _print_machine(found: Profile, console: Console) -> None:
+    measured = found.measured
+    if measured.peak_operations and measured.peak_bytes and found.of_gemm_peak is not None:
+        console.print(
+            f"products: {found.operations / 1e9:.3g} GFLOP per step, {found.of_gemm_peak:.0%} of this machine's "
+            f"{measured.peak_operations / 1e9:,.0f} GFLOP/s; memory: {measured.peak_bytes / 1e9:,.1f} GB/s"
+        )
+    if measured.memory and measured.allocated:
+        console.print(
+            f"values: {measured.allocated / 2**20:,.1f} MiB made per step, at most {measured.memory / 2**20:,.1f} MiB "
+            "at once"
+        )

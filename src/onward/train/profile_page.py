@@ -1,0 +1,200 @@
+"""A profile as one HTML file: the phases, the layers as a flame chart, a table. No script, no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterator, Sequence
+from functools import partial
+from html import escape
+
+import onward
+from onward.backends.measurement import BACKWARD, FORWARD
+from onward.train.profile import LayerTime, Profile
+from onward.train.report import CSS, facts_table, for_both_widths
+
+_CSS = """
+.flame rect{stroke:var(--card);stroke-width:1}.flame text{font-size:11px;fill:#10151d;pointer-events:none}
+.flame{display:block;width:100%;height:auto;font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+.bar{background:var(--line);border-radius:4px;height:10px;min-width:60px}
+.bar i{display:block;height:10px;border-radius:4px}
+.phases td:nth-child(1){white-space:nowrap}.phases td:nth-child(4){width:50%}
+.layers td:first-child,.layers td:nth-child(2),.layers th:nth-child(2){text-align:left}
+.layers td:first-child{overflow-wrap:anywhere;min-width:9em}
+"""
+_COLOURS = {
+    "data": "#b0b7c3", "feeding": "#c9cfd8", FORWARD: "#7fb2f0", BACKWARD: "#f2a66e", "graph": "#7fb2f0",
+    "between operators": "#dfe3ea", "update": "#8fd0a8", "reading back": "#c9cfd8",
+}  # fmt: skip
+_ROW = 22  # pixels
+_NARROWEST = 0.5  # pixels of a box that is drawn
+_TEXT = 6.4  # pixels of a letter
+
+
+@dataclasses.dataclass
+class Box:
+    """A part of the step in the flame chart, with the parts inside of it."""
+
+    title: str
+    seconds: float
+    colour: str
+    note: str = ""
+    inside: list[Box] = dataclasses.field(default_factory=list)
+
+    @property
+    def depth(self) -> int:
+        """The rows that it takes."""
+        return 1 + max((box.depth for box in self.inside), default=0)
+
+
+def build_page(profile: Profile) -> str:
+    """Return the page as one HTML document."""
+    low, median, high = profile.step_seconds
+    rate = profile.samples / median if median else 0.0
+    note = f"{profile.steps} steps on {profile.backend}, {profile.samples} samples per batch"
+    tiles = [
+        ("per step", _ms(median)),
+        ("middle half of the steps", f"{low * 1e3:.3g} to {high * 1e3:.3g} ms"),
+        ("samples/s", f"{rate:,.0f}"),
+    ]
+    if profile.of_gemm_peak is not None:
+        tiles.append(("of GEMM peak", f"{profile.of_gemm_peak:.0%}"))
+    if profile.measured.memory:
+        tiles.append(("values at once", _mib(profile.measured.memory)))
+    cells = "".join(f'<div class="card tile"><span>{escape(n)}</span><b>{escape(v)}</b></div>' for n, v in tiles)
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        f"<title>{escape(profile.title)}: profile</title><style>{CSS}{_CSS}</style></head><body><main>",
+        f'<header><div><h1>{escape(profile.title)}</h1><p class="soft">{escape(note)}</p></div></header>',
+        f'<section class="tiles">{cells}</section>',
+        _flame_card(profile),
+        _phases(profile),
+        _layers(profile.layers),
+        facts_table("Measured", _facts(profile)),
+        f"<footer>Written by Onward {escape(onward.__version__)} on "
+        f"{datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z')}</footer>",
+        "</main></body></html>",
+    ]
+    return "\n".join(p for p in parts if p)
+
+
+def step_box(profile: Profile) -> Box:
+    """Return the whole step: its phases, in forward and backward the parts of the model, in these the layers."""
+    whole = Box("step", sum(p.seconds for p in profile.phases if p.name != "data"), "#aab4c3")
+    for phase in profile.phases:
+        if phase.name == "data":
+            continue
+        box = Box(phase.name, phase.seconds, _COLOURS[phase.name])
+        if phase.name in (FORWARD, BACKWARD):
+            times = [(layer, getattr(layer, phase.name)) for layer in profile.layers]
+            scale = phase.seconds / (sum(seconds for _, seconds in times) or 1.0)
+            for layer, seconds in times:
+                if seconds:
+                    _insert(box, layer, seconds * scale)
+        whole.inside.append(box)
+    return whole
+
+
+def _insert(box: Box, layer: LayerTime, seconds: float) -> None:
+    """Add a layer to the parts that it is in. A part goes on where the last box has its title."""
+    for title in layer.path:
+        if not box.inside or box.inside[-1].title != title or not box.inside[-1].inside:
+            box.inside.append(Box(title, 0.0, box.colour, inside=[]))
+        box = box.inside[-1]
+        box.seconds += seconds
+    note = f"{layer.operator} {layer.operations / 1e9:.3g} GFLOP" if layer.operations else layer.operator
+    box.inside.append(Box(layer.name, seconds, box.colour, note))
+
+
+def flame(box: Box, *, width: int) -> str:
+    """Return the chart as SVG: each row is inside of the one above it, and widths are times."""
+    scale = width / box.seconds if box.seconds else 0.0
+    shapes = "".join(_shapes(box, 0.0, 0, scale, box.seconds))
+    height = box.depth * _ROW
+    return (
+        f'<svg class="flame" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="Flame chart of a training step; the table below has the same numbers">{shapes}</svg>'
+    )
+
+
+def _shapes(box: Box, start: float, row: int, scale: float, whole: float) -> Iterator[str]:
+    wide = box.seconds * scale
+    if wide < _NARROWEST:
+        return
+    x, y = start * scale, row * _ROW
+    tip = f"{box.title}: {_ms(box.seconds)}, {box.seconds / whole:.1%} of the step" + (
+        f"; {box.note}" if box.note else ""
+    )
+    yield f'<g><title>{escape(tip)}</title><rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="{_ROW}" '
+    yield f'rx="2" fill="{box.colour}" fill-opacity="{1 - 0.12 * min(row, 5):.2f}"/>'
+    letters = int((wide - 8) / _TEXT)
+    if letters >= 3:
+        text = box.title if len(box.title) <= letters else box.title[: letters - 1] + "…"
+        yield f'<text x="{x + 4:.2f}" y="{y + 15}">{escape(text)}</text>'
+    yield "</g>"
+    for inner in box.inside:
+        yield from _shapes(inner, start, row + 1, scale, whole)
+        start += inner.seconds
+
+
+def _flame_card(profile: Profile) -> str:
+    box = step_box(profile)
+    soft = '<span class="soft">(point at a box for its time)</span>'
+    chart = for_both_widths(partial(flame, box))
+    return f'<section class="card wide"><h2>One step {soft}</h2>{chart}</section>'
+
+
+def _phases(profile: Profile) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(p.name)}</td><td>{_ms(p.seconds)}</td><td>{p.share:.0%}</td><td><div class='bar'>"
+        f"<i style='width:{min(1.0, p.share):.1%};background:{_COLOURS[p.name]}'></i></div></td></tr>"
+        for p in profile.phases
+    )
+    head = "<thead><tr><th>phase</th><th>per step</th><th>share</th><th></th></tr></thead>"
+    table = f'<table class="numbers phases">{head}<tbody>{rows}</tbody></table>'
+    return f'<section class="card wide"><h2>Phases</h2>{table}</section>'
+
+
+def _layers(layers: Sequence[LayerTime]) -> str:
+    if not layers:
+        return ""
+    names = ("layer", "operator", "forward ms", "backward ms", "share", "GFLOP", "MB", "of peak")
+    head = "".join(f"<th>{n}</th>" for n in names)
+    rows = "".join(
+        f"<tr><td>{escape(e.name)}</td><td>{escape(e.operator)}</td><td>{e.forward * 1e3:.3f}</td>"
+        f"<td>{e.backward * 1e3:.3f}</td><td>{e.share:.1%}</td>"
+        f"<td>{f'{e.operations / 1e9:.3f}' if e.operations else ''}</td><td>{e.bytes / 1e6:.2f}</td>"
+        f"<td>{'' if e.of_peak is None else f'{e.of_peak:.0%}'}</td></tr>"
+        for e in sorted(layers, key=lambda e: -e.seconds)
+    )
+    table = f'<table class="numbers layers"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return (
+        '<section class="card wide"><h2>Layers <span class="soft">(each with its backward, slowest first)</span></h2>'
+        f'<div class="scroll sideways">{table}</div></section>'
+    )
+
+
+def _facts(profile: Profile) -> dict[str, str]:
+    measured = profile.measured
+    facts = {"batch": ", ".join(f"{n} {'×'.join(map(str, s)) or 'scalar'}" for n, s in profile.batch.items())}
+    if measured.threads is not None:
+        facts["threads"] = str(measured.threads)
+    if measured.peak_operations:
+        facts["matrix products"] = f"{measured.peak_operations / 1e9:,.0f} GFLOP/s (float32, 1024 × 1024)"
+    if measured.peak_bytes:
+        facts["memory"] = f"{measured.peak_bytes / 1e9:,.1f} GB/s (an element-wise operator on large arrays)"
+    if profile.operations:
+        facts["products of a step"] = f"{profile.operations / 1e9:.3f} GFLOP"
+    if measured.allocated:
+        facts["made in a step"] = _mib(measured.allocated)
+    return facts
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,151 @@
+"""`Trainer.profile` and `onward profile`: times that add up, layers with their backward, operations that are right."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import onward
+from onward.backends.measurement import Layer, Measurement, OperatorTime
+from onward.backends.onnxruntime.measure import operations
+from onward.errors import ArgumentError
+from onward.train.profile import Profile
+from onward.train.profile_page import step_box
+
+
+@pytest.fixture(scope="module")
+def profiled() -> Profile:
+    trainer = onward.Trainer(onward.samples.mnist(), threads=1)
+    before = trainer.state
+
+    found = trainer.profile(batch_size=8, steps=4)
+
+    assert all(np.array_equal(before[name], value) for name, value in trainer.state.items())
+    assert trainer.steps == 0
+    return found
+
+
+def test_the_phases_add_up_to_the_step(profiled: Profile) -> None:
+    whole = profiled.step_seconds[1]
+
+    assert sum(p.seconds for p in profiled.phases) == pytest.approx(whole, rel=0.3)  # medians of sums, sums of medians
+    assert {"feeding", "forward", "backward", "update"} <= {p.name for p in profiled.phases}
+
+
+def test_each_layer_has_its_forward_and_its_backward(profiled: Profile) -> None:
+    layers = {layer.name: layer for layer in profiled.layers}
+
+    for name in ("conv1", "conv2", "fc1", "fc2", "fc3"):
+        assert layers[name].forward > 0, name
+        assert layers[name].backward > 0, name
+    assert layers["loss/SoftmaxCrossEntropyLoss"].forward > 0
+    assert "(other)" not in layers
+
+
+def test_a_layer_counts_the_operations_of_its_products(profiled: Profile) -> None:
+    fc2 = next(layer for layer in profiled.layers if layer.name == "fc2")
+
+    # Forward, with respect to its input, and with respect to its weights: 2 · batch · 120 · 84 each.
+    assert fc2.operations == 3 * 2 * 8 * 120 * 84
+
+
+def test_the_batch_may_be_given() -> None:
+    trainer = onward.Trainer(onward.samples.digits(), threads=1)
+    shape = [d if isinstance(d, int) else 40 for d in trainer.program.inputs[0].shape]
+
+    found = trainer.profile(np.zeros(shape, np.float32), np.zeros(40, np.int64), batch_size=16, steps=2)
+
+    assert found.samples == 16
+    assert found.phases[0].name == "data"
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "outputs", "expected"),
+    [
+        ("Conv", [(2, 6, 9, 9), (4, 3, 3, 3)], [(2, 4, 7, 7)], 2 * (2 * 4 * 7 * 7) * 3 * 3 * 3),
+        ("ConvTranspose", [(2, 4, 7, 7), (4, 3, 3, 3)], [(2, 3, 9, 9)], 2 * (2 * 4 * 7 * 7) * 3 * 3 * 3),
+        ("MatMul", [(5, 2, 3), (3, 4)], [(5, 2, 4)], 2 * 5 * 2 * 3 * 4),
+        ("MatMul", [(3,), (3, 4)], [(4,)], 2 * 3 * 4),
+        ("FusedMatMul", [(5, 3, 2), (5, 3, 4)], [(5, 2, 4)], 2 * 5 * 2 * 3 * 4),
+        ("LSTM", [(7, 2, 3), (1, 16, 3), (1, 16, 4)], [(7, 1, 2, 4)], 2 * 7 * 2 * (16 * 3 + 16 * 4)),
+        ("Relu", [(5,)], [(5,)], 0),
+    ],
+)
+def test_operations(
+    operator: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], expected: int
+) -> None:
+    assert operations(operator, inputs, outputs) == expected
+
+
+def test_a_backend_that_times_no_operators_gives_the_whole_step() -> None:
+    found = onward.Trainer(onward.samples.linear(), backend="reference").profile(batch_size=4, steps=2)
+
+    assert [p.name for p in found.phases] == ["graph"]
+    assert found.layers == ()
+    assert "flame" in found.to_html()
+
+
+def test_parts_of_the_model_hold_their_layers_in_the_flame_chart() -> None:
+    times = [OperatorTime("Conv", n, phase, n, 0.0, 1.0) for phase in ("forward", "backward") for n in ("a", "b", "c")]
+    layers = (Layer("a", "Conv", ("block 1",)), Layer("b", "Conv", ("block 1",)), Layer("c", "Conv", ("block 2",)))
+    profile = Profile("m", "b", {"x": (1,)}, Measurement({"graph": [6.0, 6.0]}, tuple(times), layers))
+
+    forward = step_box(profile).inside[0]
+
+    assert [(box.title, box.seconds) for box in forward.inside] == [("block 1", 2.0), ("block 2", 1.0)]
+    assert [box.title for box in forward.inside[0].inside] == ["a", "b"]
+
+
+def test_the_trace_holds_every_operator_in_order(profiled: Profile) -> None:
+    events = [e for e in profiled.to_trace()["traceEvents"] if e["ph"] == "X" and e["tid"] == 2]
+
+    assert len(events) == len(profiled.measured.operators)
+    assert [e["ts"] for e in events] == sorted(e["ts"] for e in events)
+
+
+def test_a_profile_is_written_by_the_ending_of_its_name(profiled: Profile, tmp_path: Path) -> None:
+    page = profiled.save(tmp_path / "p.html").read_text("utf-8")
+    numbers = json.loads(profiled.save(tmp_path / "p.json").read_text("utf-8"))
+    trace = json.loads(profiled.save(tmp_path / "p.trace.json").read_text("utf-8"))
+
+    assert "conv1" in page
+    assert "<script" not in page
+    assert numbers["layers"][0]["name"] == "conv1"
+    assert trace["traceEvents"]
+    with pytest.raises(ArgumentError, match="a name in .html"):
+        profiled.save(tmp_path / "p.txt")
+
+
+def test_a_model_without_training_information_is_refused() -> None:
+    model = onward.to_inference(onward.samples.linear())
+
+    with pytest.raises(ArgumentError, match="has no training entry"):
+        onward.Trainer(model).profile()
+
+
+def test_the_command_prints_phases_and_layers(tmp_path: Path) -> None:
+    onward.save(onward.samples.mnist(), tmp_path / "m.onnx")
+    page = tmp_path / "p.html"
+    command = [sys.executable, "-m", "onward", "profile", str(tmp_path / "m.onnx"), "-b", "4", "--steps", "2"]
+
+    result = subprocess.run([*command, "--html", str(page)], capture_output=True, text=True, check=False)
+
+    assert result.returncode == 0, result.stderr
+    assert "backward" in result.stdout
+    assert "conv2" in result.stdout
+    assert page.is_file()
+
+
+def test_the_command_refuses_wrong_names_before_it_measures(tmp_path: Path) -> None:
+    onward.save(onward.samples.linear(), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "onward", "profile", str(tmp_path / "m.onnx"), "--trace", "step.json"]
+
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert result.returncode == 1
+    assert "--trace is `step.json`" in result.stderr
