@@ -18,13 +18,13 @@ _CSS = """
 .flame{display:block;width:100%;height:auto;font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .bar{background:var(--line);border-radius:4px;height:10px;min-width:60px}
 .bar i{display:block;height:10px;border-radius:4px}
-.phases td:nth-child(1){white-space:nowrap}.phases td:nth-child(4){width:50%}
+.phases td{white-space:nowrap}.phases td:nth-child(4){width:50%}
 .layers td:first-child,.layers td:nth-child(2),.layers th:nth-child(2){text-align:left}
-.layers td:first-child{overflow-wrap:anywhere;min-width:9em}
+.layers td:first-child{overflow-wrap:anywhere;min-width:12em}
 """
 _COLOURS = {
     "data": "#b0b7c3", "feeding": "#c9cfd8", FORWARD: "#7fb2f0", BACKWARD: "#f2a66e", "graph": "#7fb2f0",
-    "between operators": "#dfe3ea", "update": "#8fd0a8", "reading back": "#c9cfd8",
+    "between operators": "#aeb7c4", "update": "#8fd0a8", "reading back": "#c9cfd8",
 }  # fmt: skip
 _ROW = 22  # pixels
 _NARROWEST = 0.5  # pixels of a box that is drawn
@@ -54,7 +54,7 @@ def build_page(profile: Profile) -> str:
     note = f"{profile.steps} steps on {profile.backend}, {profile.samples} samples per batch"
     tiles = [
         ("per step", _ms(median)),
-        ("middle half of the steps", f"{low * 1e3:.3g} to {high * 1e3:.3g} ms"),
+        ("half of the steps, in ms", f"{low * 1e3:.3g} – {high * 1e3:.3g}"),
         ("samples/s", f"{rate:,.0f}"),
     ]
     if profile.of_gemm_peak is not None:

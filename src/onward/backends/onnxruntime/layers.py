@@ -59,25 +59,22 @@ class Parts:
     def of_optimized(self, model: onnx.ModelProto) -> list[Part]:
         """Return the part of each node of ONNX Runtime's optimized graph."""
         nodes = model.graph.node
-        found: list[Part | None] = [self._covering(node) for node in nodes]
+        ends = [[self._makers[name] for name in node.output if name in self._makers] for node in nodes]
         readers: dict[str, list[int]] = {}
         for index, node in enumerate(nodes):
             for name in node.input:
                 readers.setdefault(name, []).append(index)
         for index in reversed(range(len(nodes))):
-            if found[index] is None:
-                after = (found[r] for name in nodes[index].output for r in readers.get(name, ()))
-                found[index] = next((part for part in after if part is not None), None)
-        return [part or Part(UPDATE) for part in found]
+            if not ends[index]:
+                after = (ends[r] for name in nodes[index].output for r in readers.get(name, ()))
+                ends[index] = next((found for found in after if found), [])
+        return [self._covering(node, found) if found else Part(UPDATE) for node, found in zip(nodes, ends, strict=True)]
 
     def _makers_in_order(self) -> Iterable[ir.Node]:
         return dict.fromkeys(self._makers.values())
 
-    def _covering(self, node: onnx.NodeProto) -> Part | None:
-        """Return the part of the nodes that an optimized node stands for; None if all of its values are new."""
-        ends = [self._makers[name] for name in node.output if name in self._makers]
-        if not ends:
-            return None
+    def _covering(self, node: onnx.NodeProto, ends: list[ir.Node]) -> Part:
+        """Return the part of the nodes that an optimized node stands for; `ends` are the last of them."""
         part = self._parts[ends[0]]
         front = ends
         for _ in range(_LONGEST):
