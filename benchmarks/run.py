@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from rich.console import Console
 from workloads import WORKLOADS
 
 HERE = Path(__file__).parent
+ROUNDS = 5
+DISTURBED = 0.1  # of the cores, used by others during a turn
+REPEATS = 3  # times that a disturbed turn is repeated
 TURN = 0.4  # seconds: long enough that the first steps after a pause, on cold caches, do not decide
 SPEND = 16.0  # seconds of timed steps after which a peer sits out the other turns of a workload
 START_LIMIT, TURN_LIMIT = 240.0, 60.0  # seconds until a process is ended
@@ -46,6 +50,8 @@ class Worker:
         self.losses: list[float] = []
         self.first: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
+        self.disturbed = 0  # turns that others disturbed, however often they were repeated
+        self.repeated = 0
         self.error = ""
         self._process: subprocess.Popen[str] | None = None
         if not PEERS[peer].python.exists():
@@ -61,23 +67,34 @@ class Worker:
             )  # fmt: skip
         self.first = self._read(START_LIMIT)
 
-    def run(self, steps: int, *, timed: bool = True) -> None:
-        """Train for some steps and keep their times."""
+    def run(self, steps: int) -> float:
+        """Train for some steps; return the share of the cores that other processes used meanwhile."""
         assert self._process is not None
         assert self._process.stdin is not None
+        began, busy = time.perf_counter(), machine_seconds()
         with contextlib.suppress(BrokenPipeError):  # it ended meanwhile: reading finds out why
             self._process.stdin.write(f"{steps}\n")
             self._process.stdin.flush()
         self.last = self._read(TURN_LIMIT) or self.last
-        if timed and not self.error:
-            self.times += self.last["times"]
+        if busy is None or self.error:
+            return 0.0
+        others = (machine_seconds() or 0.0) - busy - self.last["processor"]
+        return others / (time.perf_counter() - began) / (os.cpu_count() or 1)
 
     def turn(self, seconds: float) -> None:
-        """Train for about that long, unless enough was spent."""
+        """Train for about that long and keep the times, unless enough was spent; a disturbed turn is repeated."""
         if self.error or sum(self.times) > SPEND:
             return
         typical = statistics.median(self.times or self.last["times"])
-        self.run(max(2, min(200, round(seconds / typical))))
+        steps = max(2, min(200, round(seconds / typical)))
+        for attempt in range(1 + REPEATS):
+            others = self.run(steps)
+            if others <= DISTURBED or attempt == REPEATS:
+                break
+            self.repeated += 1
+        if not self.error:
+            self.disturbed += others > DISTURBED
+            self.times += self.last["times"]
 
     def result(self, reference: list[float]) -> dict[str, Any]:
         """Return what was measured; `reference` are the losses that the first steps should have had."""
@@ -86,9 +103,14 @@ class Worker:
         off = [abs(ours / theirs - 1) for ours, theirs in zip(self.losses, reference, strict=False)]
         if off and not off[0] < SAME_LOSS:
             return {"error": f"another first loss: {self.losses[0]:.5f} instead of {reference[0]:.5f}"}
+        low, median, high = statistics.quantiles(self.times, n=4, method="inclusive")
         return {
-            "median_ms": statistics.median(self.times) * 1e3,
+            "median_ms": median * 1e3,
+            "low_ms": low * 1e3,
+            "high_ms": high * 1e3,
             "best_ms": min(self.times) * 1e3,
+            "disturbed": self.disturbed,
+            "repeated": self.repeated,
             "steps": len(self.times),
             "first_step_s": self.first["first"],
             "peak_mib": self.last["peak"] / 2**20,
@@ -120,6 +142,15 @@ class Worker:
         ending = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
         self.error = f"no answer in {limit:.0f} s" if late.is_set() else reason(self._errors.read_text()) or ending
         return {}
+
+
+def machine_seconds() -> float | None:
+    """Return for how many seconds the cores were busy, or taken by another machine; None where that is unknown."""
+    table = Path("/proc/stat")
+    if not table.exists():
+        return None
+    user, nice, system, _idle, _waiting, *rest = map(int, table.read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK")
 
 
 def reason(errors: str) -> str:
@@ -160,7 +191,7 @@ def take_turns(workload: str, peers: Iterable[str], folder: Path, rounds: int, t
     try:
         for worker in workers:
             if not worker.error:
-                worker.run(2, timed=False)
+                worker.run(2)
         for _ in range(rounds):
             for worker in workers:
                 worker.turn(turn)
@@ -174,11 +205,13 @@ def measure(workload: str, peers: list[str], folder: Path, rounds: int, turn: fl
     """Return the results of every peer on one workload, timed in turn."""
     operations = ask("prepare.py", str(folder), workload)[workload]
     gemm = ask("worker.py", "--gemm")["gflops"]
+    before = os.getloadavg()[0]
     workers = take_turns(workload, peers, folder, rounds, turn)
     reference = next((w.losses for w in workers if w.peer == "torch eager"), [])
     return {
         "flops": operations,
         "gemm_gflops": gemm,
+        "load_before": before,
         "peers": {worker.peer: worker.result(reference) for worker in workers},
     }
 
@@ -194,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", help="comma-separated")
     parser.add_argument("--peers", help="comma-separated")
-    parser.add_argument("--rounds", type=int, help="turns of each peer (6; 2 with --quick)")
+    parser.add_argument("--rounds", type=int, help=f"turns of each peer ({ROUNDS}; 2 with --quick)")
     parser.add_argument("--turn", type=float, default=TURN, help="seconds of a turn")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the last results of workloads that are not named")
@@ -202,9 +235,11 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="write the results into docs/")
     parser.add_argument("--output", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
+    if arguments.docs and arguments.keep:
+        raise SystemExit("--docs writes the page of one run, and --keep puts several together: leave one of them out")
     workloads = names(arguments.workloads, QUICK_WORKLOADS, WORKLOADS, arguments.quick)
     peers = names(arguments.peers, QUICK_PEERS, PEERS, arguments.quick)
-    rounds = arguments.rounds or (2 if arguments.quick else 6)
+    rounds = arguments.rounds or (2 if arguments.quick else ROUNDS)
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
     console = Console()

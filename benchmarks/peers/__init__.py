@@ -40,8 +40,10 @@ PEERS = {
     "onward plain": Peer("onward_program", {"fused": False}),
     "torch eager": Peer("pytorch"),
     "torch fused": Peer("pytorch", {"fused": True}),
+    "torch tuned": Peer("pytorch", {"fused": True, "tuned": True}),
     "torch.compile": Peer("pytorch", {"fused": True, "compiled": True}),
     "jax jit": Peer("jax_jit", environment="jax"),
+    "jax kept": Peer("jax_jit", {"donate": False}, environment="jax"),
     "onnxruntime-training": Peer("ort_training", environment="onnxruntime-training"),
     "onnxsim": Peer("onnx_simplifier", environment="onnxsim"),
 }

@@ -94,6 +94,28 @@ class Layers:
         start = jnp.zeros((x.shape[1], recurrent.shape[1]), x.dtype)
         return lax.scan(cell, (start, start), gates)[1]
 
+    def gru(self, x: Any, name: str, layer: int) -> Any:
+        """Return all outputs of one layer; time comes first."""
+        inward, recurrent, before, after = (
+            self.weights[f"{name}.{part}_l{layer}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        gates = x @ inward.T + before
+
+        def cell(h: Any, gate: Any) -> Any:
+            xr, xz, xn = jnp.split(gate, 3, axis=-1)
+            hr, hz, hn = jnp.split(h @ recurrent.T + after, 3, axis=-1)
+            z = jax.nn.sigmoid(xz + hz)
+            h = (1 - z) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn) + z * h
+            return h, h
+
+        start = jnp.zeros((x.shape[1], recurrent.shape[1]), x.dtype)
+        return lax.scan(cell, start, gates)[1]
+
+    @staticmethod
+    def enlarge(x: Any) -> Any:
+        """Return images of twice the size, each pixel repeated."""
+        return x.repeat(2, axis=1).repeat(2, axis=2)
+
 
 def adam(weights: Tree, gradients: Tree, moments: list[Tree], t: Any) -> tuple[Tree, list[Tree]]:
     first = jax.tree.map(lambda m, g: B1 * m + (1 - B1) * g, moments[0], gradients)
@@ -113,7 +135,7 @@ def sgd(weights: Tree, gradients: Tree, moments: list[Tree], t: Any) -> tuple[Tr
 OPTIMIZERS = {"adam": (adam, 2), "sgd": (sgd, 1)}  # and how many moments it keeps
 
 
-def build(workload: Workload, batches: Batches, files: Files) -> Step:
+def build(workload: Workload, batches: Batches, files: Files, *, donate: bool = True) -> Step:
     update, moments = OPTIMIZERS[workload.optimizer]
     weights: Tree = {}
     statistics: Tree = {}
@@ -140,7 +162,7 @@ def build(workload: Workload, batches: Batches, files: Files) -> Step:
     zeros = [jax.tree.map(jnp.zeros_like, weights) for _ in range(moments)]
     state: Any = (weights, statistics, zeros, jnp.array(0.0, jnp.float32))
     data = [(jnp.array(x), jnp.array(t)) for x, t in batches]
-    jitted = jax.jit(train, donate_argnums=0)
+    jitted = jax.jit(train, donate_argnums=0 if donate else ())
 
     def step(k: int) -> float:
         nonlocal state

@@ -26,7 +26,7 @@ import run
 import workloads
 
 NAME = "mlp:4x8x1"
-IN_PROCESS = ("onward", "onward plain", "torch eager", "torch fused")
+IN_PROCESS = ("onward", "onward plain", "torch eager", "torch fused", "torch tuned")
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +63,12 @@ def test_a_worker_trains_in_its_own_process_and_reports(files: peers.Files) -> N
     worker = run.Worker("onward plain", NAME, files.folder)
 
     worker.run(2)
+    worker.turn(0.0)
     worker.close()
 
     result = worker.result(worker.losses)
     assert (result["steps"], result["loss_off"]) == (2, 0)
+    assert result["low_ms"] <= result["median_ms"] <= result["high_ms"]
     assert result["first_step_s"] > 0
     assert result["peak_mib"] > 1
 
@@ -79,6 +81,32 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
 
     assert "mlp-4x8x1.train.onnx" in error
     assert str(tmp_path) not in error
+
+
+@pytest.mark.parametrize(("quiet_after", "repeated", "disturbed"), [(0, 0, 0), (2, 2, 0), (9, run.REPEATS, 1)])
+def test_a_turn_that_others_disturb_is_repeated(
+    quiet_after: int, repeated: int, disturbed: int, absent: run.Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = iter([0.5] * quiet_after + [0.0] * 9)
+
+    def train(steps: int) -> float:
+        absent.last = {"times": [0.1] * steps}
+        return next(shares)
+
+    absent.error, absent.last = "", {"times": [0.1]}
+    monkeypatch.setattr(absent, "run", train)
+
+    absent.turn(0.4)
+
+    assert (absent.repeated, absent.disturbed) == (repeated, disturbed)
+    assert absent.times == [0.1] * 4
+
+
+def test_a_page_is_that_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--docs", "--keep"])
+
+    with pytest.raises(SystemExit, match="one run"):
+        run.main()
 
 
 @pytest.fixture
@@ -130,14 +158,15 @@ def test_operations_are_counted_forward_and_for_each_gradient() -> None:
 
 
 def measured(ms: float) -> dict[str, float]:
-    return {"median_ms": ms, "best_ms": ms, "steps": 2, "first_step_s": 1.0, "peak_mib": 100.0, "loss_off": 0.0}
+    times = {"median_ms": ms, "low_ms": ms - 0.5, "high_ms": ms + 0.5, "best_ms": ms, "disturbed": 0, "repeated": 1}
+    return {**times, "steps": 2, "first_step_s": 1.0, "peak_mib": 100.0, "loss_off": 0.0}
 
 
 RUN = {
     "machine": "m", "rounds": 1, "turn_s": 0.1,
     "workloads": {
         "mlp-64": {
-            "flops": 2e8, "gemm_gflops": 100.0,
+            "flops": 2e8, "gemm_gflops": 100.0, "load_before": 0.25,
             "peers": {"onward": measured(3.0), "torch eager": measured(4.0), "jax jit": measured(2.0),
                       "onnxsim": {"error": "no rule"}},
         }
@@ -155,8 +184,9 @@ def test_the_page_says_which_goals_are_missed_and_who_cannot(tmp_path: Path) -> 
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "old" not in text
-    assert "| mlp-64 | fastest peer | **1.50: missed** | – | 1.00 | – |" in text
-    assert "| onward | 3.00 | 3.00 | 1.50 | 0.75 | 67% | 1.0 | 100 | 0e+00 |" in text
+    assert "| mlp-64 | **1.50: missed** | 0.8 | 0.75 | – | 1.00 | – |" in text
+    assert "| onward | 3.00 | 2.50 to 3.50 | 1.50 | 0.75 | 67% | 1.0 | 100 | 0e+00 |" in text
+    assert "Other processes disturbed 3 turns, which were repeated." in text
     assert "- onnxsim: cannot: no rule" in text
 
 
