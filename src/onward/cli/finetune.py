@@ -109,6 +109,8 @@ def fine_tune(options: TrainOptions) -> tuple[TrainingModel, TrainOptions]:
     """
     from onward.author import make_trainable
     from onward.errors import counted
+    from onward.model.origin import ORIGIN
+    from onward.model.serde import load
     from onward.optimizers import by_name
     from onward.surgery.notes import read_note
     from onward.train import Trainer
@@ -136,6 +138,13 @@ def fine_tune(options: TrainOptions) -> tuple[TrainingModel, TrainOptions]:
         head = read_note(model) if choices.classes is not None else {}  # not that of an earlier fine-tuning
         typer.echo(choices.text(head, counted(count, "number"), len(model.frozen)), err=True)
         typer.echo(choices.commands(filled), err=True)
+        before = load(options.file).opset
+        if before != model.opset and ORIGIN not in model.ir.metadata_props:
+            typer.echo(
+                f"note: the graph changes, so that the tuned file has operator set {model.opset}; "
+                f"`{options.file}` has {before}",
+                err=True,
+            )
     return model, filled
 
 
