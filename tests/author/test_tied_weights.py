@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onward.author import TiedWeightsWarning, make_trainable
+from onward.author import Phase, TiedWeightsWarning, make_trainable
 from onward.check import check
 from onward.errors import ArgumentError
 
@@ -149,3 +149,14 @@ def test_the_command_line_warns_on_stderr_and_takes_untie(build, tmp_path) -> No
     assert "2 parameters" in untied.stdout
     assert untied.stderr == kept.stderr == ""
     assert "make.py" not in warned.stderr
+
+
+def test_the_update_of_an_earlier_phase_is_no_layer_that_shares_a_weight(build) -> None:
+    proto = named(build("m (float[N, 3] x) => (float[N, 3] y) { y = MatMul(x, W) }", W=W), "/fc/MatMul")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TiedWeightsWarning)
+        phases = [Phase(train="head", epochs=1), Phase(train="*", epochs=1)]
+        model = make_trainable(proto, loss="mse", optimizer="sgd", phases=phases)
+
+    assert len(model.entries) == 2

@@ -91,6 +91,50 @@ def test_folders_of_images_in_one_command(photos):
     same_by_hand(result.stderr)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--mean", "0.4", "--std", "0.3"], "times 1/255, minus 0.4, divided by 0.3"),
+        (["--mean", "0.4", "--std", "0.3", "--scale", "1"], "times 1, minus 0.4, divided by 0.3"),
+        (["--mean", "123.7", "--std", "58.4"], "minus 123.7, divided by 58.4"),
+    ],
+)
+def test_the_mean_of_pixels_from_0_to_1_means_pixels_from_0_to_1(photos, options, said):
+    result = ok(
+        "train",
+        "net.onnx",
+        "--data",
+        "photos",
+        "--classes",
+        "auto",
+        "--epochs",
+        1,
+        *options,
+        "--inference",
+        "tuned.onnx",
+    )
+
+    assert f"pixels     {said}   (" in result.stderr
+    stored = json.loads({p.key: p.value for p in onnx.load("tuned.onnx").metadata_props}["onward.preparation"])
+    assert stored.get("scale", 1.0) == pytest.approx(1 / 255 if "1/255" in said else 1.0)
+
+
+@pytest.mark.parametrize("names", [4, 10])
+def test_an_old_file_keeps_its_operator_set_or_the_note_says_that_it_cannot(photos, names):
+    onnx.save(onnx.version_converter.convert_version(onnx.load("net.onnx"), 15), "old.onnx")
+    for name in ("four", "five", "six", "seven", "eight", "nine")[: names - 4]:
+        Path("photos", name).mkdir()
+        Path("photos", name, "0.png").write_bytes(next(Path("photos", "one").iterdir()).read_bytes())
+
+    result = ok(
+        "train", "old.onnx", "--data", "photos", "--classes", "auto", "--epochs", 1, "--inference", "tuned.onnx"
+    )
+
+    kept = names == 10  # the network has ten classes: fresh weights are other weights of the same file
+    assert onnx.load("tuned.onnx").opset_import[0].version == (15 if kept else 18)
+    assert ("so that the tuned file has operator set 18; `old.onnx` has 15" in result.stderr) != kept
+
+
 def test_mixed_targets_choose_the_loss_that_takes_them_and_the_course_is_the_one_asked_for(photos):
     result = ok(
         "train", "net.onnx", "--data", "photos", "--classes", "auto", "--epochs", 1, "--augment", "mixup,cutmix",

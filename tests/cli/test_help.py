@@ -43,6 +43,26 @@ for command in (None, *COMMANDS):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_list_of_commands_loads_no_command_and_no_reader_of_markdown() -> None:
+    """They took half of its time."""
+    program = """
+import sys
+from onward.cli import main
+sys.argv = ["onward", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+loaded = {"markdown_it", "pygments", "typer.rich_utils", "onward.cli.train", "onward.cli.check"} & set(sys.modules)
+assert not loaded, loaded
+"""
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(f" {command} " in done.stdout for command in COMMANDS)
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_the_help_of_a_command_ends_with_two_examples(command: str, commands: dict) -> None:
     printed = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200"}).stdout

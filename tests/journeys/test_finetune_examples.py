@@ -35,7 +35,7 @@ def run(script: str, *arguments: object) -> str:
         capture_output=True, encoding="utf-8", timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def share(printed: str) -> float:
@@ -45,10 +45,15 @@ def share(printed: str) -> float:
 @pytest.mark.slow
 def test_an_image_network_names_pieces_of_photos(tmp_path):
     model = shipped("table_cls", "1.0.0", "table_cls.onnx")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "of_an_earlier_run.png").write_bytes(b"")
 
     printed = run("finetune_images.py", "--output", tmp_path, "--model", model, "--pieces", 48, "--epochs", 5)
 
-    assert share(printed) > 50  # three classes: a third by chance
+    assert " of 36 held-out pieces" in printed
+    assert share(printed) > 70  # three classes: a third by chance
+    best = 100 * max(float(v) for v in re.findall(r"val_accuracy ([\d.]+)", printed))
+    assert abs(best - share(printed)) < 15, "pieces of the validation tiles are as new as the held-out ones"
     assert (tmp_path / "tuned.onnx").exists()
 
 

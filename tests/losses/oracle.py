@@ -57,9 +57,10 @@ def box_likeness(a: Tensor, b: Tensor, kind: str, eps=1e-7) -> Tensor:
     """IoU, GIoU, DIoU, CIoU of corner boxes, as torchvision.ops and the authors' code compute them."""
     x1, y1, x2, y2 = a.unbind(-1)
     u1, v1, u2, v2 = b.unbind(-1)
-    inter = (torch.minimum(x2, u2) - torch.maximum(x1, u1)).clamp(min=0) * (
+    # relu, not clamp: boxes with a common edge share nothing, and torchvision's losses give that no slope either.
+    inter = torch.relu(torch.minimum(x2, u2) - torch.maximum(x1, u1)) * torch.relu(
         torch.minimum(y2, v2) - torch.maximum(y1, v1)
-    ).clamp(min=0)
+    )
     union = (x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - inter
     iou = inter / (union + eps)
     if kind == "iou":

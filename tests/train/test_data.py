@@ -11,8 +11,7 @@ from onward.compiler.program import TensorSpec
 from onward.errors import ArgumentError, DataError
 from onward.train.data import BatchRequest, IterableSource, Preparation, as_source, match
 from onward.train.data.files import open_data
-from onward.train.data.prefetch import Prefetcher
-from onward.train.data.source import default_prefetch
+from onward.train.data.prefetch import Prefetcher, default_prefetch
 from train.specs import FEATURES, IMAGES, LABELS, TARGET, arrays, feeds_of
 
 # -- matching

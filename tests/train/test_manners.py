@@ -25,7 +25,7 @@ from onward.train import (
     Report,
     WandB,
 )
-from onward.train.function_metrics import function_metric
+from onward.train.metrics.functions import function_metric
 from onward.train.progress import MODES
 from onward.train.rate_finder import suggest
 from train.test_backends import model, samples

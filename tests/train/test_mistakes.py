@@ -22,7 +22,7 @@ from onward.train import (
     TensorBoard,
     Trainer,
 )
-from onward.train.data.source import ColumnSource, IterableSource
+from onward.train.data import ColumnSource, IterableSource
 from onward.train.metrics import METRICS, Accuracy, TopK
 from train.test_backends import model, samples
 

@@ -38,6 +38,7 @@ from onward.graph.walk import all_names, all_nodes, ancestors, reads
 from onward.losses import Loss
 from onward.model import serde
 from onward.model.inference import to_inference
+from onward.model.origin import Origin
 from onward.model.roles import Role, mark, mark_straight_through
 from onward.model.stash import from_light, to_light
 from onward.model.trainable import as_patterns, choose, influential_nodes
@@ -155,7 +156,7 @@ def make_trainable(
     if phases is not None:
         check_phases(phases, train, freeze)
         if new_head.given:
-            model = _prepare(model, entry, dequantize)
+            model, _ = _prepare(model, entry, dequantize)
             loss, output = new_head.apply(model, loss, output, seed)
             dequantize = False
         options = {
@@ -178,7 +179,7 @@ def make_trainable(
                 needed="a name or an object of onward.optimizers",
             )
         )
-    work = _prepare(model, entry, dequantize)
+    work, origin = _prepare(model, entry, dequantize)
     taken = all_names(work.graph) | _names_of_entries(work)
     label = f"target/{_LABELS}" if label == _LABELS and _LABELS in taken else label
     loss_name = f"train/{_LOSS}" if loss_name == _LOSS and _LOSS in taken else loss_name
@@ -190,7 +191,8 @@ def make_trainable(
     if model_of_teacher is not None:
         needed = max(needed, model_of_teacher.opset)
     if needed > work.opset:
-        work = upgrade(work, needed)
+        older, work = work, upgrade(work, needed)
+        origin = None if origin is None else origin.converted_again(older, work)
     if new_head.given:
         objective = resolve_loss(*new_head.apply(work, loss, output, seed), label)
     names = Names(all_names(work.graph) | _names_of_entries(work))
@@ -231,7 +233,7 @@ def make_trainable(
     if optimizer.layer_decay is not None:
         layers = layers_before(work.graph, terms.outputs)
         optimizer = by_depth(optimizer, parameters, {w: layer.depth for layer in layers for w in layer.weights})
-    if not keep_shared and (warning := tied_layers(parameters)) is not None:
+    if not keep_shared and (warning := tied_layers(parameters, influential)) is not None:
         warnings.warn(warning, stacklevel=2)
     if (stored := quantized_weights(work.graph)) is not None:
         warnings.warn(stored, stacklevel=2)
@@ -278,6 +280,8 @@ def make_trainable(
     work.entries.append(made)
     work.ir.opset_imports[TRAINING_DOMAIN] = 1
     work.ir.ir_version = max(work.ir.ir_version, 8)
+    if origin is not None:
+        origin.note(work)
     return work
 
 
@@ -326,17 +330,18 @@ def _names_of_entries(model: TrainingModel) -> set[str]:
     return found
 
 
-def _prepare(source: serde.Source, entry: str, dequantize: bool) -> TrainingModel:
-    """Return a copy of the model in inference mode, whose weights no function hides."""
+def _prepare(model: serde.Source, entry: str, dequantize: bool) -> tuple[TrainingModel, Origin | None]:
+    """Return a copy of the model in inference mode, whose weights no function hides, and the file that it is of."""
+    source = serde.load(model)
     work = _copy(source, entry, dequantize)
+    origin = Origin.of(source, work)
     inline_hiding_functions(work.ir)
     to_inference_mode(work.graph)
-    return work
+    return work, origin
 
 
-def _copy(source: serde.Source, entry: str, dequantize: bool) -> TrainingModel:
+def _copy(source: TrainingModel, entry: str, dequantize: bool) -> TrainingModel:
     """Return a copy of the model, at the working opset and in standard operators."""
-    source = serde.load(source)
     if dequantize and source.entries:
         raise ArgumentError(
             Diagnostic(

@@ -36,12 +36,18 @@ class TiedWeightsWarning(UserWarning):
         self.diagnostic = diagnostic
 
 
-def tied_layers(parameters: Sequence[Value]) -> TiedWeightsWarning | None:
-    """Return the warning for weights that modules of different names share; None if no matrix is among them."""
-    shared = {value.name or "": list(readers) for value in parameters if len(readers := _readers(value)) > 1}
+def tied_layers(parameters: Sequence[Value], influential: set[ir.Node]) -> TiedWeightsWarning | None:
+    """Return the warning for weights that modules of different names share; None if no matrix is among them.
+
+    The modules are those of `influential`, the nodes that the loss depends on: the update of another training entry
+    reads the weights too.
+    """
+    readers = {value.name or "": _readers(value) for value in parameters}
+    layers = {name: [m for m, nodes in found.items() if nodes & influential] for name, found in readers.items()}
+    shared = {name: found for name, found in layers.items() if len(found) > 1}
     if not any(len(value.shape or ()) > 1 for value in parameters if value.name in shared):
         return None
-    listed = [f"`{name}` in {', '.join(layers[:3])}{', …' * (len(layers) > 3)}" for name, layers in shared.items()]
+    listed = [f"`{name}` in {', '.join(found[:3])}{', …' * (len(found) > 3)}" for name, found in shared.items()]
     more = f"; and {len(listed) - 3} more" if len(listed) > 3 else ""
     return TiedWeightsWarning(
         Diagnostic(

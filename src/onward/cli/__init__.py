@@ -15,33 +15,75 @@ from onward.errors import ModelError, OnwardError
 if TYPE_CHECKING:
     import typer
 
-# command -> (module, function). Imported when the program starts: each is thin and imports its work lazily.
+# command -> (module and function, its help in one paragraph: the list of commands is printed without loading them).
 COMMANDS = {
-    "sample": "onward.cli.sample:sample",
-    "check": "onward.cli.check:check",
-    "doctor": "onward.cli.doctor:doctor",
-    "show": "onward.cli.show:show",
-    "make-trainable": "onward.cli.make_trainable:make_trainable",
-    "convert": "onward.cli.convert:convert",
-    "strip": "onward.cli.strip:strip",
-    "grad": "onward.cli.grad:grad",
-    "compile": "onward.cli.compile:compile_command",
-    "train": "onward.cli.train:train",
-    "profile": "onward.cli.profile:profile",
-    "evaluate": "onward.cli.evaluate:evaluate",
-    "predict": "onward.cli.predict:predict",
-    "web": "onward.cli.web:web",
-    "upgrade": "onward.cli.upgrade:upgrade",
-    "ops": "onward.cli.ops:ops",
-    "scoreboard": "onward.cli.scoreboard:scoreboard",
+    "sample": ("onward.cli.sample:sample", "Write a ready-made training model: the same bytes on every machine."),
+    "check": ("onward.cli.check:check", "Check a model, its training graphs included, against the ONNX standard."),
+    "doctor": (
+        "onward.cli.doctor:doctor",
+        "Say what can be done with a file: whether it runs, where its weights are, what would be trained, "
+        "what blocks it.",
+    ),
+    "show": ("onward.cli.show:show", "Show what a model is: inputs, weights, loss, optimizer, bindings, operators."),
+    "make-trainable": (
+        "onward.cli.make_trainable:make_trainable",
+        "Add a loss, its gradient and an optimizer to a model: the result is one standard ONNX training file.",
+    ),
+    "convert": (
+        "onward.cli.convert:convert",
+        "Convert a Keras model or a SavedModel, with its loss, optimizer and state, to a training model; or "
+        "the other way.",
+    ),
+    "strip": (
+        "onward.cli.strip:strip",
+        "Write the inference model alone: the same names and outputs, the current weights, no training information.",
+    ),
+    "grad": (
+        "onward.cli.grad:grad",
+        "Write the model with outputs grad/NAME: the derivative of OF with respect to each WRT, in plain "
+        "ONNX operators.",
+    ),
+    "compile": (
+        "onward.cli.compile:compile_command",
+        "Compile a training model to plain ONNX graphs that any runtime can train with.",
+    ),
+    "train": (
+        "onward.cli.train:train",
+        "Train a model. A plain inference model is made trainable first; what is chosen for it is printed.",
+    ),
+    "profile": (
+        "onward.cli.profile:profile",
+        "Say where the time of a training step goes: by phase, and by layer with its backward.",
+    ),
+    "evaluate": ("onward.cli.evaluate:evaluate", "Print the loss and the metrics of a model over some data."),
+    "predict": (
+        "onward.cli.predict:predict",
+        "Write the class of each sample with its probability, or the numbers that the model gives.",
+    ),
+    "web": (
+        "onward.cli.web:web",
+        "Write a website on which the model trains: draw, use the camera, or fill in a form. Nothing leaves the page.",
+    ),
+    "upgrade": (
+        "onward.cli.upgrade:upgrade",
+        "Convert ONNX 1.7 training files (GraphCall) and old operator sets: all graphs together, nothing dropped.",
+    ),
+    "ops": (
+        "onward.cli.ops:ops",
+        "List every operator of the standard with the condition of each input and what its tests cover.",
+    ),
+    "scoreboard": (
+        "onward.cli.scoreboard:scoreboard",
+        "Run tests against backends, print a table, and write a page with every result.",
+    ),
 }
 
 
 def build_app(asked: str | None = None) -> typer.Typer:
     """Return the command-line application.
 
-    `asked` is the first word of a command line. The other commands then have no options: to read and describe those
-    of all commands takes longer than everything else that `onward --help` does.
+    `asked` is the first word of a command line. The other commands are then not loaded: that takes half as long as
+    everything else that `onward --help` does.
     """
     import typer
 
@@ -56,13 +98,13 @@ def build_app(asked: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for name, target in COMMANDS.items():
-        if asked in COMMANDS and asked != name:
-            app.command(name)(_nothing)
+    for name, (target, summary) in COMMANDS.items():
+        if asked not in (None, name):
+            app.command(name, help=summary)(_nothing)
             continue
         module, _, function = target.partition(":")
         command = getattr(importlib.import_module(module), function)
-        app.command(name, cls=Command, help=description(command))(_nothing if asked not in (None, name) else command)
+        app.command(name, cls=Command, help=description(command))(command)
 
     @app.callback(invoke_without_command=True)
     def root(version: bool = typer.Option(False, "--version", metavar="", help="Print the version and exit.")) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import shlex
 import warnings
 from collections.abc import Mapping
@@ -108,6 +109,8 @@ def fine_tune(options: TrainOptions) -> tuple[TrainingModel, TrainOptions]:
     """
     from onward.author import make_trainable
     from onward.errors import counted
+    from onward.model.origin import ORIGIN
+    from onward.model.serde import load
     from onward.optimizers import by_name
     from onward.surgery.notes import read_note
     from onward.train import Trainer
@@ -135,6 +138,13 @@ def fine_tune(options: TrainOptions) -> tuple[TrainingModel, TrainOptions]:
         head = read_note(model) if choices.classes is not None else {}  # not that of an earlier fine-tuning
         typer.echo(choices.text(head, counted(count, "number"), len(model.frozen)), err=True)
         typer.echo(choices.commands(filled), err=True)
+        before = load(options.file).opset
+        if before != model.opset and ORIGIN not in model.ir.metadata_props:
+            typer.echo(
+                f"note: the graph changes, so that the tuned file has operator set {model.opset}; "
+                f"`{options.file}` has {before}",
+                err=True,
+            )
     return model, filled
 
 
@@ -288,10 +298,24 @@ class _Choices:
         return "mse"
 
     def _scale(self, trainer: Trainer) -> str | None:
-        """Return 1/255 for pixels that go into a float input, where nothing else is said."""
+        """Return 1/255 for pixels that go into a float input, where nothing else is said.
+
+        A mean and a deviation of at most 1 are those of pixels from 0 to 1, as torchvision and timm write them.
+        """
         spec, column = trainer.program.inputs[0], self.source.specs()[0]
-        said = self.options.preparation(trainer.preparation).normalises
-        return "1/255" if column.dtype == "uint8" and "float" in spec.dtype and not said else self.options.scale
+        if self.options.scale is not None or trainer.preparation.normalises:
+            return self.options.scale
+        said = self.options.preparation(trainer.preparation)
+        numbers = itertools.chain.from_iterable(
+            [n] if isinstance(n, (int, float)) else n for n in (said.mean, said.std)
+        )
+        pixels = column.dtype == "uint8" and "float" in spec.dtype
+        return "1/255" if pixels and all(abs(n) <= 1 for n in numbers) else None
+
+    def _about_pixels(self) -> str:
+        """Return what is done to pixels."""
+        given = (("times", self.scale), ("minus", self.options.mean), ("divided by", self.options.std))
+        return ", ".join(f"{word} {number}" for word, number in given if number)
 
     def _validation(self) -> str | None:
         given, size = self.options.validation, self.source.size
@@ -342,7 +366,7 @@ class _Choices:
             ("trained", f"{shown} ({why}): {numbers}, {frozen} weights frozen", "--train"),
             ("optimizer", f"{self.optimizer}, rate {self.rate:g}, {self._course()}",
              "--optimizer, --lr, --schedule, --warmup"),
-            ("pixels", f"times {self.scale}", "--scale, --mean, --std") if self.scale else ("", "", ""),
+            ("pixels", pixels, "--scale, --mean, --std") if (pixels := self._about_pixels()) else ("", "", ""),
             ("validation", f"on {self.validation} of the samples; the best epoch is kept"
              if self.validation and "/" not in self.validation and "." in self.validation
              else f"on {self.validation}; the best epoch is kept" if self.validation else "none", "--validation"),

@@ -72,6 +72,27 @@ def _interruptible() -> Iterator[None]:
 class Group(_Manners, TyperGroup):
     """The program: a group of commands."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help as typer does, whose own printer loads readers of Markdown and of Python code first."""
+        from rich.console import Console
+        from rich.padding import Padding
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        console = Console(highlight=False)
+        console.print(Padding(Text(self.get_usage(ctx).strip(), style="yellow"), 1))
+        console.print(Padding(Text(self.help or ""), (0, 1, 1, 1)))
+        options = [(", ".join(p.opts), getattr(p, "help", "") or "") for p in self.get_params(ctx)]
+        commands = [(name, self.commands[name].help or "") for name in self.list_commands(ctx)]
+        for title, rows in (("Options", options), ("Commands", commands)):
+            table = Table(box=None, show_header=False, expand=True, pad_edge=False)
+            table.add_column(style="bold cyan", no_wrap=True)
+            table.add_column(ratio=1)
+            for name, text in rows:
+                table.add_row(name, " ".join(text.split("\n\n")[0].split()))
+            console.print(Panel(table, title=title, title_align="left", border_style="dim"))
+
 
 class Command(_Manners, TyperCommand):
     """A command whose help names each kind of value by a word and ends with the examples of its docstring."""

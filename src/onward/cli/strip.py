@@ -36,20 +36,22 @@ def strip(
     from onward.cli.console import stdout_console
     from onward.errors import counted
     from onward.model import serde
-    from onward.model.inference import to_inference
+    from onward.model.inference import converted_inference, to_inference
 
     model = serde.load(file)
-    stripped = to_inference(model, average=average, quantize=quantize)
     if embed_preparation:
-        stripped = _embedded(stripped, model)
+        stripped = _embedded(converted_inference(model, average=average, quantize=quantize), model)
+    else:
+        stripped = to_inference(model, average=average, quantize=quantize)
     serde.save(stripped, output)
     removed = f"removed {counted(len(model.entries), 'training entry')}"
     done = removed if model.entries else "it had no training information; the model is as it was"
     stdout_console(soft_wrap=True).print(f"wrote `{output}`: {done}")
 
 
-def _embedded(stripped: onnx.ModelProto, model: TrainingModel) -> onnx.ModelProto:
+def _embedded(stripped: TrainingModel, model: TrainingModel) -> onnx.ModelProto:
     from onward.errors import A101, ArgumentError, Diagnostic
+    from onward.model.serde import to_proto
     from onward.train.data.embed import embed_preparation
     from onward.train.stored_model import store_preparation, stored_preparation
 
@@ -63,6 +65,6 @@ def _embedded(stripped: onnx.ModelProto, model: TrainingModel) -> onnx.ModelProt
                 needed="a model that was saved after training on prepared data (`onward train … --output`)",
             )
         )
-    proto, left = embed_preparation(stripped, preparation)
+    proto, left = embed_preparation(to_proto(stripped), preparation)
     store_preparation(proto, left)
     return proto

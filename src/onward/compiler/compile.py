@@ -35,6 +35,7 @@ from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 from onward.graph import shapes, walk
 from onward.graph.builder import Value
 from onward.graph.schema import WORKING_OPSET
+from onward.model.origin import ORIGIN
 from onward.model.readings import readings
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, averages, entry_roles, random_step
 from onward.model.serde import Source
@@ -166,6 +167,7 @@ class Compiler:
             self._lowered.clear()
         infer = self.build(INFER)
         infer.model.metadata_props.update(model.ir.metadata_props)  # names of classes, how data is prepared
+        infer.model.metadata_props.pop(ORIGIN, None)
         task = task_of(model)
         if task is not None:
             infer.model.metadata_props[TASK] = task.text()

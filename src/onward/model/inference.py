@@ -15,6 +15,7 @@ from onward.graph.shapes import forget_marks
 from onward.graph.walk import subgraphs
 from onward.model import serde
 from onward.model.ml_nodes import restore
+from onward.model.origin import write_back
 from onward.model.quantized import forget
 from onward.model.requantize import quantize_weights
 from onward.model.roles import PROGRAM_STATE, RANDOM_STEP_ENTRY, averages, unmark_graph
@@ -42,6 +43,10 @@ def to_inference(
 ) -> onnx.ModelProto:
     """Return a clean inference `ModelProto`: the same names and outputs, no training information.
 
+    Where training needed a newer operator set than the file had, and nothing else of it was changed, the result is that
+    file with the current weights: its operator set, IR version and nodes. After a new head, or another change of the
+    graph, it has the operator set of the training model.
+
     `state` holds current values by name (as `Session.get_state()` gives them): those of the inference graph's
     initializers replace the stored ones, the rest (moments, counters) is left out. Functions and operator sets that
     only training used are left out too. With `average`, each weight that has a moving average takes it. With
@@ -53,6 +58,19 @@ def to_inference(
         ArgumentError: a value in `state` has another shape than the initializer of its name, or `average` was asked of
             a model that keeps no averages, or `quantize` of one without weights that were integers.
     """
+    clean = converted_inference(model, state, average=average, quantize=quantize)
+    written = write_back(clean)
+    return serde.to_proto(clean) if written is None else written
+
+
+def converted_inference(
+    model: serde.Source,
+    state: Mapping[str, np.ndarray] | None = None,
+    *,
+    average: bool = False,
+    quantize: bool = False,
+) -> TrainingModel:
+    """Return the same as `to_inference`, as a model at the operator set of training: for who changes it further."""
     source = serde.load(model)
     proto = serde.to_proto(TrainingModel(source.ir))
     clean = serde.from_proto(proto)
@@ -77,7 +95,7 @@ def to_inference(
     task = task_of(source)
     if task is not None:
         clean.ir.metadata_props[TASK] = task.text()
-    return serde.to_proto(clean)
+    return clean
 
 
 def _averages(source: TrainingModel, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

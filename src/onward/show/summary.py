@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onward.graph.schema import TRAINING_DOMAIN, attribute_default, schema
 from onward.graph.walk import subgraphs
+from onward.model.origin import ORIGIN
 from onward.model.text import attribute_text, shape_text, type_text
 from onward.model.training_model import TrainingEntry, TrainingModel
 
@@ -32,7 +33,7 @@ def summarize(model: TrainingModel) -> dict[str, Any]:
         "producer": " ".join(p for p in (model.ir.producer_name, model.ir.producer_version) if p),
         "ir_version": model.ir.ir_version,
         "opsets": dict(model.ir.opset_imports),
-        "metadata": dict(model.ir.metadata_props),
+        "metadata": {k: v for k, v in model.ir.metadata_props.items() if k != ORIGIN},
         "inputs": [_value(v) for v in model.graph.inputs if v.name not in model.graph.initializers],
         "outputs": [_value(v) for v in model.graph.outputs],
         "parameters": _tensors(model.parameters),

@@ -10,9 +10,10 @@ import numpy as np
 from onward.arguments import shown
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
+from onward.train.data.arrays import to_array
 from onward.train.data.feed import T112, Feed
 from onward.train.data.matching import T110, SizeRule
-from onward.train.data.source import T106, to_array
+from onward.train.data.source import T106
 
 
 def step_feeds(

@@ -23,9 +23,9 @@ from onward.train.callbacks import Callback, KeepBest
 from onward.train.checkpoint import BEST, Checkpoint, CheckpointDirectory
 from onward.train.data.augmenting import Augmenting
 from onward.train.data.matching import Matching, fixed_batch
-from onward.train.data.prefetch import Prefetcher
+from onward.train.data.prefetch import Prefetcher, default_prefetch
 from onward.train.data.reader import Reader
-from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, default_prefetch, no_batches
+from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
 from onward.train.history import History
 from onward.train.metrics import label
 from onward.train.numeric import NumericGuard

@@ -241,12 +241,16 @@ def inference_model(
             )
         baked = bake(stored.program.infer, state)
         return embed_preparation(baked, preparation)[0] if embed else baked
-    from onward.model.inference import to_inference
+    from onward.model.inference import converted_inference, to_inference
+    from onward.model.serde import to_proto
 
     known = stored.model.initializers()
-    proto = to_inference(stored.model, {n: a for n, a in state.items() if n in known}, quantize=quantize)
+    state = {n: a for n, a in state.items() if n in known}
     if embed:
+        proto = to_proto(converted_inference(stored.model, state, quantize=quantize))
         proto, preparation = embed_preparation(proto, preparation)
+    else:
+        proto = to_inference(stored.model, state, quantize=quantize)
     store_preparation(proto, preparation)
     return proto
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,21 +10,19 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onward.arguments import check_path, shown, whole
+from onward.arguments import check_path, whole
 from onward.augment.text import Augment
-from onward.backends.base import Outputs, Session, open_session, profile_of, wants_split
-from onward.backends.self_test import open_tested
-from onward.compiler.program import Program, TensorSpec
+from onward.backends.base import open_session
+from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.class_names import PREPARATION
 from onward.model.training_model import TrainingModel
 from onward.train import evaluation
-from onward.train.arguments import FitSettings, Schedule, check_entry, check_preparation, check_profile
+from onward.train.arguments import FitSettings, Schedule, check_entry, check_preparation
 from onward.train.asked import ask
 from onward.train.callbacks import Callback
 from onward.train.checkpoint import (
     EXTRA,
-    Checkpoint,
     CheckpointDirectory,
     CheckpointWarning,
     check_backend,
@@ -33,8 +30,7 @@ from onward.train.checkpoint import (
 )
 from onward.train.data import Data
 from onward.train.data.augmenting import bind
-from onward.train.data.feed import Feed, numpy_dtype
-from onward.train.data.matching import SizeRule, fixed_batch
+from onward.train.data.matching import fixed_batch
 from onward.train.data.preparation import Preparation
 from onward.train.data.source import DataSource
 from onward.train.evaluation_data import (
@@ -43,24 +39,21 @@ from onward.train.evaluation_data import (
     open_prediction_data,
     open_search_data,
 )
-from onward.train.feeds import step_feeds
 from onward.train.history import History
 from onward.train.loop import Run, Steps, Validation
 from onward.train.metrics import Metric
 from onward.train.numeric import bad_names
-from onward.train.position import Position
 from onward.train.predictions import Predictions, Wishes, make_predictions
 from onward.train.profile import Profile
 from onward.train.profiling import take_profile
 from onward.train.progress import show_preparation
 from onward.train.rate_finder import RateSearch, find_learning_rate
-from onward.train.state_file import read_state, write_state
+from onward.train.running import RunningModel
 from onward.train.stored_model import (
     StoredModel,
     averages,
     inference_model,
     preparation_text,
-    stored_preparation,
     with_state,
 )
 from onward.train.training_data import open_training_data
@@ -69,7 +62,7 @@ from onward.train.weights import weighted_program
 Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]] | None
 
 
-class Trainer:
+class Trainer(RunningModel):
     """Trains a model.
 
     `model` is a training model, a `Program`, a ModelProto, or the path of an ONNX file with training information. The
@@ -83,155 +76,6 @@ class Trainer:
     Raises:
         BackendError: the self-test names the values that the backend computes wrong.
     """
-
-    def __init__(
-        self,
-        model: Any,
-        backend: str = "onnxruntime",
-        *,
-        profile: str | None = None,
-        self_test: bool | None = None,
-        **backend_options: Any,
-    ) -> None:
-        self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
-        self._stored.split, self._stored.profile = wants_split(backend), profile or profile_of(backend)
-        self._backend = backend
-        self._options = backend_options
-        check_profile(profile, self._stored.program)
-        self.program: Program
-        self.session: Session
-        self.program, self.session = open_tested(self._stored.program, backend, self_test, **backend_options)
-        """The running program. Replace its state only through the trainer."""
-        self.run_id = uuid.uuid4().hex
-        self.preparation = stored_preparation(self.program) or Preparation()
-        """How the last `fit` prepared its data. `evaluate` and `predict` do the same, and saved models carry it."""
-        self._run: Steps = Steps(self.session)
-        self._resumed: Checkpoint | None = None
-        self._sizes = SizeRule(self._infer_apart)
-        self._apart: Session | None = None
-        self._feeds = {
-            spec.name: Feed(spec, spec.name, False, Preparation(), numpy_dtype(spec.dtype)) for spec in self._specs
-        }
-
-    def _infer_apart(self, feeds: Mapping[str, np.ndarray]) -> Outputs:
-        """Return the outputs for `feeds`, from a session of its own: the thread that prepares batches may ask."""
-        if self._apart is None:
-            self._apart = open_session(self.program, self._backend, **self._options)
-        return self._apart.infer(feeds)
-
-    def __repr__(self) -> str:
-        return f"<Trainer {self._backend}: {', '.join(self.input_names)}; step {self.steps}>"
-
-    # ------------------------------------------------------------------ names and state
-
-    @property
-    def _specs(self) -> tuple[TensorSpec, ...]:
-        return (*self.program.inputs, *self.program.targets)
-
-    @property
-    def steps(self) -> int:
-        """The number of training steps done."""
-        return self._run.position.step
-
-    @property
-    def phase(self) -> str | None:
-        """The training entry of the phase in which the run stands; None for a model without phases."""
-        position = self.resumed_position or self._run.position
-        return position.phase(self.program.phases)
-
-    @property
-    def history(self) -> History:
-        """The history of the last `fit`, or of the resumed run."""
-        return self._run.history
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """The names that a step takes: the inputs of the model, then its targets."""
-        return self.program.input_names
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The outputs of the inference graph."""
-        return tuple(evaluation.output_names(self.program))
-
-    @property
-    def learning_rate_names(self) -> tuple[str, ...]:
-        """The settings of the program that are learning rates."""
-        return self.program.learning_rates
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """A copy of the whole state: parameters, moments, counters, random key."""
-        return self.session.get_state()
-
-    @property
-    def parameters(self) -> dict[str, np.ndarray]:
-        """A copy of the trained parameters."""
-        state = self.session.get_state()
-        return {name: state[name] for name in self.program.parameters}
-
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Replace the named parts of the state.
-
-        Raises:
-            ArgumentError: unknown names, other shapes or types; all at once, and nothing is replaced.
-        """
-        if not isinstance(state, Mapping):
-            raise ArgumentError(
-                Diagnostic(A101, f"the state is {shown(state)}", needed="a dict of arrays by name, as trainer.state")
-            )
-        self.session.set_state({name: np.asarray(value) for name, value in state.items()})
-        self._run.guard.reset()
-
-    def initialize(self, seed: int = 0) -> None:
-        """Set the state as the model's initialisation says; `seed` chooses the random numbers."""
-        self.session.initialize(whole("seed", seed, 0))
-        self._run.guard.reset()
-
-    def save_state(self, path: str | Path) -> None:
-        """Write the whole state as one file with checksums, for `load_state` and for JavaScript (docs/browser.md).
-
-        Raises:
-            CheckpointError: it could not be written.
-            NumericError: the state is not finite; nothing is written.
-        """
-        check_path("path", path)
-        state = self._run.guard.verify(self._run.position)
-        if self.is_writer:
-            write_state(Path(path), state, self.steps)
-
-    def load_state(self, path: str | Path) -> None:
-        """Replace the state, and the number of `steps`, by that of a file.
-
-        The file is one of `save_state`, of JavaScript (`checkpoint()` of `@onward/train`), one step of a run, or the
-        `state.safetensors` of a program.
-
-        Raises:
-            CheckpointError: the file is damaged or of another model; every difference is listed, nothing is replaced.
-        """
-        check_path("path", path)
-        state, steps = read_state(Path(path), self.program)
-        self.set_state(state)
-        self._run.position.step = steps
-
-    # ------------------------------------------------------------------ one step
-
-    def step(self, feeds: Mapping[str, Any], *, entry: str | None = None) -> Outputs:
-        """Run one training step and return its outputs, `loss` among them.
-
-        `feeds` holds one batch by name (see `input_names`) and may hold settings such as `learning_rate`.
-
-        Raises:
-            DataError: names, shapes or dtypes that do not fit, all at once.
-            NumericError: NaN or Inf appeared; the state is the one before this step.
-        """
-        check_entry(entry, self.program)
-        entry = entry or self.phase
-        chosen = self.program.for_entry(entry)
-        made = step_feeds(feeds, self._feeds, chosen, self.program.settings, self._sizes)
-        outputs = self._run.step(made, entry)
-        assert outputs is not None  # only "skip" leaves a batch out, and only `fit` uses it
-        return outputs
 
     # ------------------------------------------------------------------ fit
 
@@ -587,12 +431,6 @@ class Trainer:
         return trainer
 
     @property
-    def resumed_position(self) -> Position | None:
-        """Where the resumed run stands; None when this is not a resumed run, or `fit` has gone on with it."""
-        state = None if self._resumed is None else self._resumed.run_state
-        return None if state is None else Position(**state["position"])
-
-    @property
     def entry(self) -> str | None:
         """The one training entry of the resumed run; None for all of them, and when this is not a resumed run."""
         state = None if self._resumed is None else self._resumed.run_state
@@ -602,11 +440,6 @@ class Trainer:
     def first_entry(self) -> str | None:
         """The training entry whose loss `evaluate` gives; None for an inference model."""
         return next(iter(self.program.entries), None)
-
-    @property
-    def is_writer(self) -> bool:
-        """Whether this process writes files. With several processes, only the first does."""
-        return self.session.writer
 
     # ------------------------------------------------------------------ results
 

@@ -11,7 +11,9 @@ import numpy as np
 from onward.arguments import a_or_an
 from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
+from onward.train.data.arrays import to_array
 from onward.train.data.frame import Frame, frame_library, is_records
+from onward.train.data.iterable import IterableSource
 from onward.train.data.matching import T110, Matching, match
 from onward.train.data.preparation import Preparation
 from onward.train.data.samples import is_of, open_samples
@@ -20,9 +22,7 @@ from onward.train.data.source import (
     BatchRequest,
     ColumnSource,
     DataSource,
-    IterableSource,
     epoch_order,
-    to_array,
 )
 from onward.train.data.table import TableSource
 

@@ -23,6 +23,7 @@ from onward.backends.processes import Rows
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic, OnwardError
 from onward.graph.shapes import UNPROVEN
+from onward.train.data.arrays import to_array
 from onward.train.data.feed import (
     T111,
     T112,
@@ -36,7 +37,7 @@ from onward.train.data.feed import (
 )
 from onward.train.data.lengths import Lengths, labels_of
 from onward.train.data.preparation import Preparation
-from onward.train.data.source import T107, ArrayColumn, Batch, ColumnSource, DataSource, to_array
+from onward.train.data.source import T107, ArrayColumn, Batch, ColumnSource, DataSource
 
 T110 = "T110"
 T114 = "T114"

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from onward.train.data.source import Batch, BatchRequest, DataSource, default_prefetch
+import numpy as np
+
+from onward.train.data.source import ArrayColumn, Batch, BatchRequest, ColumnSource, DataSource
 
 T = TypeVar("T")
 
@@ -19,6 +21,16 @@ class _Failure:
 
 class _End:
     pass
+
+
+def default_prefetch(source: DataSource, batch_size: int) -> int:
+    """Return how many batches a thread should prepare ahead; 0 where a thread would cost more time than it saves."""
+    if not isinstance(source, ColumnSource):
+        return 2
+    arrays = [c.array for c in source.columns.values() if isinstance(c, ArrayColumn)]
+    in_memory = len(arrays) == len(source.columns) and not any(isinstance(a, np.memmap) for a in arrays)
+    size = sum(a.itemsize * a[:1].size for a in arrays) * batch_size
+    return 0 if in_memory and size < 1 << 19 else 2
 
 
 def read_ahead(source: DataSource, batch_size: int) -> Iterator[Batch]:

@@ -18,10 +18,11 @@ from onward.errors import A101, ArgumentError, Diagnostic
 from onward.reading.pool import Layout, WorkerPool, batch_layout, local_functions
 from onward.reading.samples import Rows, Samples
 from onward.reading.worker import views
+from onward.train.data.arrays import to_array
 from onward.train.data.augmenting import Augmenting, files_of
 from onward.train.data.matching import Matching
 from onward.train.data.mixing import partners
-from onward.train.data.source import Batch, BatchRequest, ColumnSource, DataSource, to_array
+from onward.train.data.source import Batch, BatchRequest, ColumnSource, DataSource
 
 _MANY_FILES = 512  # fewer are read before workers have started
 _MOST_WORKERS = 8

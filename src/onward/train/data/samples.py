@@ -15,13 +15,14 @@ import numpy as np
 from onward.arguments import a_or_an
 from onward.compiler.program import TensorSpec
 from onward.errors import DataError, Diagnostic
+from onward.train.data.arrays import flat, to_array
 from onward.train.data.class_numbers import renumber_classes
 from onward.train.data.feed import T111, fits_shape
 from onward.train.data.files import _PARTS as PARTS
 from onward.train.data.frame import Frame
 from onward.train.data.matching import T110
 from onward.train.data.preparation import Preparation
-from onward.train.data.source import T106, T107, Batch, BatchRequest, ColumnSource, DataSource, _flat, to_array
+from onward.train.data.source import T106, T107, Batch, BatchRequest, ColumnSource, DataSource
 
 Specs = Sequence[TensorSpec]
 
@@ -204,7 +205,7 @@ def _parts(sample: Any, specs: Specs, place: str) -> dict[str, Any]:
     if isinstance(sample, Mapping):
         return {str(k): v for k, v in sample.items()}
     if isinstance(sample, (tuple, list)):
-        parts = list(sample) if len(sample) == len(specs) else list(_flat(sample))
+        parts = list(sample) if len(sample) == len(specs) else list(flat(sample))
         return {f"item[{i}]": v for i, v in enumerate(parts)}
     if hasattr(sample, "__array__") or np.isscalar(sample):
         return {"item[0]": sample}

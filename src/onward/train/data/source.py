@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from onward.arguments import a_or_an, whole
+from onward.arguments import a_or_an
 from onward.backends.processes import Rows, share
 from onward.compiler.program import TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
@@ -24,8 +23,6 @@ Batch = dict[str, np.ndarray]
 T105 = "T105"
 T106 = "T106"
 T107 = "T107"
-
-T108 = "T108"
 
 _SPLIT_KEY = 0x6F6E77617264  # keeps the validation split independent of the order of any epoch
 
@@ -320,207 +317,3 @@ def split_rows(
     steps = (np.arange(size + 1) * held + size // 2) // size  # rises by one at every `size / held` samples
     chosen = np.diff(steps) > 0
     return np.sort(order[~chosen]), np.sort(order[chosen])
-
-
-def default_prefetch(source: DataSource, batch_size: int) -> int:
-    """Return how many batches a thread should prepare ahead; 0 where a thread would cost more time than it saves."""
-    if not isinstance(source, ColumnSource):
-        return 2
-    arrays = [c.array for c in source.columns.values() if isinstance(c, ArrayColumn)]
-    in_memory = len(arrays) == len(source.columns) and not any(isinstance(a, np.memmap) for a in arrays)
-    size = sum(a.itemsize * a[:1].size for a in arrays) * batch_size
-    return 0 if in_memory and size < 1 << 19 else 2
-
-
-class IterableSource(DataSource):
-    """Batches from any iterable (a torch DataLoader, tf.data, a list, a generator) or from a function.
-
-    Each item is one batch: a dict of arrays by name, or a tuple of arrays (inputs, then targets). A function is called
-    once per epoch, with the number of the epoch if it takes an argument, and returns an iterable. `request.batch_size`,
-    shuffling and the seed have no effect: the iterable decides.
-    """
-
-    def __init__(
-        self,
-        items: Iterable[Any] | Callable[..., Iterable[Any]],
-        *,
-        steps_per_epoch: int | None = None,
-        text: bool = False,
-    ) -> None:
-        if not (isinstance(items, Iterable) or callable(items)):
-            raise ArgumentError(
-                Diagnostic(A101, f"{a_or_an(items)} gives no batches", needed="an iterable, or a function")
-            )
-        self._items = items
-        self._text = text  # whether the model takes any
-        self._steps = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, 1)
-        self._one_shot: Iterator[Any] | None = items if isinstance(items, Iterator) else None
-        self._first: Batch | None = None
-        self._peeked: list[Batch] = []
-        self._delivered = 0  # of a one-shot iterator, over all epochs
-        self.positional = False
-
-    def count_batches(self, batch_size: int, drop_last: bool = False) -> int | None:
-        if self._steps is not None:
-            return self._steps
-        length = getattr(self._items, "__len__", None)
-        if length is None:
-            return None
-        try:
-            return int(length())
-        except TypeError:  # a torch DataLoader over an IterableDataset, a tf.data set of unknown size
-            return None
-
-    @property
-    def caveat(self) -> str:
-        sampler = type(getattr(self._items, "sampler", None))
-        if sampler.__module__.startswith("torch.utils.data") and "Random" in sampler.__name__:
-            return (
-                "the DataLoader draws its order with torch's own random numbers, which a checkpoint does not hold; "
-                "pass its dataset instead, with batch_size= and seed=, and Onward shuffles"
-            )
-        return ""
-
-    def _open(self, epoch: int) -> Iterator[Any]:
-        if self._one_shot is not None:
-            return self._one_shot
-        if callable(self._items) and not isinstance(self._items, Iterable):
-            return self._call(self._items, epoch)
-        return iter(self._items)
-
-    def _call(self, function: Callable[..., Iterable[Any]], epoch: int) -> Iterator[Any]:
-        needed = "a function of nothing, or of the number of the epoch, that returns an iterable of batches"
-        takes = inspect.signature(function).parameters.values()
-        required = [p for p in takes if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        if len(required) > 1 or any(p.default is p.empty and p.kind is p.KEYWORD_ONLY for p in takes):
-            raise DataError(
-                Diagnostic(
-                    T107,
-                    "the function that gives the batches takes too many arguments",
-                    found=", ".join(p.name for p in takes),
-                    needed=needed,
-                )
-            )
-        items = function(epoch) if takes else function()
-        if not isinstance(items, Iterable):
-            raise DataError(
-                Diagnostic(T107, "the function gave no batches", found=f"it returned {a_or_an(items)}", needed=needed)
-            )
-        return iter(items)
-
-    def _as_batch(self, item: Any, number: int) -> Batch:
-        if isinstance(item, Mapping):
-            return {str(k): self._copy(v, number, f"`{k}`") for k, v in item.items()}
-        self.positional = True
-        if isinstance(item, (tuple, list)):
-            return {f"item[{i}]": self._copy(v, number, f"item {i}") for i, v in enumerate(_flat(item))}
-        if hasattr(item, "__array__"):
-            return {"item[0]": self._copy(item, number, "the item")}
-        raise DataError(
-            Diagnostic(
-                T107,
-                f"batch {number} of the iterable is {a_or_an(item)}",
-                needed="a dict of arrays by name, or a tuple of arrays (inputs, then targets)",
-            )
-        )
-
-    def _copy(self, value: Any, number: int, what: str) -> np.ndarray:
-        return np.array(to_array(value, f"{what} of batch {number} of the iterable", text=self._text))
-
-    def specs(self) -> list[TensorSpec]:
-        if self._first is None:
-            iterator = self._open(0)
-            item = next(iterator, None)
-            if item is None:
-                raise DataError(Diagnostic(T106, "the iterable gives no batch", needed="at least one batch"))
-            self._first = self._as_batch(item, 0)
-            if self._one_shot is not None:
-                self._peeked.append(self._first)
-        return [TensorSpec(n, str(a.dtype), (None, *a.shape[1:]) if a.ndim else ()) for n, a in self._first.items()]
-
-    def _next(self, iterator: Iterator[Any], number: int) -> Batch | None:
-        self._delivered += 1
-        if self._peeked:
-            return self._peeked.pop(0)
-        item = next(iterator, None)
-        return None if item is None else self._as_batch(item, number)
-
-    def batches(self, request: BatchRequest) -> Iterator[Batch]:
-        iterator = self._open(request.epoch)
-        end = self._steps
-        if self._one_shot is not None and end is not None:
-            for number in range(self._delivered, request.epoch * end):  # a resumed run with a fresh generator
-                if self._next(iterator, number) is None:
-                    break
-        number = 0
-        while end is None or number < end:
-            batch = self._next(iterator, number)
-            if batch is None:
-                break
-            if number >= request.start:
-                yield batch
-            number += 1
-        if number == 0 or (end is not None and number < end):
-            raise DataError(
-                Diagnostic(
-                    T106,
-                    f"the iterable gave {number or 'no'} batch{'es' * (number > 1)} in epoch {request.epoch + 1}",
-                    needed="at least one" if end is None else f"{end}, as steps_per_epoch says",
-                    hint="a generator can be read only once; pass a function that returns a new one, or a list"
-                    if self._one_shot is not None
-                    else "",
-                )
-            )
-
-
-def _flat(item: Sequence[Any]) -> Iterator[Any]:
-    """Yield the arrays of a possibly nested tuple, as ((x1, x2), y) from tf.data."""
-    for part in item:
-        if isinstance(part, tuple):
-            yield from _flat(part)
-        else:
-            yield part
-
-
-def to_array(value: Any, place: str, *, text: bool = False) -> np.ndarray:
-    """Return the value as an array of numbers: itself where it is one (a memory map stays one).
-
-    Tensors of torch and TensorFlow are accepted without importing either. `place` says in an error what the value is.
-    With `text`, an array of text is accepted, too.
-
-    Raises:
-        DataError: text, None, other objects, or lists of unequal length.
-    """
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    try:
-        array: np.ndarray = np.asanyarray(value)
-    except (ValueError, TypeError) as error:  # lists of unequal length, above all
-        raise DataError(
-            Diagnostic(
-                T108, f"{place} is not an array: {error}", found=type(value).__name__, needed="an array of numbers"
-            )
-        ) from error
-    if text and _is_text(array):
-        return array
-    if array.dtype.kind in "OUSmM":
-        sample = next(iter(array.ravel().tolist()), None) if array.ndim else value
-        raise DataError(
-            Diagnostic(
-                T108,
-                f"{place} holds no numbers",
-                found=f"{type(sample).__name__} {str(sample)[:40]!r}"
-                + (f", dtype {array.dtype}" if array.ndim else ""),
-                needed="an array of numbers",
-                hint="class names become numbers with np.unique(names, return_inverse=True)[1]"
-                if isinstance(sample, (str, bytes)) and array.ndim
-                else "",
-            )
-        )
-    return array
-
-
-def _is_text(array: np.ndarray) -> bool:
-    if array.dtype.kind == "O":
-        return all(isinstance(v, str) for v in array.ravel().tolist())
-    return array.dtype.kind in "UT"

@@ -10,8 +10,8 @@ import numpy as np
 
 from onward.arguments import is_number
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
-from onward.train.data.source import to_array
-from onward.train.metrics import T120, Metric
+from onward.train.data.arrays import to_array
+from onward.train.metrics.base import T120, Metric
 
 # What a parameter of a function is called decides what it gets: scikit-learn's functions take the targets first.
 _OUTPUTS = {"output", "outputs", "y_pred", "y_score", "y_prob", "y_hat", "pred", "preds", "prediction", "predictions"}
