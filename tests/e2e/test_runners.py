@@ -1,12 +1,11 @@
 """The runners in other languages train as Python does, and exchange state with it.
 
-Each needs its toolchain. C and C++ also need the headers of ONNX Runtime, which its wheel does not have: in the folder
-that the variable ONNXRUNTIME_INCLUDE names, or where a system's package puts them. The library is the wheel's.
+Each needs its toolchain. The library of ONNX Runtime is the wheel's; its headers, which the wheel does not have, are
+taken from a package of npm that was built with them, and nlohmann/json from PyPI.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -23,18 +22,28 @@ from e2e.test_node import native as losses
 from js.programs import PROGRAMS, save_batches
 from onward.backends import open_session
 from onward.compiler import package_readme
+from zoo import fetch
 
 one_entry, two_entries = PROGRAMS["dropout"], PROGRAMS["two_entries"]
 Command = list[str | Path]
 RUNNERS = Path(package_readme.__file__).parent / "runners"
-INCLUDES = [os.environ.get("ONNXRUNTIME_INCLUDE", ""), "/usr/include/onnxruntime", "/usr/local/include/onnxruntime"]
+HEADERS = {"registry": "npm", "package": "@siteed/sherpa-onnx.rn", "version": "1.3.1"}  # of ONNX Runtime 1.22
+JSON = {"registry": "pypi", "package": "nlohmann-json", "version": "3.12.0"}
 
 
-def headers() -> str:
-    found = next((f for f in INCLUDES if (Path(f) / "onnxruntime_c_api.h").exists()), None)
-    if found is None:
-        pytest.skip("the headers of ONNX Runtime are not installed: set ONNXRUNTIME_INCLUDE to their folder")
-    return found
+def headers(entry: dict[str, str], inside: str, folder: Path) -> list[str]:
+    """Return the option that names a folder with the headers that a package has in its folder `inside`."""
+    try:
+        package = fetch.archive(entry)
+    except fetch.Unreachable as error:
+        pytest.skip(f"no headers: {error}")
+    found = [(name, read()) for name, read in fetch.members(package) if name.startswith(inside)]
+    assert found, f"{package.name} has no {inside}"
+    for name, data in found:
+        path = folder / name.removeprefix(inside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return ["-isystem", str(folder)]
 
 
 def needs(tool: str) -> str:
@@ -61,21 +70,17 @@ def call(command: Command, **options) -> str:
 
 
 def build_c(folder: Path) -> Command:
-    cc, include = needs("cc"), headers()
-    strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", "-isystem", include]
+    cc, include = needs("cc"), headers(HEADERS, "package/prebuilt/include/onnxruntime/", folder / "include")
+    strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", *include]
     linked = [f"-L{library(folder)}", "-lonnxruntime", f"-Wl,-rpath,{folder}"]
     call([cc, *strict, RUNNERS / "train.c", "-o", folder / "train", *linked])
     return [folder / "train"]
 
 
 def build_cpp(folder: Path) -> Command:
-    cc, include = needs("c++"), headers()
-    json = subprocess.run(
-        [cc, "-E", "-x", "c++", "-"], input="#include <nlohmann/json.hpp>", text=True, capture_output=True, check=False
-    )
-    if json.returncode:
-        pytest.skip("nlohmann/json is not installed (Debian: nlohmann-json3-dev)")
-    strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O0", "-isystem", include]
+    cc, include = needs("c++"), headers(HEADERS, "package/prebuilt/include/onnxruntime/", folder / "include")
+    include += headers(JSON, "nlohmann_json/include/", folder / "json")
+    strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O0", *include]
     linked = [f"-L{library(folder)}", "-lonnxruntime", f"-Wl,-rpath,{folder}"]
     call([cc, *strict, RUNNERS / "train.cpp", "-o", folder / "train", *linked])
     return [folder / "train"]

