@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 import onward
 from e2e.test_node import native as losses
 from js.programs import PROGRAMS, save_batches
+from once import once
 from onward.backends import open_session
 from onward.compiler import package_readme
 from zoo import fetch
@@ -98,7 +99,9 @@ BUILDS: dict[str, Callable[[Path], Command]] = {"c": build_c, "c++": build_cpp, 
 
 @pytest.fixture(scope="module", params=BUILDS)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    return BUILDS[request.param](tmp_path_factory.mktemp(request.param))
+    build = BUILDS[request.param]
+    command: Command = once(tmp_path_factory, f"runner in {request.param}", lambda f: [str(c) for c in build(f)])[1]
+    return command
 
 
 def train(runner: Command, program: Path, data: list[dict[str, np.ndarray]], out: Path, *state: Path) -> list[float]:

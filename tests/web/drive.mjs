@@ -182,5 +182,7 @@ const parts = {
   },
 };
 
-try { for (const name of job.parts) found[name] = await parts[name](); } finally { await browser.close(); }
+// The first alone, because it measures the tasks of the page; the others spend their time waiting, so side by side.
+const run = async (name) => { found[name] = await parts[name](); };
+try { await run(job.parts[0]); await Promise.all(job.parts.slice(1).map(run)); } finally { await browser.close(); }
 console.log(JSON.stringify(found));
