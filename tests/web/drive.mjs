@@ -54,6 +54,7 @@ const parts = {
     await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–");
     await page.locator("#classes button").nth(1).click();
     await until(page, "One more sample: 1");
+    said.labels = await page.$$eval("#classes button", (buttons) => buttons.slice(0, 2).map((b) => b.ariaLabel));
     await draw(page, [[0.2, 0.2], [0.8, 0.2], [0.4, 0.85]]);
     await page.keyboard.press("7");
     await until(page, "One more sample: 7");

@@ -188,6 +188,10 @@ def test_a_checkpoint_is_restored_and_a_damaged_one_changes_nothing(used):
     assert "`damaged.safetensors` was not restored, and nothing has changed" in message
 
 
+def test_a_screen_reader_is_told_how_many_samples_a_class_has(used):
+    assert used.pictures["labels"] == ["It is: 0", "It is: 1, 1 sample"]
+
+
 def test_forgetting_leaves_nothing(used):
     assert used.pictures["forgotten"] == {"steps": 0, "memory": {"states": 0, "samples": []}}
 
