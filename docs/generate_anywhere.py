@@ -2,18 +2,21 @@
 
 Each runtime has an environment of its own (`conformance/adapters`) and runs 20 steps of each program; the losses are
 compared with those of the installed ONNX Runtime. `python docs/generate_anywhere.py NAME …` runs some of them and keeps
-the rest of the table, from build/anywhere/results.json.
+the rest of the tables, from build/anywhere/results.json.
+
+The time is bounded: INSTALL for an environment, BUDGET for all programs of a runtime. An environment stays, and pip and
+npm keep what they downloaded, so that a second run needs no network.
 """
 
 from __future__ import annotations
 
-import inspect
+import datetime
 import json
 import re
 import runpy
-import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ ADAPTERS = ROOT / "conformance" / "adapters"
 sys.path.insert(0, str(ROOT / "src"))
 
 import onward  # noqa: E402
+from onward.autodiff.profile import PROFILES  # noqa: E402
 from onward.backends import open_session  # noqa: E402
 
 install = runpy.run_path(str(ADAPTERS / "install.py"))  # beside it are modules named like the packages that they import
@@ -37,6 +41,7 @@ PAGE = Path(__file__).with_name("anywhere.md")
 BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
 BUILD = ROOT / "build" / "anywhere"
 STEPS, ROWS = 20, 8
+INSTALL, BUDGET = 900, 600  # seconds
 CLOSE = 1e-5  # largest relative difference of a loss over all steps
 
 OLD = "onnx==1.17.0"
@@ -47,9 +52,12 @@ RUNTIMES: dict[str, tuple[str, list[str]]] = {
         for v, extra in {
             "1.17.3": ["numpy<2"],
             "1.18.1": ["numpy<2"],
+            "1.19.2": [],
             "1.20.1": [],
-            "1.22.0": [],
+            "1.22.1": [],
+            "1.23.2": [],
             "1.25.1": [],
+            "1.28.0": [],
             "1.31.1": [],
         }.items()
     },
@@ -154,22 +162,24 @@ def batches(program: onward.Program) -> list[dict[str, np.ndarray]]:
     return found
 
 
+def key(program: str, profile: str) -> str:
+    """Return the name under which a program of a profile is kept."""
+    return f"{program}, {profile}"
+
+
 def prepare() -> dict[str, list[float]]:
     """Write the programs and their batches; return the losses that they should have."""
     expected = {}
-    profiles: dict[str, dict[str, Any]] = {"": {}}
-    if "profile" in inspect.signature(onward.compile).parameters:
-        profiles[" portable"] = {"profile": "portable"}
     for name, make in PROGRAMS.items():
         model = make()
-        for suffix, options in profiles.items():
-            program = onward.compile(model, **options)
-            folder = BUILD / (name + suffix)
+        for profile in PROFILES:
+            program = onward.compile(model, profile=profile)
+            folder = BUILD / key(name, profile)
             program.save(folder / "program")
             data = batches(program)
             save_file({f"{i}/{n}": v for i, b in enumerate(data) for n, v in b.items()}, folder / "batches.safetensors")
             session = open_session(program, "onnxruntime", threads=1)
-            expected[name + suffix] = [float(session.step(feeds)[program.loss]) for feeds in data]
+            expected[key(name, profile)] = [float(session.step(feeds)[program.loss]) for feeds in data]
     return expected
 
 
@@ -180,7 +190,7 @@ def environment(name: str, wanted: list[str]) -> Path:
     if not done.exists() or done.read_text() != "\n".join(wanted):
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
         pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-        subprocess.run([*pip, *wanted], check=True)
+        subprocess.run([*pip, *wanted], check=True, timeout=INSTALL)
         done.write_text("\n".join(wanted))
     return place / "bin" / "python"
 
@@ -193,35 +203,40 @@ def command(name: str, adapter: str, wanted: list[str]) -> tuple[list[str], Path
     if not (place / "node_modules").exists():
         place.mkdir(parents=True, exist_ok=True)
         npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", *wanted]
-        subprocess.run(npm, cwd=place, check=True)
+        subprocess.run(npm, cwd=place, check=True, timeout=INSTALL)
     return ["node", str(ADAPTERS / "_train.mjs"), wanted[0].partition("@")[0]], place
 
 
 def run(name: str, programs: list[str]) -> dict[str, Any]:
     """Return what each program gave on one runtime."""
     adapter, wanted = RUNTIMES[name]
-    if adapter == "npm" and shutil.which("node") is None:
-        raise SystemExit("Node.js is not installed")
-    words, place = command(name, adapter, wanted)
-    found = {}
+    try:
+        words, place = command(name, adapter, wanted)
+    except (subprocess.SubprocessError, FileNotFoundError) as error:  # npm may be missing
+        print(f"{name} cannot be installed: {error}", flush=True)
+        return {p: {"error": f"not installed: {' '.join(wanted)}"} for p in programs}
+    found, end = {}, time.monotonic() + BUDGET
     for program in programs:
         folder = BUILD / program
-        try:
-            done = subprocess.run(
-                [*words, str(folder / "program"), str(folder / "batches.safetensors")],
-                cwd=place, capture_output=True, text=True, timeout=600, check=False,
-            )  # fmt: skip
-            last = done.stdout.strip().splitlines()[-1:]
-            said = (
-                json.loads(last[0])
-                if last
-                else {"error": f"code {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"}
-            )
-        except subprocess.TimeoutExpired:
-            said = {"error": "no answer within 600 seconds"}
+        began = time.monotonic()
+        said = train([*words, str(folder / "program"), str(folder / "batches.safetensors")], place, end - began)
         found[program] = said
-        print(f"{name}, {program}: {said.get('error', 'ran')[:200]}", flush=True)
+        spent = time.monotonic() - began
+        print(f"{name}, {program}: {said.get('error', 'ran')[:200]} ({spent:.0f} s)", flush=True)
     return found
+
+
+def train(words: list[str], place: Path, seconds: float) -> dict[str, Any]:
+    """Return what one program gave, within some seconds."""
+    try:
+        done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=max(seconds, 0), check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"time: the runtime's {BUDGET} seconds were over"}
+    last = done.stdout.strip().splitlines()[-1:]
+    if not last:
+        return {"error": f"code {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"}
+    said: dict[str, Any] = json.loads(last[0])
+    return said
 
 
 def cell(said: dict[str, Any], expected: list[float]) -> str:
@@ -247,17 +262,20 @@ def _reason(error: str) -> str:
     return f"`{operator}`" if operator else error.partition(": ")[2][:60].replace("|", "/") or error[:60]
 
 
-def table(results: dict[str, Any]) -> str:
-    expected = results["expected"]
-    lines = ["| runtime | " + " | ".join(expected) + " |", "|---|" + "---|" * len(expected)]
-    for name in RUNTIMES:
-        row = results["runtimes"].get(name)
-        if row is not None:
+def tables(results: dict[str, Any]) -> str:
+    """Return a table for each profile, and when its rows were run."""
+    parts = []
+    for profile in PROFILES:
+        lines = [f"| {profile} profile | " + " | ".join(PROGRAMS) + " |", "|---|" + "---|" * len(PROGRAMS)]
+        for name, row in results["runtimes"].items():
             versions = {k: v for said in row.values() for k, v in said.get("versions", {}).items()}
             label = name if any(c.isdigit() for c in name) else f"{name} {', '.join(versions.values())}"
-            cells = [cell(row[p], expected[p]) if p in row else "–" for p in expected]
-            lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            keys = [key(p, profile) for p in PROGRAMS]
+            lines.append(f"| {label} | " + " | ".join(cell(row[k], results["expected"][k]) for k in keys) + " |")
+        parts.append("\n".join(lines))
+    days = sorted({results["days"][name] for name in results["runtimes"]})
+    parts.append(f"Run on {days[0]}." if len(days) == 1 else f"Run between {days[0]} and {days[-1]}.")
+    return "\n\n".join(parts)
 
 
 def main(names: list[str]) -> None:
@@ -266,16 +284,18 @@ def main(names: list[str]) -> None:
         raise SystemExit(f"no such runtime: {', '.join(unknown)}; there are {', '.join(RUNTIMES)}")
     store = BUILD / "results.json"
     expected = prepare()
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {"runtimes": {}, "days": {}}
+    if names and store.exists():
+        results = json.loads(store.read_text())
+    results["expected"] = expected
     for name in names or RUNTIMES:
-        found = run(name, list(expected))
-        results = json.loads(store.read_text()) if store.exists() else {"runtimes": {}}
-        results["expected"] = expected
-        results["runtimes"][name] = found
+        results["runtimes"][name] = run(name, list(expected))
+        results["days"][name] = datetime.date.today().isoformat()
+        results["runtimes"] = {n: results["runtimes"][n] for n in RUNTIMES if n in results["runtimes"]}
         store.write_text(json.dumps(results))
     text = PAGE.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN)
-    PAGE.write_text(head + BEGIN + "\n" + table(results) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    PAGE.write_text(head + BEGIN + "\n" + tables(results) + "\n" + END + rest.split(END)[1], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import parser
 
@@ -96,6 +97,40 @@ def test_a_gradient_in_a_branch_may_name_a_value_outside() -> None:
 
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)
     assert onward.Trainer(trainable).evaluate(feeds)["loss"] == pytest.approx(losses[0][0], rel=1e-6)
+
+
+@pytest.mark.parametrize("profile", ["default", "portable"])
+def test_branches_of_two_ranks_train_where_stated_shapes_must_be_those_inferred(profile: str) -> None:
+    """torch exports `squeeze` so. onnxruntime-web refuses what ONNX Runtime refuses with this setting."""
+    model = parser.parse_model(f"""{HEADER}
+    net (float[N, 4] x) => (float[N, 3] y)
+    <float[4,3] W = {{0.1,0.2,0.3,0.4,0.5,-0.1,-0.2,-0.3,-0.4,0.5,0.6,0.7}}, float[3,3] V = {{1,2,-1,3,1,2,-1,1,2}},
+     int64[1] first = {{0}}, int64 zero = {{0}}, int64 one = {{1}}> {{
+        h = MatMul(x, W)
+        sizes = Shape(x)
+        samples = Gather(sizes, zero)
+        single = Equal(samples, one)
+        s = If (single) <
+            then_branch = squeezed () => (float[3] a) {{ a = Squeeze(h, first) }},
+            else_branch = whole () => (float[N, 3] b) {{ b = Tanh(h) }}
+        >
+        y = MatMul(s, V)
+    }}""")
+    program = onward.compile(
+        onward.make_trainable(model, loss="mse", freeze=["V"], optimizer=onward.SGD(0.1)), profile=profile
+    )
+    strict = onnxruntime.SessionOptions()
+    strict.add_session_config_entry("session.strict_shape_type_inference", "1")
+
+    for graph in (program.entries["train"].step.proto(), program.infer):
+        onnxruntime.InferenceSession(graph.SerializeToString(), strict, ["CPUExecutionProvider"])
+    losses = [
+        [float(session.step({"x": batch()["x"], "labels": np.ones((16, 3), np.float32)})["loss"]) for _ in range(3)]
+        for session in (onward.Trainer(program, backend=b) for b in ("onnxruntime", "reference"))
+    ]
+
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert losses[0][2] < losses[0][0]
 
 
 @pytest.mark.parametrize("gradients", ["autograd", "graph"])

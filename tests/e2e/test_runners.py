@@ -1,16 +1,19 @@
 """The runners in other languages train as Python does, and exchange state with it.
 
-Each needs its toolchain. C and C++ also need the headers of ONNX Runtime, which its wheel does not have: in the folder
-that the variable ONNXRUNTIME_INCLUDE names, or where a system's package puts them. The library is the wheel's.
+Each needs its toolchain. The library of ONNX Runtime is the wheel's; its headers, which the wheel does not have, are
+taken from a package of npm that was built with them, and nlohmann/json from PyPI. ONNX Runtime for Java 1.17 is in a
+package of PyPI of 165 MB, so that runner is tested by `make test-whole`.
 """
 
 from __future__ import annotations
 
-import os
+import io
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,20 +24,36 @@ from safetensors.numpy import load_file, save_file
 import onward
 from e2e.test_node import native as losses
 from js.programs import PROGRAMS, save_batches
+from once import once
 from onward.backends import open_session
 from onward.compiler import package_readme
+from whole import WHOLE
+from zoo import fetch
 
 one_entry, two_entries = PROGRAMS["dropout"], PROGRAMS["two_entries"]
 Command = list[str | Path]
 RUNNERS = Path(package_readme.__file__).parent / "runners"
-INCLUDES = [os.environ.get("ONNXRUNTIME_INCLUDE", ""), "/usr/include/onnxruntime", "/usr/local/include/onnxruntime"]
+HEADERS = {"registry": "npm", "package": "@siteed/sherpa-onnx.rn", "version": "1.3.1"}  # of ONNX Runtime 1.22
+JAVA = {"registry": "pypi", "package": "pyserini", "version": "1.6.0", "source": True}
+JSON = {"registry": "pypi", "package": "nlohmann-json", "version": "3.12.0"}
 
 
-def headers() -> str:
-    found = next((f for f in INCLUDES if (Path(f) / "onnxruntime_c_api.h").exists()), None)
-    if found is None:
-        pytest.skip("the headers of ONNX Runtime are not installed: set ONNXRUNTIME_INCLUDE to their folder")
-    return found
+def package(entry: dict[str, Any]) -> Path:
+    try:
+        return fetch.archive(entry)
+    except fetch.Unreachable as error:
+        pytest.skip(str(error))
+
+
+def headers(entry: dict[str, Any], inside: str, folder: Path) -> list[str]:
+    """Return the option that names a folder with the headers that a package has in its folder `inside`."""
+    found = [(name, read()) for name, read in fetch.members(package(entry)) if name.startswith(inside)]
+    assert found, f"{entry['package']} has no {inside}"
+    for name, data in found:
+        path = folder / name.removeprefix(inside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return ["-isystem", str(folder)]
 
 
 def needs(tool: str) -> str:
@@ -61,21 +80,17 @@ def call(command: Command, **options) -> str:
 
 
 def build_c(folder: Path) -> Command:
-    cc, include = needs("cc"), headers()
-    strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", "-isystem", include]
+    cc, include = needs("cc"), headers(HEADERS, "package/prebuilt/include/onnxruntime/", folder / "include")
+    strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", *include]
     linked = [f"-L{library(folder)}", "-lonnxruntime", f"-Wl,-rpath,{folder}"]
     call([cc, *strict, RUNNERS / "train.c", "-o", folder / "train", *linked])
     return [folder / "train"]
 
 
 def build_cpp(folder: Path) -> Command:
-    cc, include = needs("c++"), headers()
-    json = subprocess.run(
-        [cc, "-E", "-x", "c++", "-"], input="#include <nlohmann/json.hpp>", text=True, capture_output=True, check=False
-    )
-    if json.returncode:
-        pytest.skip("nlohmann/json is not installed (Debian: nlohmann-json3-dev)")
-    strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O0", "-isystem", include]
+    cc, include = needs("c++"), headers(HEADERS, "package/prebuilt/include/onnxruntime/", folder / "include")
+    include += headers(JSON, "nlohmann_json/include/", folder / "json")
+    strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O0", *include]
     linked = [f"-L{library(folder)}", "-lonnxruntime", f"-Wl,-rpath,{folder}"]
     call([cc, *strict, RUNNERS / "train.cpp", "-o", folder / "train", *linked])
     return [folder / "train"]
@@ -88,12 +103,27 @@ def build_rust(folder: Path) -> Command:
     return [folder / "train"]
 
 
-BUILDS: dict[str, Callable[[Path], Command]] = {"c": build_c, "c++": build_cpp, "rust": build_rust}
+def build_java(folder: Path) -> Command:
+    if not WHOLE:
+        pytest.skip("needs a package of 165 MB: `make test-whole` runs it")
+    javac, java, jar = needs("javac"), needs("java"), folder / "onnxruntime.jar"
+    inside = next(read() for name, read in fetch.members(package(JAVA)) if name.endswith("-fatjar.jar"))
+    with zipfile.ZipFile(io.BytesIO(inside)) as every, zipfile.ZipFile(jar, "w") as made:
+        for name in every.namelist():
+            if name.startswith("ai/onnxruntime/") and ("/native/" not in name or "/native/linux-" in name):
+                made.writestr(name, every.read(name))
+    call([javac, "-Xlint:all", "-Werror", "-cp", jar, "-d", folder, RUNNERS / "Train.java"])
+    return [java, "-cp", f"{jar}:{folder}", "Train"]
+
+
+BUILDS: dict[str, Callable[[Path], Command]] = {"c": build_c, "c++": build_cpp, "rust": build_rust, "java": build_java}
 
 
 @pytest.fixture(scope="module", params=BUILDS)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    return BUILDS[request.param](tmp_path_factory.mktemp(request.param))
+    build = BUILDS[request.param]
+    command: Command = once(tmp_path_factory, f"runner in {request.param}", lambda f: [str(c) for c in build(f)])[1]
+    return command
 
 
 def train(runner: Command, program: Path, data: list[dict[str, np.ndarray]], out: Path, *state: Path) -> list[float]:

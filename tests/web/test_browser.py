@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,15 +22,18 @@ import pytest
 import onward
 from hostile.files import known_gap
 from js import packages
+from once import once
 from onward import samples
 from onward.reading.pictures import PictureReader
 from onward.train import Preparation
 from onward.train.data import as_source
 from onward.web import build_site, read_runtime, serve, write_site
 from onward.web.runtime import VERSION
+from whole import WHOLE
 
-FLIPPED = ["site.json", "worker.mjs", "program/manifest.json", "program/state.safetensors", "program/infer.onnx",
-           "ort/ort-wasm-simd-threaded.wasm", "examples.safetensors"]  # fmt: skip
+FLIPPED = ["site.json", "program/manifest.json", "ort/ort-wasm-simd-threaded.wasm"]
+if WHOLE:
+    FLIPPED += ["worker.mjs", "program/state.safetensors", "program/infer.onnx", "examples.safetensors"]
 ROW = [0.5, 2.0, "red"]
 pytestmark = pytest.mark.skipif(packages.CHROMIUM is None, reason=known_gap("chromium"))
 
@@ -76,15 +80,25 @@ def digits() -> onward.Program:
 @pytest.fixture(scope="module")
 def used(modules, table, digits, tmp_path_factory) -> SimpleNamespace:
     """What happened when drive.mjs used the sites, and the files that it downloaded."""
-    from PIL import Image
+    folder, found = once(tmp_path_factory, "used", lambda made: use_sites(modules, table, digits, made))
+    return SimpleNamespace(**found, folder=folder, picture=folder / "picture.png", images=examples()[0])
+
+
+def examples() -> tuple[np.ndarray, np.ndarray]:
+    """Return pictures of digits as bytes, and their classes."""
     from sklearn import datasets
 
-    folder = tmp_path_factory.mktemp("used")
+    known = datasets.load_digits(n_class=10)
+    return (known.images[:120, None] * 15).astype(np.uint8), known.target[:120]
+
+
+def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, folder: Path) -> dict[str, Any]:
+    """Build two sites in `folder` and return what drive.mjs saw there."""
+    from PIL import Image
+
     runtime = read_runtime(modules / "onnxruntime-web")
     assert runtime.version == VERSION
-    known = datasets.load_digits(n_class=10)
-    data = ((known.images[:120, None] * 15).astype(np.uint8), known.target[:120])
-    write_site(build_site(digits, runtime, title="Digits", data=data), folder / "digits")
+    write_site(build_site(digits, runtime, title="Digits", data=examples()), folder / "digits")
     write_site(build_site(table.run, runtime), folder / "table")
     picture = folder / "picture.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (33, 40, 3), np.uint8)).save(picture)
@@ -115,9 +129,9 @@ def used(modules, table, digits, tmp_path_factory) -> SimpleNamespace:
         server.shutdown()
         server.server_close()
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     assert found["errors"] == []
-    return SimpleNamespace(**found, load=max(load, os.getloadavg()[0]), folder=folder, picture=picture, images=data[0])
+    return {**found, "load": max(load, os.getloadavg()[0])}
 
 
 def test_samples_are_kept_as_python_would_read_them(used, digits):
@@ -172,6 +186,10 @@ def test_a_checkpoint_is_restored_and_a_damaged_one_changes_nothing(used):
 
     assert used.pictures["restored"] == steps == 30
     assert "`damaged.safetensors` was not restored, and nothing has changed" in message
+
+
+def test_a_screen_reader_is_told_how_many_samples_a_class_has(used):
+    assert used.pictures["labels"] == ["It is: 0", "It is: 1, 1 sample"]
 
 
 def test_forgetting_leaves_nothing(used):

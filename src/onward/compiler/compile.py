@@ -42,6 +42,7 @@ from onward.model.serde import Source
 from onward.model.task import TASK, task_of
 from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.passes.base import Trace, Unit, collector_paused, run_passes
+from onward.passes.cleanup import RestateShapesInBranches
 from onward.passes.opset import LabelOpset
 from onward.upgrade import normalise
 
@@ -122,7 +123,8 @@ class Compiler:
         chosen = recipe.outputs(unit)
         set_outputs(unit, chosen.outputs)
         portable = ANYWHERE if self._profile == PORTABLE else ()
-        run_passes((*FINISH, *(CORE if self._core else ()), *portable, self._label), unit)
+        finish = (*FINISH, *(CORE if self._core else ()), *portable, RestateShapesInBranches(), self._label)
+        run_passes(finish, unit)
         outputs = name_outputs(unit, chosen.outputs)
         unit.model.producer_name = "onward"
         unit.graph.name = unit.name.replace(" ", "_")

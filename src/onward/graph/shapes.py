@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.graph.ranks import learn_ranks
-from onward.graph.walk import subgraphs
+from onward.graph.walk import all_nodes, subgraphs
 from onward.storage.external_data import Folder
 from onward.storage.reader import Reader
 from onward.storage.writer import Writer, put_light
@@ -108,6 +108,22 @@ def _forget_stated_shapes(proto: onnx.ModelProto, *, outputs: bool = True) -> No
         for output in graph.output:
             if output.type.HasField("tensor_type") and output.name not in given:
                 output.type.tensor_type.ClearField("shape")
+
+
+def restate_in_branches(model: ir.Model) -> bool:
+    """Keep of the shapes inside branches of If only what follows from the nodes; return whether there are branches.
+
+    A branch that does not run may have another rank than what enters it: PyTorch exports `squeeze` as a choice between
+    a branch that squeezes and one that does not, and the gradient of both enters both. A shape that is right whenever
+    the branch runs then contradicts what a runtime infers, and one without exceptions (onnxruntime-web) refuses it.
+    Bodies of Loop and Scan keep what they state: ONNX Runtime needs the shapes of what a Scan stacks.
+    """
+    choices = [n for n in all_nodes(model.graph) if n.op_type == "If" and n.domain in ("", "ai.onnx")]
+    for value in (v for node in choices for branch in subgraphs(node) for n in branch for v in n.outputs):
+        value.shape = None
+    if choices:
+        infer_shapes(model)
+    return bool(choices)
 
 
 UNPROVEN = "?"

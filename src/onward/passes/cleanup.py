@@ -50,6 +50,13 @@ class InferShapes(Pass):
         return True
 
 
+class RestateShapesInBranches(Pass):
+    """Forget what is stated about shapes inside branches of If and does not follow from the nodes."""
+
+    def run(self, unit: Unit) -> bool:
+        return shapes.restate_in_branches(unit.model)
+
+
 class RemoveRoles(Pass):
     """Remove the roles of all values: the manifest of a program says what they are."""
 

@@ -101,27 +101,51 @@ def spread(rule: Rule, line: Line, parts: Sequence[Value], behind: Sequence[Size
     i * stride + t * dilation of the padded data. Parts that begin at the same place, modulo the stride, are shifted and
     added; then all of these are interleaved.
     """
-    op = rule.op
-    steps = [divmod(tap * line.dilation, line.stride) for tap in range(line.kernel)]
+    op, stride = rule.op, line.stride
+    if isinstance(line.begin, int) and isinstance(line.size, int) and isinstance(line.count, int):
+        # Each row is what is left of the data, so that most of its parts need neither a shift nor a cut.
+        length = -(-line.size // stride)
+        rows = [_row(rule, line, parts, place, length) for place in range(stride)]
+        joined = _interleaved(rule, line, rows, length * stride, behind)
+        return joined if length * stride == line.size else _slice(rule, joined, line, 0, line.size, 1)
+    steps = [divmod(tap * line.dilation, stride) for tap in range(line.kernel)]
     most = max(shift for shift, _ in steps)
-    rows: list[Value | None] = [None] * line.stride
+    rows = [None] * stride
     for (shift, start), part in zip(steps, parts, strict=True):
         shifted, row = pad(rule, part, line, shift, most - shift), rows[start]
         rows[start] = shifted if row is None else op.Add(row, shifted)
-    length = rule.mul(rule.add(line.count, most), line.stride)
-    made = [row for row in rows if row is not None]
-    if line.stride == 1:
-        (joined,) = made
-    else:
-        zeros = rule.zeros_like(made[0]) if len(made) < len(rows) else made[0]
-        thin = [op.Unsqueeze(zeros if row is None else row, [line.axis + 1]) for row in rows]
-        target = _vector(rule, [*[0] * line.axis, length, *behind])  # a 0 keeps the size
-        joined = op.Reshape(op.Concat(*thin, axis=line.axis + 1), target)
+    total = rule.mul(rule.add(line.count, most), stride)
+    joined = _interleaved(rule, line, rows, total, behind)
     stop = rule.add(line.begin, line.size)
-    joined = pad(rule, joined, line, 0, rule.most(rule.sub(stop, length), 0))
-    if is_number(line.begin, 0) and isinstance(length, int) and isinstance(stop, int) and length <= stop:
-        return joined
+    joined = pad(rule, joined, line, 0, rule.most(rule.sub(stop, total), 0))
     return _slice(rule, joined, line, line.begin, stop, 1)
+
+
+def _row(rule: Rule, line: Line, parts: Sequence[Value], place: int, length: int) -> Value | None:
+    """Return what goes to the places `place`, `place + stride` … of the data, from all parts; None if nothing does."""
+    assert isinstance(line.begin, int)
+    assert isinstance(line.count, int)
+    row: Value | None = None
+    for tap, part in enumerate(parts):
+        window, rest = divmod(place + line.begin - tap * line.dilation, line.stride)  # the first that has tap there
+        first, last = max(window, 0), min(window + length, line.count)
+        if rest or first >= last:
+            continue
+        cut = part if (first, last) == (0, line.count) else _slice(rule, part, line, first, last, 1)
+        whole = pad(rule, cut, line, first - window, window + length - last)
+        row = whole if row is None else rule.op.Add(row, whole)
+    return row
+
+
+def _interleaved(rule: Rule, line: Line, rows: Sequence[Value | None], length: Size, behind: Sequence[Size]) -> Value:
+    """Return the elements of the rows in turn, along the axis of `line`; None is a row of zeros."""
+    op, made = rule.op, [row for row in rows if row is not None]
+    if len(rows) == 1:
+        return made[0]
+    zeros = rule.zeros_like(made[0]) if len(made) < len(rows) else made[0]
+    thin = [op.Unsqueeze(zeros if row is None else row, [line.axis + 1]) for row in rows]
+    target = _vector(rule, [*[0] * line.axis, length, *behind])  # a 0 keeps the size
+    return op.Reshape(op.Concat(*thin, axis=line.axis + 1), target)
 
 
 def to_the_first(rule: Rule, line: Line, data: Value, best: Value, dbest: Value, behind: Sequence[Size]) -> Value:
@@ -149,6 +173,44 @@ def columns(rule: Rule, win: Window, X: Value, Y: Value) -> Value:
         else:
             data = op.Concat(*(op.Unsqueeze(tap, [2]) for tap in taps(rule, here, data)), axis=2)
     return data
+
+
+def sums(rule: Rule, win: Window, X: Value, dY: Value, Y: Value) -> Value | None:
+    """Return for each channel the sums of dY times the elements of X under each tap of a Conv: [1, C, taps].
+
+    Each image is one line of numbers, of which one Slice reads what is under a tap of all windows: the places of two
+    taps differ by the same number everywhere. Behind each row of dY come zeros, for what is between the last window of
+    a row and the first of the next. With strides there is such a line for each place modulo the stride. None if a size
+    is not known.
+    """
+    every = lines(rule, win, X, Y)
+    if not all(isinstance(s, int) for line in every for s in (line.size, line.count, line.begin, line.end)):
+        return None
+    op, none = rule.op, [0, 0]
+    steps = [[divmod(tap * line.dilation, line.stride) for tap in range(line.kernel)] for line in every]
+    begins, sizes, counts = (np.array([getattr(line, n) for line in every]) for n in ("begin", "size", "count"))
+    strides = np.array(win.strides)
+    wide = counts + [max(shift for shift, _ in each) for each in steps]  # a row of dY with its zeros
+    rows = wide + (np.arange(win.rank) == 0)  # the last Slice ends behind the last row that a window reads
+    behind = np.maximum(rows * strides - begins - sizes, 0)
+    image = op.Pad(X, np.array([*none, *begins, *none, *behind])) if begins.any() or behind.any() else X
+    zeros = [0, *(wide - counts)[1:]]
+    share = op.Pad(dY, np.array([*none, *[0] * win.rank, *none, *zeros])) if any(zeros) else dY
+    length = int(counts[0] * np.prod(wide[1:]))
+    share = op.Reshape(share, [0, 0, length])
+    whole: dict[tuple[int, ...], Value] = {}
+    found = []
+    for places in itertools.product(*steps):
+        starts = tuple(start for _, start in places)
+        if starts not in whole:
+            thin = op.Slice(image, np.array(starts), rows * strides, win.axes, strides) if strides.max() > 1 else image
+            whole[starts] = op.Reshape(thin, [0, 0, int(np.prod(rows))])
+        at = 0
+        for (shift, _), size in zip(places, wide, strict=True):
+            at = at * int(size) + shift
+        under = op.Slice(whole[starts], [at], [at + length], [2])
+        found.append(op.ReduceSum(op.Mul(share, under), [0, 2], keepdims=1))
+    return op.Concat(*found, axis=2)
 
 
 def _slice(rule: Rule, value: Value, line: Line, start: Size, stop: Size, step: int) -> Value:

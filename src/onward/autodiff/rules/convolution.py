@@ -3,9 +3,9 @@
 The gradient with respect to the kernel is expensive. The textbook form `Conv(X^T, dY^T)` is ten times slower on ONNX
 Runtime than a matrix product with the columns of X (im2col). A grouped Conv with one-hot kernels is an im2col that
 ONNX Runtime executes in parallel, with the same strides, pads and dilations. Some runtimes compute that Conv wrongly:
-in the portable profile, slices of X make the columns. Columns of large images would need many times the memory of the
-image: there, one product for each tap of the kernel reads a slice of X. The textbook form remains for kernels whose
-size is not known before the run.
+in the portable profile, slices of X make the columns, and a depthwise kernel needs none. Columns of large images would
+need many times the memory of the image: there, one product for each tap of the kernel reads a slice of X. The textbook
+form remains for kernels whose size is not known before the run.
 """
 
 from __future__ import annotations
@@ -205,6 +205,10 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
         return _textbook(rule, win, X, dY, Y, like)
     op, size = rule.op, int(np.prod([k for k in win.kernel if k is not None]))
     outputs, inputs = rule.known_dim(like, 0), rule.known_dim(like, 1)
+    if rule.portable and win.group > 1 and size > 1 and inputs == 1 and outputs == win.group:
+        product = _taps.sums(rule, win, X, dY, Y)
+        if product is not None:
+            return rule.reshape_like(product, like)
     if _is_large(rule, win, Y, inputs, size):
         return _by_tap(rule, win, X, dY, Y, like)
     columns, folded = _columns(rule, win, X, Y, None if inputs is None else inputs * win.group, size)

@@ -77,10 +77,14 @@ class MeasuredSession(OnnxRuntimeSession):
             super()._bind_feeds(binding, names, feeds)
 
     def _run_bound(
-        self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, graph: PlainGraph
+        self,
+        session: onnxruntime.InferenceSession,
+        binding: onnxruntime.IOBinding,
+        graph: PlainGraph,
+        refused: Sizes = (),
     ) -> None:
         with self._timed(GRAPH):
-            super()._run_bound(session, binding, graph)
+            super()._run_bound(session, binding, graph, refused)
 
     def _read(self, results: Mapping[str, onnxruntime.OrtValue], graph: PlainGraph) -> dict[str, np.ndarray]:
         with self._timed(READING):

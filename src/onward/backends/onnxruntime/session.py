@@ -286,7 +286,8 @@ class OnnxRuntimeSession(Session):
         for output in step.fetched:  # again at each step: their shapes may change with the batch
             binding.bind_output(output)
         self._bind_feeds(binding, [n for n in step.inputs if n not in self._current], feeds)
-        self._run_bound(session, binding, graph)
+        refused = fixed if session is self._sessions.get((graph, ())) else ()
+        self._run_bound(session, binding, graph, refused)
         bound = [*step.replaces, *step.gradients, *step.fetched]
         results = dict(zip(bound, binding.get_outputs(), strict=True))
         outputs = self._read(results, graph)
@@ -375,12 +376,17 @@ class OnnxRuntimeSession(Session):
         return {n: v.numpy() for n, v in zip(outputs, binding.get_outputs(), strict=True)}
 
     def _run_bound(
-        self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, graph: PlainGraph
+        self,
+        session: onnxruntime.InferenceSession,
+        binding: onnxruntime.IOBinding,
+        graph: PlainGraph,
+        refused: Sizes = (),
     ) -> None:
+        """Run a session; `refused` are the sizes for which it could not be specialised, as an error should say."""
         try:
             session.run_with_iobinding(binding)
         except _RUNTIME_ERRORS as error:
-            raise _failure(error, graph.name) from error
+            raise _failure(error, graph.name, refused) from error
 
     def _read(self, results: Mapping[str, onnxruntime.OrtValue], graph: PlainGraph) -> dict[str, np.ndarray]:
         return {name: results[name].numpy() for name in graph.outputs}
@@ -406,6 +412,9 @@ class OnnxRuntimeSession(Session):
             try:
                 self._sessions[graph, fixed] = _load(model, self._options(fixed, spin=spin), self.providers)
             except _RUNTIME_ERRORS as error:
+                if fixed:  # a branch of If that is for other sizes only, such as a batch of one, refuses these
+                    self._sessions[graph, fixed] = self._session(graph, model, spin=spin)
+                    return self._sessions[graph, fixed]
                 raise BackendError(
                     Diagnostic(
                         B200,
@@ -413,8 +422,7 @@ class OnnxRuntimeSession(Session):
                         needed=versions.runtime_needed(
                             onnxruntime.__version__, model.opset_imports[""], model.ir_version or 0
                         ),
-                        hint=_sizes_hint(fixed)
-                        + "try backend='torch' or backend='reference'"
+                        hint="try backend='torch' or backend='reference'"
                         + ("; " + newer if (newer := versions.beyond_tested(_INSTALLED)) else ""),
                     )
                 ) from error
@@ -515,13 +523,13 @@ def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 
 
 def _sizes_hint(fixed: Sizes) -> str:
-    """Return which sizes of the batch the graph was loaded for: a model may take multiples of 32 only."""
+    """Return for which sizes of the batch the graph could not be loaded: a model may take multiples of 32 only."""
     shown = ", ".join(f"{name}={size}" for name, size in fixed if name.isidentifier())
-    return f"the model may not take a batch of these sizes: {shown}; " if shown else ""
+    return f"the model may not take a batch of these sizes: {shown}" if shown else ""
 
 
-def _failure(error: Exception, key: str) -> BackendError:
-    hint = ""
+def _failure(error: Exception, key: str, refused: Sizes = ()) -> BackendError:
+    hint = _sizes_hint(refused)
     if "Name:'loss/" in str(error):
         hint = (
             "the loss compares the output with the labels there: for this batch the model may give another number of "

@@ -132,7 +132,11 @@ function showSamples() {
   }));
   const counts = new Map();
   for (const { label } of samples) counts.set(label, (counts.get(label) ?? 0) + 1);
-  for (const button of page.classes.children) button.lastElementChild.textContent = counts.get(button.dataset.name) ?? "";
+  for (const button of page.classes.children) {
+    const count = counts.get(button.dataset.name) ?? 0;
+    button.lastElementChild.textContent = count || "";
+    button.ariaLabel = `It is: ${button.dataset.name}${count ? `, ${count} ${count === 1 ? "sample" : "samples"}` : ""}`; // not "71" for a 7 with one sample
+  }
   const held = samples.filter((s) => s.held).length;
   page["samples-note"].textContent = held ? `${held} of them (dashed) are kept for the test.` : "";
 }
