@@ -26,6 +26,8 @@ COMMANDS = {
     "strip": "onward.cli.strip:strip",
     "grad": "onward.cli.grad:grad",
     "compile": "onward.cli.compile:compile_command",
+    "export": "onward.cli.export:export",
+    "import": "onward.cli.import_:import_command",
     "train": "onward.cli.train:train",
     "evaluate": "onward.cli.evaluate:evaluate",
     "predict": "onward.cli.predict:predict",

@@ -7,6 +7,7 @@ import re
 
 from onward.errors import Diagnostic, ModelError
 from onward.graph.schema import TRAINING_DOMAIN, Schema, newest_opset, schema
+from onward.mlir.messages import M131
 
 M132 = "M132"
 ML_DOMAIN = "ai.onnx.ml"
@@ -49,13 +50,21 @@ def operation_name(op_type: str, opset: int, outputs: int) -> str:
 
     >>> operation_name("ReduceMean", 13, 1), operation_name("ReduceMean", 18, 1), operation_name("MaxPool", 18, 1)
     ('ReduceMeanV13', 'ReduceMean', 'MaxPoolSingleOut')
+
+    Versions that differ only in types share a name, as in onnx-mlir:
+
+    >>> operation_name("Squeeze", 11, 1), operation_name("Squeeze", 13, 1)
+    ('SqueezeV11', 'Squeeze')
     """
     if op_type in ONE_RESULT and outputs == 1:
         return ONE_RESULT[op_type]
     versions = VERSIONS.get(op_type, ())
-    if not versions or opset >= versions[0]:
+    if not versions:
         return op_type
-    return f"{op_type}V{next((v for v in versions if v <= opset), versions[-1])}"
+    known = schema(op_type, "", opset)
+    since = opset if known is None else known.since_version
+    version = min((v for v in versions if v >= since), default=versions[0])  # it has all that the older one has
+    return op_type if version == versions[0] else f"{op_type}V{version}"
 
 
 def operator_of(name: str) -> tuple[str, int | None]:
@@ -92,7 +101,7 @@ def opset_of(names: set[tuple[str, int | None]]) -> int:
     found = ", ".join(sorted(f"{op}{f'V{v}' if v else ''}" for op, v in names if op in VERSIONS))
     raise ModelError(
         Diagnostic(
-            "M131",
+            M131,
             "no operator set has all of these operations",
             found=found,
             hint="let onnx-mlir bring them to one version first",

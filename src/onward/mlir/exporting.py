@@ -8,7 +8,8 @@ What onnx-mlir has a place for is there: operations, constants, regions, `onnx.n
     onward.function       of a function: that it is a model-local function, with its domain and attributes
     onward.outputs        of an operation: the names of its outputs in the model
     onward.level          of an operation: core, function (of core operators) or other
-    onward.role           of a constant or a result: parameter, state, gradient …; for readers only
+    onward.role           of an argument, a constant or a result: parameter, state, gradient …; for readers only
+    onward.replaces       of a result of a compiled step: the argument that it replaces; for readers only
     onward.initializer    of a constant: that it is an initializer, and the rest of its tensor
     onward.node, onward.attributes, onward.value_info, onward.order, onward.inputs: patches (`messages`)
 """
@@ -59,20 +60,29 @@ Names = Mapping[str, tuple[str, Type]]
 GraphLike = onnx.GraphProto | onnx.FunctionProto
 
 
-def export_module(proto: onnx.ModelProto, weights: Weights | None = None) -> Module:
+def export_module(
+    proto: onnx.ModelProto,
+    weights: Weights | None = None,
+    roles: Mapping[str, str] | None = None,
+    replaces: Mapping[str, str] | None = None,
+) -> Module:
     """Return the module of a whole model: its graph, training entries and functions.
+
+    `roles` says what arguments are, and `replaces` which argument a result replaces; both are for readers only.
 
     Raises:
         ModelError: the model is not one that MLIR can express: values that nothing defines, or that two nodes define.
     """
-    return Exporter(proto, weights or Weights(INLINE)).module()
+    return Exporter(proto, weights or Weights(INLINE), roles or {}, replaces or {}).module()
 
 
 class Exporter:
     """One export; collects what is wrong with the model."""
 
-    def __init__(self, proto: onnx.ModelProto, weights: Weights) -> None:
-        self.proto, self.weights = proto, weights
+    def __init__(
+        self, proto: onnx.ModelProto, weights: Weights, roles: Mapping[str, str], replaces: Mapping[str, str]
+    ) -> None:
+        self.proto, self.weights, self.roles, self.replaces = proto, weights, roles, replaces
         self.problems: list[Diagnostic] = []
         self.opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in proto.opset_import}
         self.functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
@@ -187,16 +197,17 @@ class FunctionWriter:
             regions=[region],
         )
 
-    @staticmethod
-    def _described(info: onnx.ValueInfoProto, kind: Type) -> dict[str, Attribute]:
+    def _described(self, info: onnx.ValueInfoProto, kind: Type) -> dict[str, Attribute]:
         """Return the attributes of an argument or result."""
         patch = value_patch(info, kind)
         described: dict[str, Attribute] = {"onnx.name": text(info.name)}
         if DIM_PARAMS in patch:
             described["onnx.dim_params"] = patch.pop(DIM_PARAMS)
-        role = _role(info)
+        role = _role(info) or self.exporter.roles.get(info.name, "")
         if role:
             described["onward.role"] = text(role)
+        if info.name in self.exporter.replaces:
+            described["onward.replaces"] = text(self.exporter.replaces[info.name])
         return {**described, "onward.info": Dictionary(patch)} if patch else described
 
     def _training(self, entry: onnx.TrainingInfoProto, names: Names, place: str) -> Operation:

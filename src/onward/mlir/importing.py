@@ -11,9 +11,11 @@ from typing import Any
 
 import onnx
 
+from onward.graph.schema import newest_opset
 from onward.mlir import dialect
 from onward.mlir.attributes import attribute_of, read_patches
 from onward.mlir.exporting import RESERVED, natural_node
+from onward.mlir.inference import inferred_types
 from onward.mlir.messages import apply, fields_of, refuse, texts
 from onward.mlir.syntax import (
     NONE,
@@ -30,12 +32,13 @@ from onward.mlir.syntax import (
     Sparse,
     String,
     Symbol,
+    Tensor,
     Type,
     TypeAttribute,
     Unit,
 )
 from onward.mlir.tensors import element_size, from_sparse, tensor_of
-from onward.mlir.types import ANYTHING, value_info
+from onward.mlir.types import ANYTHING, proto_of, value_info
 
 _IR_VERSION = 10  # of a text that names none
 _DROPPED = frozenset({"onnx.EntryPoint", "onnx.PrintSignature"})
@@ -86,7 +89,13 @@ class Importer:
         proto.opset_import.add(domain="", version=dialect.opset_of(self.names))
         for domain in sorted(domains - {"", "ai.onnx"}):
             known = domain in dialect.DOMAINS
-            proto.opset_import.add(domain=domain, version=dialect.newest_opset(domain) if known else 1)
+            proto.opset_import.add(domain=domain, version=newest_opset(domain) if known else 1)
+        kinds = inferred_types(proto)
+        for output in proto.graph.output:  # ONNX wants the rank of an output, MLIR does not
+            if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
+                kind = kinds.get(output.name, ANYTHING)
+                if isinstance(kind, Tensor):
+                    output.type.CopyFrom(proto_of(kind, "", ""))
 
     def _main(self, wanted: str | None) -> Operation:
         functions = {_symbol(f): f for f in self.module.functions() if "onward.function" not in f.attributes}
@@ -104,7 +113,7 @@ class Importer:
                 "the text has no function, or several and no `onnx.EntryPoint`",
                 found=f"functions: {listed}",
                 needed="one function",
-                hint="choose one with function=NAME" if functions else "",
+                hint='choose one with function="NAME"' if functions else "",
             )
         return next(iter(functions.values()))
 
@@ -161,6 +170,8 @@ class FunctionReader:
         apply(graph, _without(header, _GRAPH_KEYS), place)
         end = self._operations(region, graph, values, kinds, {}, header, dialect.RETURNS, place, proto)
         self._inputs(graph, header, infos, [], kinds, values, place)
+        if any(not name for name, _ in end):
+            refuse("a function returns a value that is not there", place=place, found="`onnx.NoValue`")
         for index, (name, kind) in enumerate(end):
             described = returned[index] if index < len(returned) else {}
             stated = _text(described.get("onnx.name")) if "onnx.name" in described else name
@@ -223,9 +234,21 @@ class FunctionReader:
             listed = [Dictionary(e) if "default" in e else next(names) for e in stated]
         self._inputs(graph, {}, infos, listed, kinds, values, place)
         outputs = _list(header.get("outputs"))
+        if "outputs" not in header:
+            end = [(self._own(name, graph, place), kind) for name, kind in end]
         for index, (name, kind) in enumerate(end):
             patch = _without(fields_of(outputs[index], place), ("name",)) if index < len(outputs) else {}
             graph.output.append(value_info(name, kind, patch, place))
+
+    def _own(self, name: str, graph: onnx.GraphProto, place: str) -> str:
+        """Return an output of an inner graph that this graph itself computes, as ONNX wants it."""
+        if not name:
+            refuse("a region yields a value that is not there", place=place, found="`onnx.NoValue`")
+        if any(name in node.output for node in graph.node):
+            return name
+        made = self._fresh(name)
+        graph.node.append(onnx.helper.make_node("Identity", [name], [made]))
+        return made
 
     def _inputs(
         self,

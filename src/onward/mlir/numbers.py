@@ -88,3 +88,8 @@ def float_text(bits: int, name: str) -> str:
         if float_bits(text, name) == bits:
             return text
     return f"0x{bits:0{kind.itemsize * 2}X}"
+
+
+def is_splat(data: bytes | memoryview, size: int) -> bool:
+    """Return whether all elements have the same bits."""
+    return bytes(data[size:]) == bytes(data[:-size])  # each element is its neighbour

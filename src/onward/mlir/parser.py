@@ -645,7 +645,7 @@ class Parser:
             return self.type_aliases[name]
         if scan.text[scan.position : scan.position + 1] != "<":
             return Dialect(name)
-        if name not in ("onnx.Seq", "onnx.Opt", "torch.list", "torch.optional"):
+        if name not in ("onnx.Seq", "onnx.Opt"):
             return Dialect(name, text=scan.balanced().strip())
         scan.expect("<")
         inner = [self.type()]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from onward.mlir.numbers import float_text, float_width, storage
+from onward.mlir.numbers import float_text, float_width, is_splat, storage
 from onward.mlir.syntax import (
     Array,
     Attribute,
@@ -208,16 +208,11 @@ def _elements(dense: Dense) -> str:
     assert kind is not None
     count = len(dense.data) // kind.itemsize
     readable = not name.startswith("complex") and (float_width(name) is None or name in ("f32", "f64"))
-    if readable and (dense.splat or (count > LISTED and _is_splat(dense.data, kind.itemsize))):
+    if readable and (dense.splat or (count > LISTED and is_splat(dense.data, kind.itemsize))):
         return _numbers(dense.data[: kind.itemsize], name)[0]
     if name != "i1" and (not readable or count > LISTED):
         return f'"0x{dense.data.hex().upper()}"' if count else ""
     return _nested(_numbers(dense.data, name), shape)
-
-
-def _is_splat(data: bytes | memoryview, size: int) -> bool:
-    """Return whether all elements have the same bits."""
-    return bytes(data[size:]) == bytes(data[:-size])  # each element is its neighbour
 
 
 def _numbers(data: bytes | memoryview, name: str) -> list[str]:

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from onward.mlir.numbers import storage
+from onward.mlir.numbers import is_splat, storage
 from onward.mlir.syntax import Dense, Dialect, Resource, Scalar
 from onward.storage.tensor_file import can_store
 
@@ -35,6 +35,8 @@ class Weights:
         kind = storage(element)
         if kind is None or element in ("i1", "i2", "i4", "ui2", "ui4", "f4E2M1FN"):
             return dense  # tools do not agree on how these are packed
+        if is_splat(dense.data, kind.itemsize):
+            return dense  # one element in the text
         if self.place == RESOURCE:
             key = self._key(name)
             self.resources[key] = dense.data
