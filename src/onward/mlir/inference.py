@@ -49,8 +49,8 @@ def inferred_types(proto: onnx.ModelProto) -> dict[str, Type]:
 def _inferred(model: onnx.ModelProto) -> onnx.GraphProto:
     try:
         return infer(model)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):  # what the file states is left
-        return onnx.GraphProto()
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
+        return onnx.GraphProto()  # what the file states is left
 
 
 def _copy_light(target: onnx.TensorProto, tensor: onnx.TensorProto) -> None:

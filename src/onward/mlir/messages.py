@@ -156,13 +156,22 @@ def difference(natural: Any, original: Any, without: Collection[str] = ()) -> di
     for name, (field, value) in theirs.items():
         if name not in ours:
             patch[name] = _encode_field(field, value)
-        elif ours[name][1] != value:
+        elif not _equal(field, ours[name][1], value):
             if field.type == _MESSAGE and not field.is_repeated:
-                patch[name] = Dictionary(difference(ours[name][1], value))
+                inner = difference(ours[name][1], value)
+                if inner:
+                    patch[name] = Dictionary(inner)
             else:
                 patch[name] = _encode_field(field, value)
     cleared = [name for name in ours if name not in theirs]
     return {**patch, CLEAR: strings(*cleared)} if cleared else patch
+
+
+def _equal(field: Any, ours: Any, theirs: Any) -> bool:
+    """Return whether two values of a field are the same; NaN is the same as itself."""
+    if field.type in (_FLOAT, _DOUBLE):
+        return bool(_encode_field(field, ours) == _encode_field(field, theirs))
+    return bool(ours == theirs)
 
 
 def exact(natural: Any, original: Any, patch: dict[str, Attribute]) -> dict[str, Attribute]:

@@ -18,7 +18,7 @@ ELEMENTS = {
     ir.DataType.UINT2: "ui2", ir.DataType.COMPLEX64: "complex<f32>", ir.DataType.COMPLEX128: "complex<f64>",
     ir.DataType.FLOAT8E4M3FN: "f8E4M3FN", ir.DataType.FLOAT8E4M3FNUZ: "f8E4M3FNUZ", ir.DataType.FLOAT8E5M2: "f8E5M2",
     ir.DataType.FLOAT8E5M2FNUZ: "f8E5M2FNUZ", ir.DataType.FLOAT4E2M1: "f4E2M1FN", ir.DataType.FLOAT8E8M0: "f8E8M0FNU",
-    ir.DataType.STRING: "onnx.String",
+    ir.DataType.FLOAT6E2M3: "f6E2M3FN", ir.DataType.FLOAT6E3M2: "f6E3M2FN", ir.DataType.STRING: "onnx.String",
 }  # fmt: skip
 BY_NAME = {name: kind for kind, name in ELEMENTS.items()}
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import numpy as np
+
 from onward.errors import Diagnostic, ModelError
 from onward.mlir.elements import Expanded, make_dense, read_literal
 from onward.mlir.numbers import float_bits, float_width, integer_width
@@ -525,11 +527,9 @@ class Parser:
         kind = self._typed()
         if kind.shape is None or None in kind.shape or not isinstance(kind.element, Scalar):
             scan.fail("a sparse constant has an unknown size, or texts")
-        import numpy as np
-
-        shape = first[2] if first[2] != (0,) else (0, len(kind.shape))
-        if not first[2] and first[1]:
-            scan.fail("the indices of a sparse constant are no list", needed="`[[0, 1], …]`")
+        shape = first[2] or (1, len(kind.shape))  # a single number is every index of one element
+        if shape == (0,):
+            shape = (0, len(kind.shape))
         indices = make_dense(scan, first, Tensor(shape, Scalar("i64")), self.expanded)
         values = make_dense(scan, second, Tensor(shape[:1], kind.element), self.expanded)
         if len(shape) != 2 or shape[1] != len(kind.shape):
@@ -538,8 +538,6 @@ class Parser:
 
     def _sparse_part(self, end: str) -> tuple[str, list[str] | list[bytes] | str, tuple[int, ...]]:
         """Read one list of `sparse<…>` by itself: the reader of lists takes all that is before `>`."""
-        from onward.mlir.elements import read_literal
-
         scan = self.scan
         begin = scan.position
         if scan.peek() == "[":

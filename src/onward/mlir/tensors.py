@@ -58,21 +58,16 @@ def _wide(field: str) -> Any:
 def _unpacked(data: bytes, kind: ir.DataType, size: int) -> bytes:
     """Return one byte for each element of several in a byte; that of a negative integer has its sign."""
     bits = kind.bitwidth
-    packed = np.frombuffer(data, np.uint8)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    values = ((packed[:, None] >> shifts) & np.uint8(2**bits - 1)).ravel()[:size]
+    rows = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=size * bits).reshape(size, bits)
+    values = np.packbits(rows, axis=1, bitorder="little").reshape(size)
     if kind.name.startswith("INT"):
         values = (values << (8 - bits)).view(np.int8) >> (8 - bits)
     return values.tobytes()
 
 
 def _packed(data: bytes, kind: ir.DataType) -> bytes:
-    bits = kind.bitwidth
-    per_byte = 8 // bits
-    values = np.frombuffer(data, np.uint8) & np.uint8(2**bits - 1)
-    values = np.concatenate([values, np.zeros(-len(values) % per_byte, np.uint8)]).reshape(-1, per_byte)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return np.bitwise_or.reduce(values << shifts, axis=1).astype(np.uint8).tobytes()
+    rows = np.unpackbits(np.frombuffer(data, np.uint8)[:, None], axis=1, bitorder="little")
+    return np.packbits(rows[:, : kind.bitwidth].reshape(-1), bitorder="little").tobytes()
 
 
 def from_dense(dense: Dense, place: str, stored: str = "raw_data") -> onnx.TensorProto:
@@ -126,11 +121,18 @@ def to_sparse(proto: onnx.SparseTensorProto) -> Sparse | None:
     values, indices = to_dense(proto.values), to_dense(proto.indices)
     if values is None or indices is None or values.texts is not None or proto.indices.data_type != 7:
         return None
-    rank, count = len(proto.dims), len(proto.values.dims) and proto.values.dims[0]
-    if list(proto.indices.dims) != [count, rank] or len(proto.values.dims) != 1 or any(d < 0 for d in proto.dims):
+    dims, size = list(proto.dims), math.prod(proto.dims)
+    if len(proto.values.dims) != 1 or any(d < 0 for d in dims) or not size:
         return None
-    table = np.frombuffer(bytes(indices.data), "<i8").reshape(count, rank)
-    return Sparse(Tensor(tuple(proto.dims), values.type.element), table, bytes(values.data))
+    count = proto.values.dims[0]
+    table = np.frombuffer(bytes(indices.data), "<i8")
+    if list(proto.indices.dims) == [count]:  # of the flat tensor
+        if np.any((table < 0) | (table >= size)):
+            return None
+        table = np.stack(np.unravel_index(table, dims), axis=-1).astype("<i8").reshape(count, len(dims))
+    elif list(proto.indices.dims) != [count, len(dims)]:
+        return None
+    return Sparse(Tensor(tuple(dims), values.type.element), table.reshape(count, len(dims)), bytes(values.data))
 
 
 def from_sparse(sparse: Sparse, place: str) -> onnx.SparseTensorProto:

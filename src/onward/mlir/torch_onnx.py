@@ -41,7 +41,7 @@ from onward.mlir.types import element_number
 OPERATOR = "torch.operator"
 PREFIX = "torch.onnx."
 _META = "torch.onnx_meta."
-_FOREIGN = frozenset({"si2", "ui2", "f4E2M1FN", "f8E8M0FNU"})  # which torch-mlir has not
+_FOREIGN = frozenset({"si2", "ui2", "f4E2M1FN", "f6E2M3FN", "f6E3M2FN", "f8E8M0FNU"})  # which torch-mlir has not
 _STRING = Dialect("onnx.String")
 _VTENSOR = re.compile(r"(\*|\[[0-9?, ]*\]),\s*([\w.!<>]+)")
 

@@ -12,6 +12,7 @@ from onward.storage.tensor_file import can_store
 
 INLINE, RESOURCE, EXTERNAL = "inline", "resource", "external"
 PLACES = (INLINE, RESOURCE, EXTERNAL)
+_PACKED = frozenset({"i1", "i2", "i4", "ui2", "ui4", "f4E2M1FN", "f6E2M3FN", "f6E3M2FN"})
 LARGE = 1024
 """Bytes from which a constant leaves the line of its operation, where that is wanted."""
 
@@ -33,7 +34,7 @@ class Weights:
             return dense
         element = dense.type.element.name
         kind = storage(element)
-        if kind is None or element in ("i1", "i2", "i4", "ui2", "ui4", "f4E2M1FN"):
+        if kind is None or element in _PACKED:
             return dense  # tools do not agree on how these are packed
         if is_splat(dense.data, kind.itemsize):
             return dense  # one element in the text
