@@ -104,7 +104,12 @@ def test_the_place_of_a_mistake_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("../secret.safetensors", "M107"), ("/etc/passwd", "M107"), ("a/b.safetensors", "M107"), ("gone.safetensors", "M108")],
+    [
+        ("../secret.safetensors", "M107"),
+        ("/etc/passwd", "M107"),
+        ("a/b.safetensors", "M107"),
+        ("gone.safetensors", "M108"),
+    ],
 )
 def test_weights_come_only_from_the_folder_of_the_text(name: str, code: str, tmp_path: pathlib.Path) -> None:
     onward.mlir.save(onward.samples.build("digits"), tmp_path / "net.mlir", weights="external")

@@ -19,7 +19,8 @@ func.func @main_graph(%arg0: tensor<?x4xf32> {onnx.name = "x", onnx.dim_params =
   %1 = onnx.Constant {value_ints = [-1, 1]} : tensor<2xi64>
   %2 = "onnx.NoValue"() {value} : () -> none
   %3 = "onnx.MatMul"(%arg0, %0) {onnx_node_name = "product"} : (tensor<?x4xf32>, tensor<4x2xf32>) -> tensor<*xf32>
-  %4:2 = "onnx.Split"(%3, %2) {axis = 1 : si64, num_outputs = 2 : si64} : (tensor<*xf32>, none) -> (tensor<*xf32>, tensor<*xf32>)
+  %4:2 = "onnx.Split"(%3, %2) {axis = 1 : si64, num_outputs = 2 : si64}
+      : (tensor<*xf32>, none) -> (tensor<*xf32>, tensor<*xf32>)
   %5 = "onnx.ReduceSum"(%4#1, %2) <{keepdims = 1 : si64}> : (tensor<*xf32>, none) -> tensor<*xf32> loc(#map)
   %6 = "onnx.Conv"(%3, %3, %2) {strides = [1, 1]} : (tensor<*xf32>, tensor<*xf32>, none) -> tensor<*xf32>
   %7 = "onnx.Reshape"(%5, %1) : (tensor<*xf32>, tensor<2xi64>) -> tensor<*xf32>
@@ -131,7 +132,7 @@ def test_the_form_of_iree_is_what_its_importer_writes() -> None:
         theirs, ours = (_structure(m.operation) for m in (module, ir.Module.parse(text)))
 
     assert ours == theirs
-    assert len(ours) > 8
+    assert len(str(ours)) > 1000
 
 
 def _structure(operation: object) -> list[object]:

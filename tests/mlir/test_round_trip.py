@@ -1,4 +1,4 @@
-"""A model as MLIR text and back is the same model, bit by bit; MLIR's own reader and printer in between change nothing."""
+"""A model as MLIR text and back is the same model, bit by bit, also if MLIR itself read and printed it in between."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zoo.fetch import Unreachable, fetch, manifest, title
 MODELS = {
     "rich": rich_model, "small": small_model, "functions": function_model, "nested": nested_model,
     "legacy": legacy_model,
-    **{name: functools.partial(lambda n: onward.samples.build(n).proto(), name) for name in ("linear", "digits", "mnist")},
+    **{n: functools.partial(lambda name: onward.samples.build(name).proto(), n) for n in ("linear", "digits", "mnist")},
 }  # fmt: skip
 LIGHT = sorted((pathlib.Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
 STRANGERS = {
@@ -141,7 +141,7 @@ def _floats(proto: onnx.ModelProto) -> None:
     node.attribute.append(helper.make_attribute("many", numbers))
     node.attribute.append(helper.make_attribute("one", float("nan")))
     node.attribute.append(helper.make_attribute("none", [], attr_type=onnx.AttributeProto.FLOATS))
-    node.attribute.append(helper.make_attribute("bytes", b"\x00\xff\"\\\n"))
+    node.attribute.append(helper.make_attribute("bytes", b'\x00\xff"\\\n'))
     node.attribute.append(helper.make_attribute("onnx_node_name", "not the name"))
     node.attribute.append(helper.make_attribute("onward.order", 3))
     node.attribute.append(helper.make_attribute("with space", [1, -(2**63), 2**63 - 1]))

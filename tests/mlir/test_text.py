@@ -19,7 +19,9 @@ from onward.errors import ArgumentError, ModelError
 
 
 def net(body: str, inputs: str = "float[2,3] x", outputs: str = "float[2,3] y", opset: int = 18) -> onnx.ModelProto:
-    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}')
+    proto = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    )
     for node in proto.graph.node:  # onnx's parser sets empty names
         if not node.domain:
             node.ClearField("domain")

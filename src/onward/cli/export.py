@@ -31,7 +31,8 @@ def export(
         ),
     ] = None,
     mlir_level: Annotated[
-        str, Option(metavar="LEVEL", help="`core` lowers to the core operators (docs/core_operators.md); `any` does not.")
+        str,
+        Option(metavar="LEVEL", help="`core` lowers to the core operators (docs/core_operators.md); `any` does not."),
     ] = "any",
     weights: Annotated[
         str | None,
@@ -41,7 +42,9 @@ def export(
             show_default=False,
         ),
     ] = None,
-    entry: Annotated[str | None, Option(help="The training entry of `step` and `evaluate`, if there are several.")] = None,
+    entry: Annotated[
+        str | None, Option(help="The training entry of `step` and `evaluate`, if there are several.")
+    ] = None,
 ) -> None:
     """Write a model as MLIR text, for onnx-mlir, IREE and other compilers; `onward import` reads it back.
 

@@ -13,7 +13,9 @@ def import_command(
     output: Annotated[Path, Option("-o", "--output", help="The ONNX model to write.", show_default=False)],
     function: Annotated[
         str | None,
-        Option(metavar="NAME", help="The function to read, if there are several and no entry point.", show_default=False),
+        Option(
+            metavar="NAME", help="The function to read, if there are several and no entry point.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Read an MLIR text of `onward export`, onnx-mlir or IREE's importer, and write it as an ONNX model.

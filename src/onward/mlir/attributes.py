@@ -154,5 +154,3 @@ def read_patches(value: Attribute | None, place: str) -> dict[str, Patch]:
     if value is None:
         return {}
     return {name: fields_of(item, place) for name, item in fields_of(value, place).items()}
-
-

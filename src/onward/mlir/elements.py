@@ -70,7 +70,7 @@ def _structure(scan: Scanner, tokens: list[str]) -> tuple[list[str], tuple[int, 
             if not counts:
                 scan.fail("the lists of a tensor do not fit together")
             depth, count = len(counts), counts.pop()
-            if separated and count or sizes.setdefault(depth, count) != count:
+            if (separated and count) or sizes.setdefault(depth, count) != count:
                 scan.fail("the lists of a tensor have different lengths")
             deepest = max(deepest, depth)
             if counts:
@@ -197,5 +197,5 @@ def _integer(scan: Scanner, token: str, bits: int, unsigned: bool) -> int:
     if _INTEGER.fullmatch(token):
         value = int(token, 16 if "x" in token else 10)
         if (0 if unsigned else -(2 ** (bits - 1))) <= value < 2**bits:
-            return value % 2**bits
+            return int(value % 2**bits)
     scan.fail(f"`{token[:40]}` is not an element of an integer type with {bits} bits")

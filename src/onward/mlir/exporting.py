@@ -11,7 +11,10 @@ What onnx-mlir has a place for is there: operations, constants, regions, `onnx.n
     onward.role           of an argument, a constant or a result: parameter, state, gradient …; for readers only
     onward.replaces       of a result of a compiled step: the argument that it replaces; for readers only
     onward.initializer    of a constant: that it is an initializer, and the rest of its tensor
-    onward.node, onward.attributes, onward.value_info, onward.order, onward.inputs: patches (`messages`)
+    onward.regions        of an operation: for each region the attribute that holds the graph, and the rest of the graph
+    onward.external       of the module: the safetensors file beside the text that has its large constants
+    onward.node, onward.attributes, onward.order, onward.inputs  of an operation: the rest of its node
+    onward.value_info, onward.info  of an operation, of an argument or a result: the rest of what the model states of it
 """
 
 from __future__ import annotations
@@ -215,7 +218,7 @@ class FunctionWriter:
         made = Operation(dialect.TRAINING, attributes=encode(entry, ("algorithm", "initialization")))
         headers: list[Attribute] = []
         for field, outer in (("algorithm", names), ("initialization", {})):
-            if entry.HasField(field):  # type: ignore[arg-type]
+            if entry.HasField(field):
                 region, header = self._inner_graph(getattr(entry, field), outer, f"{place}.{field}")
                 made.regions.append(region)
                 headers.append(Dictionary(header))
@@ -526,7 +529,7 @@ class FunctionWriter:
                 patch = patch_of(attribute, shown)
                 if isinstance(shown, Dense):
                     name = node.output[0] if node.op_type == "Constant" and node.output else attribute.name
-                    shown = self.exporter.weights.put(shown, name)  # type: ignore[assignment]
+                    shown = self.exporter.weights.put(shown, name)
                 if shown is not None:
                     made.attributes[attribute.name] = shown
             if patch:
@@ -540,7 +543,7 @@ class FunctionWriter:
 
 
 def natural_node(made: Operation) -> onnx.NodeProto:
-    """Return the node that the name and the plain attributes of an operation give, without inputs, outputs, attributes."""
+    """Return the node that an operation gives by its name and its plain attributes; inputs and outputs are left out."""
     node = onnx.NodeProto()
     name = made.attributes.get("onnx_node_name")
     if name is not None:

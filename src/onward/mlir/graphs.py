@@ -43,7 +43,12 @@ def choose(source: serde.Source, graph: str, level: str, entry: str | None) -> C
     check_name("level", level, LEVELS)
     if entry is not None and graph not in (STEP, EVALUATE):
         raise ArgumentError(
-            Diagnostic(A101, f"the graph `{graph}` belongs to no entry", found="entry=…", needed='graph="step" or graph="evaluate"')
+            Diagnostic(
+                A101,
+                f"the graph `{graph}` belongs to no entry",
+                found="entry=…",
+                needed='graph="step" or graph="evaluate"',
+            )
         )
     if graph in (MODEL, INFERENCE):
         proto = serde.read_proto(source)
@@ -84,5 +89,5 @@ def _of_entry(program: Program, graph: str, name: str | None) -> PlainGraph | No
 def _roles(program: Program) -> dict[str, str]:
     """Return what the arguments of the program's graphs are."""
     roles = {spec.name: "input" for spec in program.inputs} | {spec.name: "target" for spec in program.targets}
-    roles |= {name: "setting" for name in program.settings} | {name: "state" for name in program.state}
-    return roles | {name: "parameter" for name in program.parameters}
+    roles |= dict.fromkeys(program.settings, "setting") | dict.fromkeys(program.state, "state")
+    return roles | dict.fromkeys(program.parameters, "parameter")

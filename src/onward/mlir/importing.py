@@ -66,7 +66,9 @@ class Importer:
         proto = onnx.ModelProto()
         about = self.module.attributes.get("onward.model")
         if about is not None:
-            apply(proto, _without(fields_of(about, "the module"), ("graph", "functions", "training_info")), "the module")
+            apply(
+                proto, _without(fields_of(about, "the module"), ("graph", "functions", "training_info")), "the module"
+            )
         main = self._main(function)
         FunctionReader(self).graph_function(main, proto)
         for made in self.module.functions():
@@ -476,7 +478,11 @@ class FunctionReader:
             refuse("an operation has another number of regions than `onward.regions` says", place=place)
         visible = {**outer, **values} if made.regions else {}
         for index, region in enumerate(made.regions):
-            header = dict(fields_of(headers[index], place)) if headers else {"name": String(usual[index].encode())}
+            header: dict[str, Attribute] = {}
+            if headers:
+                header.update(fields_of(headers[index], place))
+            else:
+                header["name"] = String(usual[index].encode())
             name = _text(header.get("attribute")) if headers else usual[index]
             many = "graphs" if _is_list(patches.get(name, {})) else "g"
             if name not in found:

@@ -12,7 +12,6 @@ from onward.mlir.syntax import (
     Array,
     Attribute,
     Dense,
-    Dialect,
     Dictionary,
     Float,
     Function,
@@ -222,9 +221,7 @@ def _numbers(data: bytes | memoryview, name: str) -> list[str]:
         return ["true" if value else "false" for value in bytes(data)]
     if float_width(name) is not None:
         size = kind.itemsize
-        return [
-            float_text(int.from_bytes(data[i : i + size], "little"), name) for i in range(0, len(data), size)
-        ]
+        return [float_text(int.from_bytes(data[i : i + size], "little"), name) for i in range(0, len(data), size)]
     if name.startswith("complex"):
         part = name[8:-1]
         half = _numbers(data, part)

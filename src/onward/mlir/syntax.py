@@ -138,9 +138,7 @@ class Resource:
     type: Tensor
 
 
-Attribute = (
-    Integer | Float | String | Array | Dictionary | Unit | TypeAttribute | Symbol | Dense | Sparse | Resource
-)
+Attribute = Integer | Float | String | Array | Dictionary | Unit | TypeAttribute | Symbol | Dense | Sparse | Resource
 UNIT = Unit()
 
 

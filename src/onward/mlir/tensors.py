@@ -34,7 +34,11 @@ def _typed(kind: ir.DataType) -> tuple[str, str]:
 def to_dense(proto: onnx.TensorProto) -> Dense | None:
     """Return the constant of a tensor; None if its data is elsewhere, or is not what its shape and type need."""
     element = element_type(proto.data_type)
-    if element is None or proto.data_location == onnx.TensorProto.EXTERNAL or any(True for _ in check_tensor(proto, "")):
+    if (
+        element is None
+        or proto.data_location == onnx.TensorProto.EXTERNAL
+        or any(True for _ in check_tensor(proto, ""))
+    ):
         return None
     kind = Tensor(tuple(proto.dims), element)
     if isinstance(element, Dialect):
@@ -61,7 +65,7 @@ def _unpacked(data: bytes, kind: ir.DataType, size: int) -> bytes:
     rows = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=size * bits).reshape(size, bits)
     values = np.packbits(rows, axis=1, bitorder="little").reshape(size)
     if kind.name.startswith("INT"):
-        values = (values << (8 - bits)).view(np.int8) >> (8 - bits)
+        return ((values << (8 - bits)).view(np.int8) >> (8 - bits)).tobytes()
     return values.tobytes()
 
 

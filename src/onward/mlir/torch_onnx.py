@@ -1,7 +1,7 @@
 """The form of ONNX that torch-mlir and IREE read, and back: `torch.operator "onnx.Add"` on `!torch.vtensor` values.
 
-It is made from the module of `exporting` and becomes such a module again. It has no names of values, no training entries
-and no model-local functions, so it is not lossless.
+It is made from the module of `exporting` and becomes such a module again. It has no names of values, no training
+entries and no model-local functions, so it is not lossless.
 """
 
 from __future__ import annotations
@@ -299,5 +299,3 @@ def _read_type(written: str) -> Type:
     elif name in ("list", "optional") and inner.count("<") < 8:
         return Dialect("onnx.Seq" if name == "list" else "onnx.Opt", (_read_type(inner),))
     refuse("ONNX has no such type", found=f"`!torch.{written[:60]}`")
-
-
