@@ -1,5 +1,5 @@
 """Write the generated texts: docs/coverage.md, docs/codes.md, docs/core_operators.md, autodiff/coverage.json, the arrow
-in CONTRIBUTING.md and the mapping of 2019 in docs/questions_2019.md.
+in CONTRIBUTING.md, the mapping of 2019 in docs/questions_2019.md and that of MLIR in docs/mlir.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail if they are not up to date
@@ -149,6 +149,13 @@ def core_page() -> str:
     return generate_core.page()
 
 
+def mlir_page() -> str:
+    """Return docs/mlir.md with the tables of the dialect."""
+    import generate_mlir
+
+    return generate_mlir.page()
+
+
 def contributing_page() -> str:
     """Return CONTRIBUTING.md with the import order of tests/contract/test_import_direction.py between its markers."""
     from contract.test_import_direction import ARROW
@@ -266,6 +273,7 @@ def main() -> int:
         ROOT / "docs/coverage.md": coverage_page(measured),
         ROOT / "docs/codes.md": codes_page(),
         ROOT / "docs/core_operators.md": core_page(),
+        ROOT / "docs/mlir.md": mlir_page(),
         ROOT / "CONTRIBUTING.md": contributing_page(),
         ROOT / "docs/questions_2019.md": questions_page(),
     }

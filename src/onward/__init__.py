@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from onward import augment as augment
     from onward import losses as losses
+    from onward import mlir as mlir
     from onward import optimizers as optimizers
     from onward import samples as samples
     from onward import schedules as schedules
@@ -83,7 +84,7 @@ _PUBLIC = {
     "to_torch": "onward.backends.torch",
     "vjp": "onward.compiler.derivatives",
 }
-_MODULES = ("augment", "losses", "optimizers", "samples", "schedules", "surgery", "testing", "train")
+_MODULES = ("augment", "losses", "mlir", "optimizers", "samples", "schedules", "surgery", "testing", "train")
 
 __all__ = ["__version__", *_MODULES, *_PUBLIC]  # names in a table, checked by the contract test
 

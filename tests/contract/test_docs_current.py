@@ -48,6 +48,12 @@ def test_the_page_of_core_operators_is_up_to_date(monkeypatch: pytest.MonkeyPatc
     assert page == (ROOT / "docs/core_operators.md").read_text("utf-8"), "run `python docs/generate.py`"
 
 
+def test_the_page_of_mlir_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = generator(monkeypatch).mlir_page()
+
+    assert page == (ROOT / "docs/mlir.md").read_text("utf-8"), "run `python docs/generate.py`"
+
+
 def test_every_decision_that_is_cited_has_a_record() -> None:
     files = [
         p for d in ("src", "tests", "docs") for p in (ROOT / d).rglob("*.*") if p.suffix in (".py", ".md", ".toml")

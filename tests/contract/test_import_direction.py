@@ -32,6 +32,7 @@ ARROW = [
     {"author"},
     {"samples"},
     {"compiler"},
+    {"mlir"},
     {"backends"},
     {"frontends"},
     {"train"},

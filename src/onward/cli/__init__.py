@@ -47,6 +47,14 @@ COMMANDS = {
         "onward.cli.compile:compile_command",
         "Compile a training model to plain ONNX graphs that any runtime can train with.",
     ),
+    "export": (
+        "onward.cli.export:export",
+        "Write a model as MLIR text, for onnx-mlir, IREE and other compilers; `onward import` reads it back.",
+    ),
+    "import": (
+        "onward.cli.import_:import_command",
+        "Read an MLIR text of `onward export`, onnx-mlir or IREE's importer, and write it as an ONNX model.",
+    ),
     "train": (
         "onward.cli.train:train",
         "Train a model. A plain inference model is made trainable first; what is chosen for it is printed.",

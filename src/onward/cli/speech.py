@@ -17,7 +17,9 @@ from onward.errors import Diagnostic
 OPTIONS = {
     "output": "--on",
     "outputs": "--on",
+    "dialect": "--mlir",
     "kind": "--as",
+    "level": "--mlir-level",
     "path": "--output",
     "phases": "--phase",
     "columns": "--column",
