@@ -64,7 +64,7 @@ def _tables() -> list[str]:
         "|---|---|",
         *(f"| {', '.join(f'`{n}`' for n in names.split(', '))} | {says} |" for names, says in attributes),
         "",
-        f"Levels: {len(CORE)} operators of ai.onnx are `core`, {len(table().keys() - CORE.keys())} are a `function` of core operators, and",
+        f"Levels: {len(CORE)} operators of ai.onnx are `core`, {functions} are a `function` of core operators, and",
         "what is left is `other`: operators that cannot be decomposed, those of other domains, `Gradient` and the",
         "optimizers. A model-local function has the level of its body.",
     ]

@@ -334,7 +334,7 @@ def _prepare(model: serde.Source, entry: str, dequantize: bool) -> tuple[Trainin
     """Return a copy of the model in inference mode, whose weights no function hides, and the file that it is of."""
     source = serde.load(model)
     work = _copy(source, entry, dequantize)
-    origin = Origin.of(source, work)
+    origin = None if dequantize else Origin.of(source, work)  # who asks for floats gets floats
     inline_hiding_functions(work.ir)
     to_inference_mode(work.graph)
     return work, origin

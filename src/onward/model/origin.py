@@ -71,6 +71,9 @@ class Origin:
         """Write the note into `model`, if it has another operator set than the file, and nothing else is different."""
         if model.opset == self.file.opset or _fingerprint(model.graph, self.shared) != self.fingerprint:
             return
+        trained = {name for entry in model.entries for name in entry.update_binding}
+        if any(name not in self.shared for name in trained if name in model.graph.initializers):
+            return  # the file has no place for what training changes
         proto, stash = to_light(self.file)
         left = 0
         for name, tensor in _tensors(proto.graph):
