@@ -32,6 +32,7 @@ def _tables() -> list[str]:
         f"{op} {', '.join(f'`{op}{chr(86) + str(v) if i else str()}` ({v})' for i, v in enumerate(versions))}"
         for op, versions in dialect.VERSIONS.items()
     ]
+    functions = len(table().keys() - CORE.keys())
     regions = [f"{op} ({', '.join(f'`{r}`' for r in names)})" for op, names in dialect.REGIONS.items()]
     return [
         "| in ONNX | in the dialect `onnx` |",
@@ -64,7 +65,7 @@ def _tables() -> list[str]:
         "|---|---|",
         *(f"| {', '.join(f'`{n}`' for n in names.split(', '))} | {says} |" for names, says in attributes),
         "",
-        f"Levels: {len(CORE)} operators of ai.onnx are `core`, {len(table().keys() - CORE.keys())} are a `function` of core operators, and",
+        f"Levels: {len(CORE)} operators of ai.onnx are `core`, {functions} are a `function` of core operators, and",
         "what is left is `other`: operators that cannot be decomposed, those of other domains, `Gradient` and the",
         "optimizers. A model-local function has the level of its body.",
     ]
