@@ -32,6 +32,7 @@ def _tables() -> list[str]:
         f"{op} {', '.join(f'`{op}{chr(86) + str(v) if i else str()}` ({v})' for i, v in enumerate(versions))}"
         for op, versions in dialect.VERSIONS.items()
     ]
+    functions = len(table().keys() - CORE.keys())
     regions = [f"{op} ({', '.join(f'`{r}`' for r in names)})" for op, names in dialect.REGIONS.items()]
     return [
         "| in ONNX | in the dialect `onnx` |",

@@ -103,6 +103,7 @@ def test_the_examples_run(command: str, commands: dict, tmp_path, monkeypatch: p
     run = CliRunner()
     ready = ["make-trainable net.onnx --loss cross_entropy --set ema=0.9 -o net.train.onnx"]
     ready += ["train net.train.onnx --data digits.npz --checkpoint run/ --quiet"] * (command == "evaluate")
+    ready += ["export net.train.onnx --mlir onnx -o net.mlir"] * (command == "import")
     for line in ready:
         assert run.invoke(build_app(), shlex.split(line), catch_exceptions=False).exit_code == 0
 

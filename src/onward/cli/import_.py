@@ -22,7 +22,7 @@ def import_command(
 
     Examples:
         onward import net.mlir -o net.train.onnx
-        onward import tests.mlir --function test_add -o add.onnx
+        onward import net.mlir --function main_graph -o net.train.onnx
     """
     from onward import mlir
     from onward.cli.console import stdout_console

@@ -35,8 +35,8 @@ def integer_width(name: str) -> tuple[int, bool] | None:
 def storage(name: str) -> np.dtype[Any] | None:
     """Return the little-endian numpy type that holds one element; None if there is none.
 
-    >>> storage("f32"), storage("i4"), storage("si64")
-    (dtype('float32'), dtype('int8'), dtype('int64'))
+    >>> [storage(name).name for name in ("f32", "i4", "si64", "bf16")]
+    ['float32', 'int8', 'int64', 'bfloat16']
     """
     if name == "index":
         return np.dtype("<i8")
