@@ -34,6 +34,7 @@ def _tables() -> list[str]:
     ]
     functions = len(table().keys() - CORE.keys())
     regions = [f"{op} ({', '.join(f'`{r}`' for r in names)})" for op, names in dialect.REGIONS.items()]
+    functions = len(table().keys() - CORE.keys())
     return [
         "| in ONNX | in the dialect `onnx` |",
         "|---|---|",
