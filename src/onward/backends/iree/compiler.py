@@ -134,7 +134,7 @@ def _run(command: list[str], place: str, limits: Limits) -> None:
                 B502,
                 f"IREE's compiler did not finish within {limits.seconds:g} seconds",
                 place=place,
-                hint="give it more time (seconds=…), or a smaller model; another backend needs no compiler",
+                hint="raise the limit `seconds`, or take a smaller model; another backend needs no compiler",
             )
         ) from error
     finally:
@@ -160,7 +160,7 @@ def _problem(code: int, said: str, place: str, limits: Limits) -> Diagnostic:
             B502,
             f"IREE's compiler needs more than {limits.gigabytes:g} GB of memory",
             place=place,
-            hint="give it more memory (gigabytes=…), or a smaller model; another backend needs no compiler",
+            hint="raise the limit `gigabytes`, or take a smaller model; another backend needs no compiler",
         )
     if _ILLEGAL in said:
         names = sorted(

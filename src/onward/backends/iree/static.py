@@ -87,13 +87,13 @@ def static_program(program: Program, batch: int | None, sizes: Mapping[str, int]
             Diagnostic(
                 A101,
                 "the model takes batches of any size, and a native program is for one",
-                hint="pass --batch N, the number of samples in a batch",
+                hint="pass batch=…, the number of samples in a batch",
             )
         )
     named = {d: n for d, n in sizes.items() if d in free - first}
     problems += [
         Diagnostic(
-            A101, f"no free size is called `{d}`", place="--size", found=", ".join(sorted(map(str, free - first)))
+            A101, f"no free size is called `{d}`", place="sizes=", found=", ".join(sorted(map(str, free - first)))
         )
         for d in sizes
         if d not in named
@@ -101,13 +101,15 @@ def static_program(program: Program, batch: int | None, sizes: Mapping[str, int]
     for spec in specs:
         missing = [d for d in spec.shape if not isinstance(d, int) and d not in first and d not in named]
         if missing:
-            hint = " ".join(f"--size {d}=N" for d in missing if d) if all(missing) else ""
+            names = ", ".join(f"`{d}`" for d in missing) if all(missing) else ""
             problems.append(
                 Diagnostic(
                     A101,
                     f"`{spec.name}` has free sizes",
                     found=str([d or "?" for d in spec.shape]),
-                    hint=f"pass {hint}" if hint else "fix the sizes in the model: one of them has no name",
+                    hint=f"pass sizes=… with a number for {names}"
+                    if names
+                    else "fix the sizes in the model: one of them has no name",
                 )
             )
     if (batch is not None and batch < 1) or any(n < 1 for n in sizes.values()):
@@ -205,7 +207,8 @@ def _value(
         onnx.helper.make_graph([node], "node", inputs, [onnx.ValueInfoProto(name=node.output[0])]),
         opset_imports=model.opset_import,
     )
-    return np.asarray(ReferenceEvaluator(alone).run(None, {n: known[n] for n in names})[0])
+    results: list[Any] = list(ReferenceEvaluator(alone).run(None, {n: known[n] for n in names}))
+    return np.asarray(results[0])
 
 
 def _constant(node: onnx.NodeProto) -> np.ndarray | None:
