@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
-from models import dropout_network, perceptron
 from onnx import numpy_helper, parser
 
 import onward
+from models import dropout_network, perceptron
 from onward.samples import build
 
 
@@ -105,8 +105,6 @@ def batches(trainer: onward.Trainer, count: int, rows: int = 8, seed: int = 0) -
         for spec in (*trainer.program.inputs, *trainer.program.targets):
             shape = [d if isinstance(d, int) else rows for d in spec.shape]
             whole = spec.dtype == "int64"
-            made[spec.name] = (
-                rng.integers(0, 3, shape) if whole else rng.standard_normal(shape).astype(spec.dtype)
-            )
+            made[spec.name] = rng.integers(0, 3, shape) if whole else rng.standard_normal(shape).astype(spec.dtype)
         found.append(made)
     return found

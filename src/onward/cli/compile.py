@@ -142,7 +142,7 @@ def compile_command(
         )
         return
     taken = sum(v.nbytes for v in program.state.values())
-    state = f"state: {counted(len(program.state), 'tensor')}, {counted(taken, "byte")}"
+    state = f"state: {counted(len(program.state), 'tensor')}, {counted(taken, 'byte')}"
     line = f"profile: {program.profile}; {state}"
     console.print(f"{line}; see {output}/README.md for the loop" if output else line)
 

@@ -150,10 +150,9 @@ def read_program(directory: str | os.PathLike[str]) -> Program:
             if hashlib.sha256(data).hexdigest() != graph["sha256"]:
                 raise _damaged(folder, f"`{graph['file']}` was changed after compiling")
             graphs[role] = data
-        for graph in manifest.get("native", {}).get("graphs", {}).values():
-            for file, digest in graph["files"].items():
-                if hashlib.sha256((folder / _plain_name(folder, file)).read_bytes()).hexdigest() != digest:
-                    raise _damaged(folder, f"`{file}` was changed after compiling")
+        for file, digest in _native_files(manifest).items():
+            if hashlib.sha256((folder / _plain_name(folder, file)).read_bytes()).hexdigest() != digest:
+                raise _damaged(folder, f"`{file}` was changed after compiling")
         state, _ = read_tensor_file(folder / "state.safetensors")
         return dataclasses.replace(_program(manifest, graphs, state), self_test=_read_self_test(folder, manifest))
     except OSError as error:
@@ -162,6 +161,15 @@ def read_program(directory: str | os.PathLike[str]) -> Program:
         if isinstance(error, ModelError):
             raise
         raise _damaged(folder, str(error)) from error
+
+
+def _native_files(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files that belong to the binaries of a native program, each with its sha256."""
+    native = manifest.get("native")
+    if native is None:
+        return {}
+    files = {file: digest for graph in native["graphs"].values() for file, digest in graph["files"].items()}
+    return {**files, native["arguments"]["file"]: native["arguments"]["sha256"]}
 
 
 def _read_self_test(folder: Path, manifest: Mapping[str, Any]) -> SelfTest | None:

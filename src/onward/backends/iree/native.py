@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 import os
 import shlex
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onward.backends.iree.compiler import FUNCTION, Binary, Limits, compile_cached, version
 from onward.backends.iree.session import refused
@@ -28,8 +30,11 @@ from onward.compiler.program import PlainGraph, Program
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic
 from onward.graph import shapes
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP
+from onward.storage.tensor_file import tensor_file_chunks
 
 B501 = "B501"
+
+ARGUMENTS = "arguments.txt"
 
 _KINDS = ("step", "evaluate", "infer", "initialize", "rate")
 _ALLOCATED = 2  # the flag of a section of an ELF file that takes memory when the program runs
@@ -108,7 +113,7 @@ def write_native(
         static,
         directory,
         self_test=False if test is None else test.batch,
-        native=(dict(_files(made)), _described(made, chosen, target, compared)),
+        native=_parts(static, made, chosen, target, compared),
     )
     return Native(tuple(made), compared)
 
@@ -130,6 +135,62 @@ def _files(made: Sequence[Compiled]) -> Iterator[tuple[str, bytes]]:
             yield Path(each.file).with_suffix(ending).name, content
 
 
+def _parts(
+    program: Program,
+    made: Sequence[Compiled],
+    chosen: Mapping[str, tuple[str, PlainGraph]],
+    target: Target,
+    compared: int,
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return the files of the binaries, and what the manifest says of them."""
+    files, manifest = dict(_files(made)), _described(made, chosen, target, compared)
+    text = "".join(f"{line}\n" for line in _arguments(program, made, chosen)).encode()
+    files[ARGUMENTS] = text
+    manifest["arguments"] = {"file": ARGUMENTS, "sha256": hashlib.sha256(text).hexdigest()}
+    return files, manifest
+
+
+def _arguments(
+    program: Program, made: Sequence[Compiled], chosen: Mapping[str, tuple[str, PlainGraph]]
+) -> Iterator[str]:
+    """Yield the arguments of the functions, one a line, for programs that read no JSON.
+
+    function, `input` or `output`, role, element type, shape, where, name. Where: of a state that goes in, its first
+    byte in state.safetensors; of a state that comes out, the number of the input that it replaces, or - if it is none;
+    of a setting, its default.
+    """
+    content = b"".join(bytes(c) for c in tensor_file_chunks(program.state, {}))
+    length = 8 + int.from_bytes(content[:8], "little")
+    starts = {n: length + t["data_offsets"][0] for n, t in json.loads(content[8:length]).items() if n != "__metadata__"}
+    targets = {s.name for s in program.targets}
+    losses = {e.loss for e in program.entries.values()}
+    for each, (_, graph) in zip(made, chosen.values(), strict=True):
+        function, numbers = _function(each), {n: k for k, n in enumerate(graph.input_names)}
+        for value in graph.model.graph.inputs:
+            name, where = value.name or "", "-"
+            role = "target" if name in targets else "data"
+            if name in program.settings:
+                role, where = "setting", ",".join(map(str, np.ravel(program.settings[name]).tolist()))
+            elif name in program.state:
+                role, where = "state", str(starts[name])
+            yield f"{function} input {role} {_shaped(value)} {where} {name}"
+        for value in graph.model.graph.outputs:
+            name, where = value.name or "", "-"
+            role = "loss" if name in losses else "output"
+            if name in graph.replaces:
+                role, where = "state", str(numbers.get(graph.replaces[name], "-"))
+            yield f"{function} output {role} {_shaped(value)} {where} {name}"
+
+
+def _shaped(value: ir.Value) -> str:
+    assert value.dtype is not None
+    return f"{value.dtype.numpy()} {','.join(map(str, shapes.static_shape(value) or ())) or 'scalar'}"
+
+
+def _function(compiled: Compiled) -> str:
+    return f"{Path(compiled.file).stem.replace('-', '_')}.{FUNCTION}"
+
+
 def _described(
     made: Sequence[Compiled], chosen: Mapping[str, tuple[str, PlainGraph]], target: Target, compared: int
 ) -> dict[str, Any]:
@@ -139,7 +200,7 @@ def _described(
         files = dict(_files([each]))
         graphs[each.role] = {
             "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
-            "function": f"{Path(each.file).stem.replace('-', '_')}.{FUNCTION}",
+            "function": _function(each),
             "inputs": list(graph.input_names),
             "outputs": list(graph.output_names),
             "code_bytes": each.code,
