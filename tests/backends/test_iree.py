@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,8 +67,10 @@ def masked() -> onward.TrainingModel:
 def test_dropout_masks_are_bit_equal_to_those_of_onnxruntime():
     ours, theirs = onward.Trainer(masked(), backend="iree", threads=1), onward.Trainer(masked())
 
+    kept = next(name for name, of in ours.program.first.step.stands_for.items() if of == "kept")
+
     for batch in batches(ours, 5):
-        found, needed = ours.step(batch)["kept"], theirs.step(batch)["kept"]
+        found, needed = ours.step(batch)[kept], theirs.step(batch)[kept]
 
         np.testing.assert_array_equal(found, needed)
         assert 0.2 < (found == 0).mean() < 0.6
@@ -114,7 +116,7 @@ def mutants(model: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
 
 def test_a_wrong_binary_is_never_used(monkeypatch):
     trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
-    (batch,) = batches(trainer, 1, rows=4)
+    (batch,) = batches(trainer, 1)
     before = bytes_of(trainer)
     graph = trainer.program.first.step
     sizes = {n: np.shape(v) for n, v in {**trainer.state, **batch}.items()}
@@ -154,11 +156,11 @@ def test_a_wrong_operator_is_named(monkeypatch):
     monkeypatch.setattr(trainer.session, "_compile", lies)
     monkeypatch.setattr(session, "compile_model", lies)
     with pytest.raises(BackendError, match="the first wrong result is `.*` of Sub"):
-        trainer.step(batches(trainer, 1, rows=4)[0])
+        trainer.step(batches(trainer, 1)[0])
 
 
 @pytest.mark.parametrize(
-    ("limits", "message"), [({"seconds": 0.05}, "did not finish within"), ({"gigabytes": 0.02}, "GB of memory")]
+    ("limits", "message"), [({"seconds": 0.05}, "did not finish within"), ({"gigabytes": 0.08}, "GB of memory")]
 )
 def test_a_compiler_over_its_limits_leaves_the_trainer_alive(limits, message):
     trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1, cache=False, **limits)
@@ -272,5 +274,7 @@ def test_onnx_interface_runs_a_node_and_skips_what_iree_lacks():
 
 
 def test_importing_onward_imports_no_iree():
-    done = os.popen(f"{sys.executable} -c \"import onward, sys; print([m for m in sys.modules if m[:4] == 'iree'])\"")
-    assert done.read().strip() == "[]"
+    text = "import onward, sys; print([m for m in sys.modules if m.startswith('iree')])"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"

@@ -16,6 +16,10 @@ IMPORT_FAILED = 64
 
 def main(model: str, name: str, limit: str, text: str, *command: str) -> None:
     """Import, then become the compiler."""
+    import onnx
+    from iree.compiler.extras import onnx_importer
+    from iree.compiler.ir import Context, StringAttr
+
     with contextlib.suppress(ImportError):  # Windows has no such limits
         import resource
 
@@ -23,10 +27,6 @@ def main(model: str, name: str, limit: str, text: str, *command: str) -> None:
         wanted = int(limit) if hard == resource.RLIM_INFINITY else min(int(limit), hard)
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no file behind
-    import onnx
-    from iree.compiler.extras import onnx_importer
-    from iree.compiler.ir import Context, StringAttr
-
     info = onnx_importer.ModelInfo(onnx.load(model))
     context = Context()
     module = info.create_module(context=context).operation

@@ -33,6 +33,7 @@ FUNCTION = "run"
 _START = "import sys, runpy; sys.path[:1] = filter(None, sys.path[:1]); sys.argv[:1] = []; runpy.run_path(sys.argv[0], run_name='__main__')"  # noqa: E501
 _OPERATOR = re.compile(r'"?onnx\.(\w+)"?')
 _ILLEGAL = "failed to legalize operation 'torch.operator'"
+_NO_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|memory allocation|cannot allocate|failed to map")
 _SHOWN = 400
 
 
@@ -108,7 +109,8 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
         compiler = [find_tool("iree-compile"), files[".mlir"], *flags, "-o", files[".vmfb"]]
         start = [sys.executable, "-c", _START, str(child.__file__), files[".onnx"], name, limit, files[".mlir"]]
         _run([*start, *compiler], place, limits)
-        parts = {part: Path(files[part]).read_bytes() for part in (".o", ".h")} if target.library else {}
+        made = [part for part in (".o", ".h") if Path(files[part]).exists()]  # none where there is nothing to compute
+        parts = {part: Path(files[part]).read_bytes() for part in made}
         told = json.loads(Path(files[".json"]).read_text())
         scratch = int(told["stream-aggregate"]["execution"]["transient-memory-size"])
         code = Path(files[".vmfb"]).read_bytes()
@@ -155,7 +157,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _problem(code: int, said: str, place: str, limits: Limits) -> Diagnostic:
     errors = [line.partition("error:")[2].strip() for line in said.splitlines() if "error:" in line]
-    if "out of memory" in said or "bad_alloc" in said or "MemoryError" in said:
+    if _NO_MEMORY.search(said):
         return Diagnostic(
             B502,
             f"IREE's compiler needs more than {limits.gigabytes:g} GB of memory",
@@ -177,7 +179,7 @@ def _problem(code: int, said: str, place: str, limits: Limits) -> Diagnostic:
             f"IREE's compiler crashed ({_signal(code)})",
             place=place,
             found=(errors or [line for line in said.strip().splitlines()[:3] if line] or ["no message"])[0][:_SHOWN],
-            hint=_OTHERWISE,
+            hint=f"{_OTHERWISE}; it had {limits.gigabytes:g} GB of memory (the limit `gigabytes`)",
         )
     first = errors[0] if errors else said.strip()[-_SHOWN:] or f"exit code {code}"
     return Diagnostic(B500, f"IREE cannot compile the graph: {first[:_SHOWN]}", place=place, hint=_OTHERWISE)

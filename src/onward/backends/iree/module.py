@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import iree.runtime as rt
 import numpy as np
@@ -15,9 +18,30 @@ from onward.errors import A101, ArgumentError, BackendError, Diagnostic
 
 B501 = "B501"
 
-_FLAGS = threading.Lock()  # the number of workers is a flag of the process, read when a device is made
+_LOCK = threading.Lock()
+_CONFIGS: dict[int, Any] = {}
+_OPEN: weakref.WeakSet[Closes] = weakref.WeakSet()
 # What IREE's runtime raises: its own failures are RuntimeError or ValueError, by their status.
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, MemoryError, OSError)
+
+
+class Closes(Protocol):
+    """Something that holds what belongs to IREE, and can let go of it."""
+
+    def close(self) -> None:
+        """Let go of all modules and arrays."""
+
+
+def close_at_exit(holder: Closes) -> None:
+    """Close `holder` before Python ends: IREE crashes where its objects are collected among the last."""
+    _OPEN.add(holder)
+
+
+@atexit.register
+def _close_all() -> None:
+    for holder in list(_OPEN):
+        holder.close()
+    gc.collect()
 
 
 class Device:
@@ -27,13 +51,10 @@ class Device:
         self.threads = threads or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(2))
         if self.threads < 1:
             raise ArgumentError(Diagnostic(A101, f"{threads} threads cannot run anything", needed="1 or more"))
-        with _FLAGS:
-            if self.threads == 1:
-                device = rt.get_driver("local-sync").create_default_device()
-            else:
-                rt.flags.parse_flags(f"--task_topology_max_group_count={self.threads}")
-                device = rt.get_driver("local-task").create_default_device()
-        self.config = rt.Config(device=device)
+        with _LOCK:
+            if self.threads not in _CONFIGS:
+                _CONFIGS[self.threads] = rt.Config(device=_new_device(self.threads))
+            self.config = _CONFIGS[self.threads]
 
     def put(self, value: np.ndarray) -> Any:
         """Return an array of the device with a copy of `value`."""
@@ -41,11 +62,20 @@ class Device:
         return rt.asdevicearray(self.config.device, array.reshape(np.shape(value)))
 
 
+def _new_device(threads: int) -> Any:
+    if threads == 1:
+        return rt.get_driver("local-sync").create_default_device()
+    rt.flags.parse_flags(f"--task_topology_max_group_count={threads}")  # read when a device is made
+    return rt.get_driver("local-task").create_default_device()
+
+
 class Module:
     """One function of a compiled module. Arguments are arrays of numpy or of the device; results are of the device."""
 
     def __init__(self, code: bytes, device: Device, place: str) -> None:
         self._place = place
+        self._call: Any = None
+        close_at_exit(self)
         try:
             context = rt.SystemContext(config=device.config)
             module = rt.VmModule.copy_buffer(context.instance, code)
@@ -76,6 +106,9 @@ class Module:
         if results is None:
             return []
         return list(results) if isinstance(results, tuple) else [results]
+
+    def close(self) -> None:
+        self._call = None
 
 
 def to_numpy(value: Any) -> np.ndarray:

@@ -123,7 +123,7 @@ def _compiled(file: str, role: str, graph: PlainGraph, target: Target, limits: L
     binary = compile_cached(graph.proto(), name, f"the {graph.name} graph", target, limits)
     values = (*graph.model.graph.inputs, *graph.model.graph.outputs)
     size = sum(math.prod(shapes.static_shape(v) or ()) * (v.dtype.itemsize if v.dtype else 0) for v in values)
-    code = allocated_bytes(binary.parts[".o"]) if target.library else len(binary.code)
+    code = len(binary.code) if not target.library else allocated_bytes(binary.parts[".o"]) if binary.parts else 0
     ending = ".c" if target.library else ".vmfb"
     return Compiled(role, file.replace(".onnx", ending), binary, code, math.ceil(size) + binary.scratch)
 

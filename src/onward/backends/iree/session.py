@@ -12,7 +12,7 @@ import onnx
 from onward.backends import state as states
 from onward.backends.base import Session
 from onward.backends.iree.compiler import B503, Limits, compile_cached, compile_model, version
-from onward.backends.iree.module import Device, Module, to_numpy
+from onward.backends.iree.module import Device, Module, close_at_exit, to_numpy
 from onward.backends.iree.static import B504, static_model
 from onward.backends.iree.targets import EXACT, HOST, this_processor
 from onward.backends.iree.verify import check_graph
@@ -60,6 +60,12 @@ class IreeSession(Session):
         self._kinds = {g: {v.name or "": v for v in g.model.graph.inputs} for g in program.graphs()}
         self._modules: dict[PlainGraph, dict[Sizes, Module]] = {}
         self._state = {name: self._device.put(value) for name, value in program.state.items()}
+        close_at_exit(self)
+
+    def close(self) -> None:
+        """Let go of all modules and arrays."""
+        self._modules.clear()
+        self._state.clear()
 
     @property
     def verifies(self) -> bool:
