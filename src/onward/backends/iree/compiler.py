@@ -31,7 +31,7 @@ FUNCTION = "run"
 """The name of the function in every module."""
 
 _START = "import sys, runpy; sys.path[:1] = filter(None, sys.path[:1]); sys.argv[:1] = []; runpy.run_path(sys.argv[0], run_name='__main__')"  # noqa: E501
-_OPERATOR = re.compile(r'"?onnx\.(\w+)"?')
+_OPERATOR = re.compile(r'"onnx\.([A-Z]\w*)"')
 _ILLEGAL = "failed to legalize operation 'torch.operator'"
 _NO_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|memory allocation|cannot allocate|failed to map")
 _SHOWN = 400

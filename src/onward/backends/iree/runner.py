@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onward.backends.iree.compiler import B500, B503, Limits, compile_model, version
+from onward.backends.iree.compiler import B503, Limits, compile_model
 from onward.backends.iree.module import Device, Module, to_numpy
 from onward.backends.iree.session import refused
 from onward.backends.iree.static import settle
@@ -54,6 +54,8 @@ class Runner:
         defaults = {t.name for t in model.graph.initializer}
         fed = [v for v in model.graph.input if v.name in given or v.name not in defaults]
         frozen = {v.name for v in fed if given[v.name].dtype.kind in "iub" and given[v.name].ndim <= 1}
+        if len(frozen) == len(fed):  # then they are what it computes with
+            frozen = set()
         kept = [v for v in fed if v.name not in frozen]
         initializers = [t for t in model.graph.initializer if t.name not in given]
         initializers += [onnx.numpy_helper.from_array(given[n], n) for n in frozen]
@@ -63,8 +65,6 @@ class Runner:
         for field, values in ((model.graph.initializer, initializers), (model.graph.input, inputs)):
             del field[:]
             field.extend(values)
-        if not inputs:
-            raise BackendError(Diagnostic(B500, f"IREE {version()} has nothing to compute: all inputs are constants"))
         settled = settle(model, "model")
         problems = refused(PlainGraph("model", serde.from_proto(settled).ir))
         if problems:

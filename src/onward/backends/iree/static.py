@@ -49,6 +49,9 @@ def settle(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
         BackendError: the size of an output depends on data.
     """
     del model.graph.value_info[:]
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            _as_tensor(node.attribute[0])
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     for _ in range(_ROUNDS):
@@ -215,9 +218,15 @@ def _constant(node: onnx.NodeProto) -> np.ndarray | None:
     attribute = node.attribute[0]
     if attribute.name == "value" and _is_small_whole(attribute.t):
         return onnx.numpy_helper.to_array(attribute.t)
-    if attribute.name in ("value_int", "value_ints"):
-        return np.array(onnx.helper.get_attribute_value(attribute), np.int64)
     return None
+
+
+def _as_tensor(attribute: onnx.AttributeProto) -> None:
+    """Write the numbers of a Constant as a tensor: IREE's importer does not know all other forms."""
+    kinds = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+    if attribute.name in kinds:
+        array = np.array(onnx.helper.get_attribute_value(attribute), kinds[attribute.name])
+        attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(array)))
 
 
 def _is_small_whole(tensor: onnx.TensorProto) -> bool:
