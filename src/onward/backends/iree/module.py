@@ -111,9 +111,12 @@ class Module:
         self._call = None
 
 
-def to_numpy(value: Any) -> np.ndarray:
-    """Return a copy of an array of the device."""
-    return np.array(value.to_host())
+def to_numpy(value: Any, kind: np.dtype[Any] | None = None) -> np.ndarray:
+    """Return a copy of an array of the device, with the element type `kind`: IREE's integers have no sign."""
+    array = np.array(value.to_host())
+    if kind is not None and kind.kind == "u" and array.dtype.kind == "i" and array.itemsize == kind.itemsize:
+        return array.view(kind)
+    return array
 
 
 def _first_line(error: BaseException) -> str:

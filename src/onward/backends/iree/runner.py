@@ -71,7 +71,9 @@ class Runner:
             raise BackendError(problems)
         binary = compile_model(settled, "model", "the model", find_target("iree"), _LIMITS)
         module = Module(binary.code, self._device, "the model")
-        return [to_numpy(v) for v in module([given[v.name] for v in kept])]
+        kinds = [onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in settled.graph.output]
+        results = module([given[v.name] for v in kept])
+        return [to_numpy(v, kind) for v, kind in zip(results, kinds, strict=True)]
 
 
 def _is_tensor(value: onnx.ValueInfoProto) -> bool:

@@ -75,15 +75,15 @@ class IreeSession(Session):
         outputs: dict[str, np.ndarray] = {}
         for graph in (e.step for e in states.chosen_entries(self.program, entry)):
             results = self._run(graph, feeds)
-            outputs.update({o: to_numpy(results[o]) for o in graph.outputs})
+            outputs.update(_arrays(graph, {o: results[o] for o in graph.outputs}))
             self._state.update({state: results[output] for output, state in graph.replaces.items()})
         return outputs
 
     def run_graph(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: to_numpy(value) for name, value in self._run(graph, feeds).items()}
+        return _arrays(graph, self._run(graph, feeds))
 
     def get_state(self) -> dict[str, np.ndarray]:
-        return {name: to_numpy(value) for name, value in self._state.items()}
+        return {name: to_numpy(value, self.program.state[name].dtype) for name, value in self._state.items()}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         self._state.update({n: self._device.put(v) for n, v in states.checked(self.program, state).items()})
@@ -116,10 +116,10 @@ class IreeSession(Session):
         module = Module(code, self._device, place)
         results = dict(zip(graph.output_names, module(list(values.values())), strict=True))
         if self._verify:
-            arrays = {n: v if isinstance(v, np.ndarray) else to_numpy(v) for n, v in values.items()}
+            state = self.program.state
+            arrays = {n: v if isinstance(v, np.ndarray) else to_numpy(v, state[n].dtype) for n, v in values.items()}
             fixed = {*self.program.settings, *(s.name for s in self.program.targets)}
-            found = {n: to_numpy(v) for n, v in results.items()}
-            check_graph(graph, model, arrays, fixed, found, self._again)
+            check_graph(graph, model, arrays, fixed, _arrays(graph, results), self._again)
         modules[sizes] = module
         return results
 
@@ -151,6 +151,12 @@ class IreeSession(Session):
                 )
             )
         return array
+
+
+def _arrays(graph: PlainGraph, results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return outputs of a graph as arrays of numpy."""
+    kinds = {v.name: v.dtype.numpy() for v in graph.model.graph.outputs if v.dtype is not None}
+    return {name: to_numpy(value, kinds.get(name)) for name, value in results.items()}
 
 
 def refused(graph: PlainGraph) -> list[Diagnostic]:
