@@ -146,6 +146,12 @@ def torch_module() -> Names:
     return {"module": module, "optimizer": optimizer, "x": torch.randn(8, 4), "t": torch.randint(0, 3, (8,))}
 
 
+def native() -> Names:
+    """Return a batch for the sample `linear`, where IREE is installed."""
+    pytest.importorskip("iree.compiler")
+    return {"onward": onward, "x": floats(4, 1)}
+
+
 def jax_functions() -> Names:
     """Return a loss function, a prediction, parameters, an optimizer with its state, and a batch, in JAX."""
     pytest.importorskip("jax")

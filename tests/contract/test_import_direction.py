@@ -50,6 +50,7 @@ FRAMEWORKS = {
     "jax": ("backends/jax", "frontends/jax", "frontends/jaxpr", "frontends/keras"),
     "keras": ("backends/keras", "frontends/keras", "frontends/tensorflow", "registration.py"),
     "optax": ("frontends/jax",),
+    "iree": ("backends/iree",),
     "onnxruntime": ("backends/onnxruntime", "runtime.py"),
     "numba": ("backends/onnxruntime",),
     "pandas": ("train/data",),

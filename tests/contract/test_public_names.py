@@ -45,7 +45,7 @@ def test_importing_onward_loads_no_framework() -> None:
         "import sys, onward, onward.cli; onward.make_trainable; onward.Trainer; onward.gradient;"
         "onward.cli.build_app();"
         "frameworks = ('torch', 'tensorflow', 'jax', 'keras', 'sklearn', 'pandas', 'numba', 'matplotlib', 'PIL',"
-        "              'onnxscript');"
+        "              'onnxscript', 'iree');"
         "print([m for m in frameworks if m in sys.modules])"
     )
 

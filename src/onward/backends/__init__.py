@@ -51,6 +51,16 @@ def _tensorflow(program: Program, **options: Any) -> Session:
     return make_session(TensorFlowSession, "tensorflow", program, options)
 
 
+def _iree(program: Program, **options: Any) -> Session:
+    from onward.backends.iree import installed_iree
+
+    versions.check(installed_iree("the iree backend"))
+    from onward.backends.iree.session import IreeSession
+
+    return make_session(IreeSession, "iree", program, options)
+
+
+register_backend("iree", _iree, profile="portable")
 register_backend("tensorflow", _tensorflow, split=True)
 register_backend("torch", _torch, split=True)
 register_backend("jax", _jax, split=True)

@@ -50,6 +50,11 @@ class Session(abc.ABC):
         """Whether the self-tests of programs are made with this very runtime, so that they prove nothing about it."""
         return False
 
+    @property
+    def verifies(self) -> bool:
+        """Whether it compares every graph with ONNX Runtime's CPU kernels itself, before it uses a result."""
+        return False
+
     def whole_batch(self, feeds: Feeds) -> Outputs:
         """Return the batch of all processes, which must call this together."""
         return dict(feeds)

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from onward.backends.base import Session
 
 # No operator, no element type, no gradient: what a backend says it does not have.
-_ABSENT = frozenset({"B300", "B302", "D201", "D202", "D203"})
+_ABSENT = frozenset({"B300", "B302", "B503", "D201", "D202", "D203"})
 # What a runtime says where it has no kernel for an operator or an element type.
-_FAILED = frozenset({"B200", "B201", "B301"})
+_FAILED = frozenset({"B200", "B201", "B301", "B500"})
 _NO_KERNEL = re.compile(
     r"NOT_IMPLEMENTED|not implemented for|is not implemented|No Op registered|NotImplementedError|has no strings"
     r"|not (?:yet )?supported|[Uu]nsupported (?:data ?type|dtype|type)|Type 'tensor\(\w+\)' of input parameter"
     r"|Could not find device for node|does not support|unknown initializer data type"
     r"|Unrecognized (?:data type|attribute)|\*guarantees\* support for models stamped"
     r"|Unsupported model IR version|No corresponding Numpy type|is not a registered function/op"
+    r"|Unknown ONNX tensor element type"
     r"|Value for attr '\w+' of \w+ is not in the list of allowed values"
 )
 

@@ -30,7 +30,7 @@ def open_tested(program: Program, backend: str, wanted: bool | None, **options: 
         program = dataclasses.replace(program, self_test=make_self_test(program))
     session = open_session(program, backend, **options)
     alone = session.processes == 1  # several processes share the batch, and a loss may be their mean
-    if wanted or (wanted is None and alone and not session.makes_self_tests):
+    if wanted or (wanted is None and alone and not session.makes_self_tests and not session.verifies):
         run_self_test(program, backend, **options)
     return program, session
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +45,37 @@ def compile_command(
         Option("--self-test", metavar="FILE", help="Data for the self-test (default: made up).", show_default=False),
     ] = None,
     no_self_test: Annotated[bool, Option("--no-self-test", help="Leave the self-test out.")] = False,
+    target: Annotated[
+        str | None,
+        Option(
+            metavar="TARGET",
+            help="Also write native binaries: iree, iree:cpu, iree:android-arm64, iree:riscv64, iree:cortex-m, "
+            "iree:vulkan:NAME. Needs --batch.",
+            show_default=False,
+            rich_help_panel="Native",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, Option(metavar="N", help="The samples in a batch.", show_default=False, rich_help_panel="Native")
+    ] = None,
+    size: Annotated[
+        list[str],
+        Option(metavar="NAME=N", help="Another free size of the inputs.", show_default=False, rich_help_panel="Native"),
+    ] = [],  # noqa: B006  # typer copies it
+    int32: Annotated[
+        bool, Option("--int32", help="Compute int64 in 32 bits, for devices without it.", rich_help_panel="Native")
+    ] = False,
+    runner: Annotated[
+        str,
+        Option(
+            metavar="COMMAND",
+            help="A command that does what iree-run-module does on the target, for the self-test.",
+            show_default=False,
+            rich_help_panel="Native",
+        ),
+    ] = "",
+    seconds: Annotated[float, Option(help="The limit of one compilation.", rich_help_panel="Native")] = 900,
+    gigabytes: Annotated[float, Option(help="The memory that it may take.", rich_help_panel="Native")] = 8,
     explain: Annotated[
         bool, Option("--explain", help="Print each pass with the nodes before and after it, and its time.")
     ] = False,
@@ -53,6 +85,7 @@ def compile_command(
     Examples:
         onward compile net.train.onnx -o program/
         onward compile net.train.onnx --profile portable -o program/
+        onward compile net.train.onnx --target iree:cpu --batch 32 -o native/
     """
     from onward.cli.console import print_diagnostics, stderr_console, stdout_console
     from onward.compiler.compile import compile_model
@@ -64,6 +97,20 @@ def compile_command(
         )
     if self_test is not None and no_self_test:
         raise ArgumentError(Diagnostic(A101, "--self-test and --no-self-test exclude each other"))
+    if target is not None:
+        from onward.cli.native import NativeOptions, compile_native
+
+        chosen = {"seed": seed, "core": core, "target_opset": target_opset, "target_ir": target_ir}
+        given = None if self_test is None else functools.partial(_batch, self_test)
+        wanted = NativeOptions(target, batch, size, int32, runner, seconds, gigabytes, given)
+        if output is None or explain or split or no_self_test:
+            raise ArgumentError(
+                Diagnostic(A101, "--target needs -o DIR, and goes with neither --explain, --split nor --no-self-test")
+            )
+        compile_native(file, output, chosen, wanted)
+        return
+    if batch is not None or size or int32 or runner:
+        raise ArgumentError(Diagnostic(A101, "--batch, --size, --int32 and --runner belong to --target"))
     trace: list[Trace] | None = [] if explain else None
     program = compile_model(
         file,
@@ -94,8 +141,8 @@ def compile_command(
             "`onward make-trainable` adds it"
         )
         return
-    size = sum(v.nbytes for v in program.state.values())
-    state = f"state: {counted(len(program.state), 'tensor')}, {counted(size, 'byte')}"
+    taken = sum(v.nbytes for v in program.state.values())
+    state = f"state: {counted(len(program.state), 'tensor')}, {counted(taken, 'byte')}"
     line = f"profile: {program.profile}; {state}"
     console.print(f"{line}; see {output}/README.md for the loop" if output else line)
 

@@ -53,6 +53,8 @@ OPTIONS = {
     "weight": "--set-loss weight",
     "zero_infinity": "--set-loss zero_infinity",
     "gradients": "--set-backend gradients",
+    "sizes": "--size",
+    "verify": "--set-backend verify",
 }
 """The arguments whose option has another name, or that are settings."""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onward.arguments import check_names, shown
@@ -33,8 +34,8 @@ _LARGEST = 256  # of a free dimension
 _RUNS = 4  # with other last digits
 _LAST_DIGITS = 8  # times the precision of the element type
 _FACTOR = 16.0
-_LEAST = 1e-4  # of the size of the change
-_TINY = 1e-12
+LEAST = 1e-4  # of the size of the change
+TINY = 1e-12
 _LOOSE = 4e-4  # of the size of the change: beyond, an error of a thousandth might not be seen
 _DRAWS = 4
 _LARGE = 5_000_000  # elements of the state, from which on one batch is enough
@@ -238,16 +239,11 @@ def _expected(program: Program, entry: Entry, batch: Arrays) -> Expected:
     """Return what one step gives, with the tolerances that other last digits show."""
     step = entry.step
     fixed = {*program.settings, *(s.name for s in program.targets)}
-    amount = _LAST_DIGITS * _precision(entry)
     known = {n: v for n, v in {**program.settings, **program.state, **batch}.items() if n in step.input_names}
-    feeds = [known]
-    for run in range(1, 1 + _RUNS):
-        feeds.append({n: v if n in fixed else _varied(v, run, k, amount) for k, (n, v) in enumerate(known.items())})
     try:
-        results = list(evaluate(serialize(step.proto()), feeds, threads=1))
+        feeds, runs = varied_runs(step.proto(), known, fixed, _precision(entry))
     except Exception as error:  # exceptions of ONNX Runtime have no common base
         raise _Unfit(f"the step of entry `{entry.name}` does not run: {str(error).strip()}") from error
-    runs = [dict(zip(step.output_names, outputs, strict=True)) for outputs in results]
     losses = [(float(np.asarray(r[entry.loss], np.float64).sum()),) for r in runs]
     if not np.isfinite(losses).all():
         raise _Unfit(f"the loss of entry `{entry.name}` is {losses[0][0]}")
@@ -256,23 +252,46 @@ def _expected(program: Program, entry: Entry, batch: Arrays) -> Expected:
         sums = [checksum(f.get(name, program.state[name]), r[output]) for f, r in zip(feeds, runs, strict=True)]
         if not np.isfinite(sums).all():
             raise _Unfit(f"state `{name}` is not finite after a step of entry `{entry.name}`")
-        least = max(_TINY, _LEAST * sums[0][1], _rounding(runs[0][output]))
+        least = max(TINY, LEAST * sums[0][1], _rounding(runs[0][output]))
         state[name] = Checksum(sums[0], _tolerance(sums, least))
     (loss,) = losses[0]
-    return Expected(loss, _tolerance(losses, max(_TINY, _LEAST * abs(loss))), state)
+    return Expected(loss, _tolerance(losses, max(TINY, LEAST * abs(loss))), state)
+
+
+def varied_runs(
+    model: onnx.ModelProto, known: Arrays, fixed: Collection[str], precision: float
+) -> tuple[list[Arrays], list[Arrays]]:
+    """Return inputs and outputs of several runs on ONNX Runtime: first with `known`, then with other last digits.
+
+    What is `fixed` stays. `precision` is that of the coarsest floating-point type. Whatever ONNX Runtime raises goes on
+    to the caller.
+    """
+    feeds: list[Arrays] = [known]
+    for run in range(1, 1 + _RUNS):
+        amount = _LAST_DIGITS * precision
+        feeds.append({n: v if n in fixed else _varied(v, run, k, amount) for k, (n, v) in enumerate(known.items())})
+    results = evaluate(serialize(model), feeds, threads=1)
+    names = [v.name for v in model.graph.output]
+    return feeds, [dict(zip(names, outputs, strict=True)) for outputs in results]
+
+
+def tolerance_of(spread: float, least: float) -> float:
+    """Return how far a value may be from that of the first run, from which the others are `spread` away."""
+    return max(least, _FACTOR * spread)
 
 
 def _tolerance(runs: Sequence[tuple[float, ...]], least: float) -> float:
-    """Return how far a value may be from that of the first run."""
-    spread = np.abs(np.subtract(runs[1:], runs[0])).max()
-    return max(least, _FACTOR * float(spread))
+    return tolerance_of(float(np.abs(np.subtract(runs[1:], runs[0])).max()), least)
 
 
 def _precision(entry: Entry) -> float:
-    """Return the precision of the coarsest floating-point type of a step."""
     graph = entry.step.model.graph
-    values = (*graph.inputs, *(o for node in walk.all_nodes(graph) for o in node.outputs))
-    return max((_PRECISION[v.dtype] for v in values if v.dtype in _PRECISION), default=0.0)
+    return precision_of(v.dtype for v in (*graph.inputs, *(o for n in walk.all_nodes(graph) for o in n.outputs)))
+
+
+def precision_of(kinds: Iterable[ir.DataType | None]) -> float:
+    """Return the precision of the coarsest of the floating-point types."""
+    return max((_PRECISION[kind] for kind in kinds if kind in _PRECISION), default=0.0)
 
 
 def _varied(array: np.ndarray, run: int, number: int, amount: float) -> np.ndarray:

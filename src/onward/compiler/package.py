@@ -47,11 +47,21 @@ _ZEROS = "0" * 64
 
 
 def write_program(
-    program: Program, directory: str | os.PathLike[str], *, self_test: Mapping[str, Any] | bool = True
+    program: Program,
+    directory: str | os.PathLike[str],
+    *,
+    self_test: Mapping[str, Any] | bool = True,
+    native: tuple[Mapping[str, bytes], Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write `program` to `directory`, which is created if absent: all files, or none. The manifest comes last."""
+    """Write `program` to `directory`, which is created if absent: all files, or none. The manifest comes last.
+
+    `native` are binaries of the graphs, and what the manifest says of them.
+    """
     folder = Path(directory)
     files, manifest = _files(program)
+    if native is not None:
+        files.update(native[0])
+        manifest["native"] = native[1]
     if (test := _make_self_test(program, self_test)) is not None:
         files[FILE] = b"".join(bytes(c) for c in tensor_file_chunks(test.batch, {}))
         digest = hashlib.sha256(files[FILE]).hexdigest()
@@ -74,7 +84,7 @@ def write_program(
 
 def _files(program: Program) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Return the content of every file but the manifest and the README, and the manifest."""
-    files = {file: serialize(graph.proto()) for file, (_, graph) in _graph_files(program).items()}
+    files = {file: serialize(graph.proto()) for file, (_, graph) in graph_files(program).items()}
     files["state.safetensors"] = b"".join(bytes(c) for c in tensor_file_chunks(program.state, {}))
     return files, build_manifest(program, {name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
 
@@ -140,6 +150,9 @@ def read_program(directory: str | os.PathLike[str]) -> Program:
             if hashlib.sha256(data).hexdigest() != graph["sha256"]:
                 raise _damaged(folder, f"`{graph['file']}` was changed after compiling")
             graphs[role] = data
+        for file, digest in _native_files(manifest).items():
+            if hashlib.sha256((folder / _plain_name(folder, file)).read_bytes()).hexdigest() != digest:
+                raise _damaged(folder, f"`{file}` was changed after compiling")
         state, _ = read_tensor_file(folder / "state.safetensors")
         return dataclasses.replace(_program(manifest, graphs, state), self_test=_read_self_test(folder, manifest))
     except OSError as error:
@@ -148,6 +161,15 @@ def read_program(directory: str | os.PathLike[str]) -> Program:
         if isinstance(error, ModelError):
             raise
         raise _damaged(folder, str(error)) from error
+
+
+def _native_files(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files that belong to the binaries of a native program, each with its sha256."""
+    native = manifest.get("native")
+    if native is None:
+        return {}
+    files = {file: digest for graph in native["graphs"].values() for file, digest in graph["files"].items()}
+    return {**files, native["arguments"]["file"]: native["arguments"]["sha256"]}
 
 
 def _read_self_test(folder: Path, manifest: Mapping[str, Any]) -> SelfTest | None:
@@ -221,14 +243,14 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
     """Return the manifest: everything a loop in another language needs to know."""
     kinds = _input_roles(program)
     graphs: dict[str, Any] = {}
-    for file, (role, graph) in _graph_files(program).items():
+    for file, (role, graph) in graph_files(program).items():
         graphs[role] = {
             "file": file,
             "sha256": hashes[file],
             "inputs": [{**_info(v), "role": kinds.get(v.name or "", "data")} for v in graph.model.graph.inputs],
             "outputs": [{**_info(v), **_output_role(v, role, graph, program)} for v in graph.model.graph.outputs],
         }
-    every = [graph for _, graph in _graph_files(program).values()]
+    every = [graph for _, graph in graph_files(program).values()]
     average_of = {state: parameter for parameter, state in program.averages.items()}
     return {
         "format": FORMAT,
@@ -272,7 +294,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def _graph_files(program: Program) -> dict[str, tuple[str, PlainGraph]]:
+def graph_files(program: Program) -> dict[str, tuple[str, PlainGraph]]:
     """Return file name -> (role, graph). The evaluation of the first entry has no suffix."""
     found: dict[str, tuple[str, PlainGraph]] = {}
     single = len(program.entries) == 1

@@ -1,0 +1,206 @@
+"""IREE's compiler in a process of its own: it may crash, run for hours or take all memory, and the trainer lives."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+
+from onward.backends.iree import cache, child
+from onward.backends.iree.targets import Target, this_processor
+from onward.errors import BackendError, Diagnostic
+from onward.model.serde import serialize
+
+B500 = "B500"
+B502 = "B502"
+B503 = "B503"
+
+FUNCTION = "run"
+"""The name of the function in every module."""
+
+_START = "import sys, runpy; sys.path[:1] = filter(None, sys.path[:1]); sys.argv[:1] = []; runpy.run_path(sys.argv[0], run_name='__main__')"  # noqa: E501
+_OPERATOR = re.compile(r'"onnx\.([A-Z]\w*)"')
+_ILLEGAL = "failed to legalize operation 'torch.operator'"
+_NO_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|memory allocation|cannot allocate|failed to map")
+_SHOWN = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a compilation may take."""
+
+    seconds: float = 900.0
+    gigabytes: float = 8.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Binary:
+    """A compiled graph."""
+
+    code: bytes
+    """The module: bytecode and machine code; of a library, C."""
+    scratch: int
+    """The bytes of intermediate values, beside inputs and outputs."""
+    seconds: float = 0.0
+    parts: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    """Of a library: `.o` and `.h`."""
+
+
+@functools.cache
+def version() -> str:
+    """Return the version of IREE's compiler."""
+    import iree.compiler.version
+
+    return str(iree.compiler.version.VERSION)
+
+
+def compile_cached(model: onnx.ModelProto, name: str, place: str, target: Target, limits: Limits) -> Binary:
+    """Return the binary of a model with known sizes: the one on disk for the same graph, flags, version and processor.
+
+    Raises:
+        BackendError: as `compile_model`.
+    """
+    text = "\0".join((name, *target.flags, version(), this_processor() if target.here else target.name))
+    key = hashlib.sha256(text.encode() + b"\0" + serialize(model)).hexdigest()
+    found = None if target.library else cache.read(key)
+    if found is not None:
+        size = int.from_bytes(found[:8], "little")
+        return Binary(found[8:], size)
+    made = compile_model(model, name, place, target, limits)
+    if not target.library:
+        cache.write(key, made.scratch.to_bytes(8, "little") + made.code)
+    return made
+
+
+def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target, limits: Limits) -> Binary:
+    """Return the binary of a model with known sizes, as the module `name`; messages call the model `place`.
+
+    Raises:
+        BackendError: the compiler refuses it, crashes, or needs more time or memory than the limits.
+    """
+    from iree.compiler.tools.binaries import find_tool
+
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    named.graph.name = FUNCTION
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="onward-iree-") as folder:
+        files = {part: str(Path(folder) / f"{name}{part}") for part in (".onnx", ".mlir", ".json", ".o", ".h", ".vmfb")}
+        Path(files[".onnx"]).write_bytes(serialize(named))
+        flags = [
+            *target.flags,
+            "--iree-scheduling-dump-statistics-format=json",
+            f"--iree-scheduling-dump-statistics-file={files['.json']}",
+            *([f"--iree-llvmcpu-static-library-output-path={files['.o']}"] if target.library else []),
+        ]
+        limit = str(int(limits.gigabytes * 2**30))
+        compiler = [find_tool("iree-compile"), files[".mlir"], *flags, "-o", files[".vmfb"]]
+        start = [sys.executable, "-c", _START, str(child.__file__), files[".onnx"], name, limit, files[".mlir"]]
+        _run([*start, *compiler], place, limits)
+        made = [part for part in (".o", ".h") if Path(files[part]).exists()]  # none where there is nothing to compute
+        parts = {part: Path(files[part]).read_bytes() for part in made}
+        told = json.loads(Path(files[".json"]).read_text())
+        scratch = int(told["stream-aggregate"]["execution"]["transient-memory-size"])
+        code = Path(files[".vmfb"]).read_bytes()
+    return Binary(code, scratch, time.perf_counter() - started, parts)
+
+
+def _run(command: list[str], place: str, limits: Limits) -> None:
+    """Run the child; raise what it says, in our words."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        _, said = process.communicate(timeout=limits.seconds)
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(
+            Diagnostic(
+                B502,
+                f"IREE's compiler did not finish within {limits.seconds:g} seconds",
+                place=place,
+                hint="raise the limit `seconds`, or take a smaller model; another backend needs no compiler",
+            )
+        ) from error
+    finally:
+        if process.poll() is None:
+            _end(process)
+    if process.returncode:
+        raise BackendError(_problem(process.returncode, said, place, limits))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the child and what it started."""
+    if sys.platform == "win32":
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGKILL)  # its session is its own
+    process.communicate()
+
+
+def _problem(code: int, said: str, place: str, limits: Limits) -> Diagnostic:
+    errors = [line.partition("error:")[2].strip() for line in said.splitlines() if "error:" in line]
+    if _NO_MEMORY.search(said):
+        return Diagnostic(
+            B502,
+            f"IREE's compiler needs more than {limits.gigabytes:g} GB of memory",
+            place=place,
+            hint="raise the limit `gigabytes`, or take a smaller model; another backend needs no compiler",
+        )
+    if _ILLEGAL in said:
+        names = sorted(
+            {m for line in said.splitlines() if _ILLEGAL in line or "note:" in line for m in _OPERATOR.findall(line)}
+        )
+        return unsupported(names or ["?"], place)
+    if code == child.IMPORT_FAILED:
+        return Diagnostic(
+            B500, f"IREE's importer refuses the graph: {said.strip()[-_SHOWN:]}", place=place, hint=_OTHERWISE
+        )
+    if code < 0 or code >= 128 or "PLEASE submit a bug report" in said:
+        return Diagnostic(
+            B500,
+            f"IREE's compiler crashed ({_signal(code)})",
+            place=place,
+            found=(errors or [line for line in said.strip().splitlines()[:3] if line] or ["no message"])[0][:_SHOWN],
+            hint=f"{_OTHERWISE}; it had {limits.gigabytes:g} GB of memory (the limit `gigabytes`)",
+        )
+    first = errors[0] if errors else said.strip()[-_SHOWN:] or f"exit code {code}"
+    return Diagnostic(B500, f"IREE cannot compile the graph: {first[:_SHOWN]}", place=place, hint=_OTHERWISE)
+
+
+_OTHERWISE = "use another backend for this model: onnxruntime, torch or jax"
+
+
+def unsupported(operators: list[str], place: str) -> Diagnostic:
+    """Return the problem that IREE does not compile some operators."""
+    return Diagnostic(
+        B503,
+        f"IREE {version()} does not compile {', '.join(f'`{o}`' for o in operators)} as the graph uses it",
+        place=place,
+        hint=_OTHERWISE,
+    )
+
+
+def _signal(code: int) -> str:
+    number = -code if code < 0 else code - 128
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"exit code {code}"

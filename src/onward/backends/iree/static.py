@@ -1,0 +1,245 @@
+"""Graphs with all sizes known, as an ahead-of-time compiler needs them.
+
+The sizes of the inputs are written into a graph, and whole numbers that follow from them, such as the shape that a
+Reshape reads or the axes of a Slice, become constants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from onward.backends.iree.unroll import unroll
+from onward.compiler.program import PlainGraph, Program, TensorSpec
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic
+from onward.model.serde import from_proto
+
+B504 = "B504"
+
+_LARGEST = 4096  # numbers in a folded constant
+_ROUNDS = 8  # each makes further sizes known
+_WHOLE = frozenset(
+    getattr(onnx.TensorProto, name)
+    for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL")
+)
+
+
+def static_model(graph: PlainGraph, sizes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    """Return a graph as a model whose inputs have the given sizes, with the sizes of all values that follow from them.
+
+    Raises:
+        BackendError: the size of an output depends on data.
+    """
+    model = graph.proto()
+    for value in model.graph.input:
+        if value.name in sizes:
+            _set_shape(value, sizes[value.name])
+    return settle(model, graph.name)
+
+
+def settle(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Return a model whose inputs have known sizes with everything that follows from them.
+
+    Raises:
+        BackendError: the size of an output depends on data.
+    """
+    del model.graph.value_info[:]
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            _as_tensor(node.attribute[0])
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    for _ in range(_ROUNDS):
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        folded = _fold(model)
+        if not unroll(model) and not folded:
+            break
+        del model.graph.value_info[:]
+    open_ones = [v.name for v in model.graph.output if _shape(v) is None]
+    if open_ones:
+        raise BackendError(
+            Diagnostic(
+                B504,
+                f"the size of {', '.join(f'`{n}`' for n in open_ones)} depends on data",
+                place=f"the {name} graph",
+                needed="sizes that are known before the run: IREE compiles ahead of time",
+                hint="use another backend for this model",
+            )
+        )
+    return model
+
+
+def static_program(program: Program, batch: int | None, sizes: Mapping[str, int]) -> Program:
+    """Return a program for batches of one size; `sizes` are those of other free dimensions, by name.
+
+    Raises:
+        ArgumentError: a size is missing, unknown or below 1; the message lists all of them.
+        BackendError: the size of an output depends on data.
+    """
+    specs = (*program.inputs, *program.targets)
+    first = {s.shape[0] for s in specs if s.shape and not isinstance(s.shape[0], int)}
+    free = {d for s in specs for d in s.shape if not isinstance(d, int)}
+    problems = []
+    if first and batch is None:
+        problems.append(
+            Diagnostic(
+                A101,
+                "the model takes batches of any size, and a native program is for one",
+                hint="pass batch=…, the number of samples in a batch",
+            )
+        )
+    named = {d: n for d, n in sizes.items() if d in free - first}
+    problems += [
+        Diagnostic(
+            A101, f"no free size is called `{d}`", place="sizes=", found=", ".join(sorted(map(str, free - first)))
+        )
+        for d in sizes
+        if d not in named
+    ]
+    for spec in specs:
+        missing = [d for d in spec.shape if not isinstance(d, int) and d not in first and d not in named]
+        if missing:
+            names = ", ".join(f"`{d}`" for d in missing) if all(missing) else ""
+            problems.append(
+                Diagnostic(
+                    A101,
+                    f"`{spec.name}` has free sizes",
+                    found=str([d or "?" for d in spec.shape]),
+                    hint=f"pass sizes=… with a number for {names}"
+                    if names
+                    else "fix the sizes in the model: one of them has no name",
+                )
+            )
+    if (batch is not None and batch < 1) or any(n < 1 for n in sizes.values()):
+        problems.append(Diagnostic(A101, "a size is below 1"))
+    if problems:
+        raise ArgumentError(problems)
+    known: dict[Any, int] = {**named, **(dict.fromkeys(first, batch) if batch is not None else {})}
+
+    def fixed(spec: TensorSpec) -> TensorSpec:
+        return dataclasses.replace(spec, shape=tuple(d if isinstance(d, int) else known[d] for d in spec.shape))
+
+    inputs, targets = tuple(map(fixed, program.inputs)), tuple(map(fixed, program.targets))
+    shapes = {s.name: [d for d in s.shape if isinstance(d, int)] for s in (*inputs, *targets)}
+    made: dict[int, PlainGraph] = {}
+
+    def settled(graph: PlainGraph | None) -> PlainGraph | None:
+        if graph is None:
+            return None
+        if id(graph) not in made:
+            model = from_proto(static_model(graph, shapes)).ir
+            made[id(graph)] = dataclasses.replace(graph, model=model)
+        return made[id(graph)]
+
+    entries = {}
+    for name, entry in program.entries.items():
+        parts = {kind: settled(getattr(entry, kind)) for kind in ("step", "evaluate", "gradients", "update", "rate")}
+        entries[name] = dataclasses.replace(entry, **parts)  # type: ignore[arg-type]  # a step is never None
+    infer = settled(program.infer_graph)
+    assert infer is not None
+    return dataclasses.replace(
+        program,
+        entries=entries,
+        infer_graph=infer,
+        initialize_graph=settled(program.initialize_graph),
+        inputs=inputs,
+        targets=targets,
+        self_test=None,
+    )
+
+
+def _fold(model: onnx.ModelProto) -> bool:
+    """Replace nodes that give whole numbers, and read only what is known, by constants; return whether there are any.
+
+    Arithmetic on floats stays: its last digits belong to the runtime.
+    """
+    graph = model.graph
+    types = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
+    known = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if _is_small_whole(t)}
+    changed = False
+    for node in graph.node:
+        if node.op_type == "Constant":
+            value = _constant(node)
+            if value is not None:
+                known[node.output[0]] = value
+            continue
+        found = _value(node, known, types, model)
+        if found is None or found.size > _LARGEST:
+            continue
+        name = node.output[0]
+        known[name] = found
+        node.CopyFrom(
+            onnx.helper.make_node("Constant", [], [name], name=node.name, value=onnx.numpy_helper.from_array(found))
+        )
+        changed = True
+    return changed
+
+
+def _value(
+    node: onnx.NodeProto, known: Mapping[str, np.ndarray], types: Mapping[str, Any], model: onnx.ModelProto
+) -> np.ndarray | None:
+    """Return the whole numbers that a node gives, if they are known."""
+    if node.domain not in ("", "ai.onnx") or len(node.output) != 1:
+        return None
+    if node.op_type in ("Shape", "Size"):
+        shape = _shape(types[node.input[0]]) if node.input[0] in types else None
+        if shape is None:
+            return None
+        if node.op_type == "Size":
+            return np.array(int(np.prod(shape)), np.int64)
+        given: dict[str, int] = {a.name: a.i for a in node.attribute}
+        return np.array(shape[given.get("start", 0) : given.get("end", len(shape))], np.int64)
+    whole = node.output[0] in types and types[node.output[0]].type.tensor_type.elem_type in _WHOLE
+    if not whole or not all(name in known for name in node.input if name):
+        return None
+    if not node.input or any(a.HasField("g") for a in node.attribute):
+        return None
+    names = [name for name in dict.fromkeys(node.input) if name]
+    inputs = [
+        onnx.helper.make_tensor_value_info(
+            n, onnx.helper.np_dtype_to_tensor_dtype(known[n].dtype), list(known[n].shape)
+        )
+        for n in names
+    ]
+    alone = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "node", inputs, [onnx.ValueInfoProto(name=node.output[0])]),
+        opset_imports=model.opset_import,
+    )
+    results: list[Any] = list(ReferenceEvaluator(alone).run(None, {n: known[n] for n in names}))
+    return np.asarray(results[0])
+
+
+def _constant(node: onnx.NodeProto) -> np.ndarray | None:
+    attribute = node.attribute[0]
+    if attribute.name == "value" and _is_small_whole(attribute.t):
+        return onnx.numpy_helper.to_array(attribute.t)
+    return None
+
+
+def _as_tensor(attribute: onnx.AttributeProto) -> None:
+    """Write the numbers of a Constant as a tensor: IREE's importer does not know all other forms."""
+    kinds = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+    if attribute.name in kinds:
+        array = np.array(onnx.helper.get_attribute_value(attribute), kinds[attribute.name])
+        attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(array)))
+
+
+def _is_small_whole(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_type in _WHOLE and int(np.prod(tensor.dims)) <= _LARGEST
+
+
+def _shape(value: onnx.ValueInfoProto) -> list[int] | None:
+    kind = value.type.tensor_type
+    if not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
+        return None
+    return [d.dim_value for d in kind.shape.dim]
+
+
+def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int]) -> None:
+    kind = value.type.tensor_type.elem_type
+    value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, list(sizes)))

@@ -1,0 +1,306 @@
+"""Training on IREE against ONNX Runtime: the same numbers, or an error before the first step."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+
+import onward
+from backends.iree_models import MODELS, batches, network
+from onward.backends.onnx_backend import NotSupported
+from onward.compiler.compile import compile_model
+from onward.errors import BackendError, MissingExtra
+from onward.model.serde import serialize
+from onward.runtime import evaluate
+from whole import WHOLE, sample
+
+pytest.importorskip("iree.compiler")
+pytest.importorskip("iree.runtime")
+
+import onward.backends.iree as iree_backend
+from onward.backends.iree import compiler, module, session, verify
+
+# A pre-activation that is a rounding error away from zero parts two runs; with the first seed that happens in mnist at
+# step 112, to PyTorch just as to IREE.
+SEEDS = {"mnist": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept(tmp_path_factory):
+    """Keep the binaries of this module in a folder of their own, so that each graph is compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONWARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def bytes_of(trainer: onward.Trainer) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in trainer.state.items()}
+
+
+@pytest.mark.parametrize("name", sample(MODELS, ["linear"]))
+def test_losses_are_those_of_onnxruntime(name):
+    model = MODELS[name]()
+    ours, theirs = onward.Trainer(model, backend="iree", threads=1), onward.Trainer(model)
+    losses = [e.loss for e in ours.program.entries.values()]
+
+    for number, batch in enumerate(batches(ours, 200, seed=SEEDS.get(name, 0))):
+        found, needed = ours.step(batch), theirs.step(batch)
+
+        for loss in losses:
+            assert found[loss] == pytest.approx(needed[loss], rel=1e-5), f"step {number}"
+
+
+def masked() -> onward.TrainingModel:
+    """A model that shows what Dropout leaves."""
+    text = """g (float[N, 40] x) => (float[N, 3] y, float[N, 40] kept) {
+        ratio = Constant <value_float = 0.4> ()  kept = Dropout(x, ratio)  y = Gemm(kept, W, b) }"""
+    return onward.make_trainable(
+        network(text, {"W": (40, 3), "b": (3,)}), loss="cross_entropy", optimizer=onward.SGD(0.1), output="y"
+    )
+
+
+def test_dropout_masks_are_bit_equal_to_those_of_onnxruntime():
+    ours, theirs = onward.Trainer(masked(), backend="iree", threads=1), onward.Trainer(masked())
+
+    kept = next(name for name, of in ours.program.first.step.stands_for.items() if of == "kept")
+
+    for batch in batches(ours, 5):
+        found, needed = ours.step(batch)[kept], theirs.step(batch)[kept]
+
+        np.testing.assert_array_equal(found, needed)
+        assert 0.2 < (found == 0).mean() < 0.6
+
+
+def test_a_resumed_run_has_the_bytes_of_one_that_never_stopped(tmp_path):
+    whole = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
+    data = batches(whole, 6)
+    for batch in data:
+        whole.step(batch)
+    half = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
+    for batch in data[:3]:
+        half.step(batch)
+    half.save_checkpoint(tmp_path / "run")
+
+    resumed = onward.Trainer.resume(tmp_path / "run")
+    for batch in data[3:]:
+        resumed.step(batch)
+
+    assert bytes_of(resumed) == bytes_of(whole)
+    other = onward.Trainer.resume(tmp_path / "run", backend="onnxruntime", allow_changes=True, threads=1)
+    assert bytes_of(other) == bytes_of(half)
+
+
+def mutants(model: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
+    """Return models that are wrong by one operator or one number each."""
+    swaps = {"Add": "Sub", "Sub": "Add", "Mul": "Div", "Div": "Mul", "Sqrt": "Abs", "ReduceSum": "ReduceMean"}
+    found = {}
+    for index, node in enumerate(model.graph.node):
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        other = changed.graph.node[index]
+        if node.op_type in swaps:
+            other.op_type = swaps[node.op_type]
+        elif node.op_type == "Constant" and node.attribute[0].t.data_type == onnx.TensorProto.FLOAT:
+            value = onnx.numpy_helper.to_array(node.attribute[0].t) * np.float32(1.002)
+            other.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(value))
+        else:
+            continue
+        found[f"{index} {node.op_type}"] = changed
+    return found
+
+
+def test_the_comparison_finds_every_mutant_that_computes_something_else():
+    """What ONNX Runtime makes of a mutant stands for what a wrong binary would give."""
+    program = compile_model(MODELS["linear"](), profile="portable")
+    graph = program.first.step
+    (batch,) = batches(SimpleNamespace(program=program), 1)
+    known = {**program.settings, **program.state, **batch}
+    feeds = {n: np.asarray(known[n]) for n in graph.input_names}
+    model = session.static_model(graph, {n: v.shape for n, v in feeds.items()})
+    (right,) = evaluate(serialize(model), [feeds], threads=1)
+    compared = 0
+    for name, mutant in mutants(model).items():
+        (wrong,) = evaluate(serialize(mutant), [feeds], threads=1)
+        differs = any(not np.allclose(w, r, rtol=1e-4, atol=0) for w, r in zip(wrong, right, strict=True))
+        found = dict(zip(graph.output_names, wrong, strict=True))
+
+        deviations = verify._deviations(model, feeds, {"R", "labels"}, found, graph.replaces, "step")
+
+        assert bool(deviations) == differs, name
+        compared += differs
+    assert compared > 10
+
+
+def test_a_wrong_binary_is_never_used(monkeypatch):
+    trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
+    (batch,) = batches(trainer, 1)
+    before = bytes_of(trainer)
+    graph = trainer.program.first.step
+    right = session.static_model(graph, {n: np.shape(v) for n, v in {**trainer.state, **batch}.items()})
+    wrong = next(iter(mutants(right).values()))
+    made = compiler.compile_model(wrong, "wrong", "the mutant", trainer.session._target, compiler.Limits())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.session, "_compile", lambda *_: made)
+        with pytest.raises(BackendError) as caught:
+            trainer.step(batch)
+
+    problem = caught.value.diagnostics[0]
+    assert problem.code == "B505"
+    assert "the new state `W`, made by Sub, node `update/Sub`" in problem.message
+    assert "the graph is right: the binary is damaged" in problem.hint
+    assert bytes_of(trainer) == before
+    assert np.isfinite(trainer.step(batch)["loss"])
+
+
+def test_a_file_that_is_no_module_is_refused():
+    with pytest.raises(BackendError, match="IREE cannot load the compiled graph") as caught:
+        module.Module(b"no module" * 100, module.Device(1), "the step")
+
+    assert caught.value.code == "B501"
+
+
+def test_a_wrong_operator_is_named(monkeypatch):
+    """The compiler translates Sub wrongly, each time: the message names the first Sub."""
+    trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
+    honest = compiler.compile_model
+
+    def lies(model, *arguments):
+        other = onnx.ModelProto()
+        other.CopyFrom(model)
+        next(n for n in other.graph.node if n.op_type == "Sub").op_type = "Add"
+        return honest(other, *arguments)
+
+    monkeypatch.setattr(trainer.session, "_compile", lies)
+    monkeypatch.setattr(session, "compile_model", lies)
+    with pytest.raises(BackendError, match="the first wrong result is `.*` of Sub"):
+        trainer.step(batches(trainer, 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"), [({"seconds": 0.05}, "did not finish within"), ({"gigabytes": 0.08}, "GB of memory")]
+)
+def test_a_compiler_over_its_limits_leaves_the_trainer_alive(limits, message):
+    trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1, cache=False, **limits)
+    before = bytes_of(trainer)
+
+    with pytest.raises(BackendError, match=message) as caught:
+        trainer.step(batches(trainer, 1)[0])
+
+    assert caught.value.code == "B502"
+    assert bytes_of(trainer) == before
+
+
+def test_a_crash_of_the_compiler_is_an_error(monkeypatch, tmp_path):
+    crashes = tmp_path / "iree-compile"
+    crashes.write_text(f"#!{sys.executable}\nimport os\nos.kill(os.getpid(), {int(signal.SIGSEGV)})\n")
+    crashes.chmod(crashes.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr("iree.compiler.tools.binaries.find_tool", lambda name: str(crashes))
+    trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1, cache=False)
+
+    with pytest.raises(BackendError, match=r"B500.*IREE's compiler crashed \(SIGSEGV\)"):
+        trainer.step(batches(trainer, 1)[0])
+
+
+def test_each_size_is_compiled_apart_and_too_many_are_refused(monkeypatch):
+    trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
+    monkeypatch.setattr(session, "_MOST_SIZES", 1)
+    (eight,) = batches(trainer, 1)
+    trainer.step(eight)
+
+    with pytest.raises(BackendError, match="B504.*more than 1 different sizes"):
+        trainer.step(batches(trainer, 1, rows=4)[0])
+
+    trainer.step(eight)
+
+
+def test_what_the_deny_list_names_is_refused_before_the_first_step():
+    text = """g (float[N, 1, 4, 4] x) => (float[N, 2] y) {
+        c = Conv <kernel_shape = [1, 1]> (x, C)  p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (c)
+        f = Flatten(p)  y = MatMul(f, W) }"""
+    model = onward.make_trainable(
+        network(text, {"C": (1, 1, 1, 1), "W": (4, 2)}), loss="cross_entropy", optimizer=onward.SGD(0.1)
+    )
+
+    with pytest.raises(BackendError, match="B503.*MaxPool with the output Indices is wrong in silence") as caught:
+        onward.Trainer(model, backend="iree", profile="default")
+
+    assert 'profile="portable"' in caught.value.diagnostics[0].hint
+
+
+def test_a_damaged_or_unwritable_cache_only_costs_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("ONWARD_CACHE", str(tmp_path))
+    made = []
+    binary = SimpleNamespace(code=b"code", scratch=7, seconds=1.0)
+    monkeypatch.setattr(compiler, "compile_model", lambda *_: made.append(1) or binary)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    )
+
+    def get():
+        found = compiler.compile_cached(model, "m", "the model", session.HOST, compiler.Limits())
+        return found.code, found.scratch
+
+    assert get() == get() == (b"code", 7)
+    assert len(made) == 1
+    (file,) = (tmp_path / "iree").iterdir()
+    file.write_bytes(file.read_bytes()[:-1] + b"X")
+    assert get() == (b"code", 7)
+    assert len(made) == 2
+    monkeypatch.setattr("onward.storage.atomic.boundary", _full)
+    file.unlink()
+    assert get() == (b"code", 7)
+    assert list((tmp_path / "iree").iterdir()) == []
+
+
+def _full(operation: str, path: Path) -> None:
+    if operation == "write":
+        raise OSError(28, "No space left on device")
+
+
+def test_float64_is_never_computed_in_float32():
+    trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
+    assert "--iree-input-demote-f64-to-f32=false" in trainer.session.describe()["flags"]
+    if WHOLE:
+        from models import perceptron
+
+        model = onward.make_trainable(perceptron(dtype=np.float64), loss="mse", optimizer=onward.SGD(0.01))
+        ours, theirs = onward.Trainer(model, backend="iree", threads=1), onward.Trainer(model)
+        for batch in batches(ours, 20):
+            assert ours.step(batch)["loss"] == pytest.approx(theirs.step(batch)["loss"], rel=1e-12)
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(monkeypatch):
+    import importlib.metadata
+
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    with pytest.raises(MissingExtra, match=r"pip install 'onward\[iree\]'"):
+        onward.Trainer(MODELS["linear"](), backend="iree")
+
+
+def test_onnx_interface_runs_a_node_and_skips_what_iree_lacks():
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+
+    (found,) = iree_backend.run_node(onnx.helper.make_node("Relu", ["x"], ["y"]), [x])
+
+    np.testing.assert_array_equal(found, np.maximum(x, 0))
+    with pytest.raises(NotSupported):
+        iree_backend.run_node(onnx.helper.make_node("StringNormalizer", ["x"], ["y"]), [np.array(["a"])])
+
+
+def test_importing_onward_imports_no_iree():
+    text = "import onward, sys; print([m for m in sys.modules if m.startswith('iree')])"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
