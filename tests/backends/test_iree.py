@@ -28,8 +28,8 @@ pytest.importorskip("iree.runtime")
 import onward.backends.iree as iree_backend
 from onward.backends.iree import compiler, module, session, verify
 
-# A pre-activation that is a rounding error away from zero parts two runs; with the first seed that happens in mnist at
-# step 112, to PyTorch just as to IREE.
+# Chosen so that the runs do not part within 200 steps. With seeds 0 and 1, mnist's do: with seed 0 at step 112, where
+# PyTorch parts from ONNX Runtime with the same figures while all states agree to 1e-7; seed 1 was not examined.
 SEEDS = {"mnist": 2}
 
 
