@@ -122,6 +122,15 @@ def layers(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def unbuilt(model: Any) -> list[Any]:
+    """Return the layers whose weights do not exist yet.
+
+    A layer that has no `build` of its own makes no weights there. Keras 3.5 does not build such layers inside of others,
+    such as the dropout of MultiHeadAttention, and no version builds those that are never called.
+    """
+    return [v for v in layers(model) if not v.built and type(v).build is not keras.layers.Layer.build]
+
+
 def declared_inputs(model: Any) -> Any:
     """Return the symbolic inputs of a functional or Sequential model, structured as it takes them; else None."""
     declared = getattr(model, "inputs", None)
