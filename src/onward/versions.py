@@ -44,7 +44,7 @@ SUPPORTED: Mapping[str, Range] = {
     "numba": Range("0.60", "0.68", "fast"),
     "jax": Range("0.7.2", "0.10", "jax", untested="0.8.1 to 0.10.1"),
     "optax": Range("0.2.5", "0.2", "jax", untested="0.2.6 and 0.2.7"),
-    "keras": Range("3.12.0", "3.15", "keras", untested="3.12.1 to 3.15.0"),
+    "keras": Range("3.5.0", "3.15", "keras", untested="3.5.1 to 3.11 and 3.12.1 to 3.15.0"),
 }
 
 
