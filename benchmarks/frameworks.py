@@ -341,6 +341,7 @@ def ask(kind: str, name: str, turns: int, keras: str) -> dict[str, Any]:
     """Return what a worker in a process of its own measured."""
     command = [sys.executable, "-W", "ignore", __file__, "--worker", kind, name, str(turns)]
     environment = {**os.environ, "KERAS_BACKEND": keras, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installation has bytecode; a capture would compile 300 files
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{kind} {name} failed:\n{done.stderr[-3000:]}")

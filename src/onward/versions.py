@@ -46,7 +46,7 @@ SUPPORTED: Mapping[str, Range] = {
     "optax": Range("0.2.5", "0.2", "jax", untested="0.2.6 and 0.2.7"),
     "iree-base-compiler": Range("3.13.0", "3.13", "iree"),
     "iree-base-runtime": Range("3.13.0", "3.13", "iree"),
-    "keras": Range("3.12.0", "3.15", "keras", untested="3.12.1 to 3.15.0"),
+    "keras": Range("3.5.0", "3.15", "keras", untested="3.5.1 to 3.11 and 3.12.1 to 3.15.0"),
 }
 
 

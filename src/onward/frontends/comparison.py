@@ -17,7 +17,6 @@ from onward.compiler.compile import Compiler
 from onward.compiler.program import PlainGraph
 from onward.compiler.recipes import EVALUATE, INFER, TRIAL, UPDATE
 from onward.errors import ArgumentError, BackendError, Diagnostic
-from onward.model.roles import entry_roles
 from onward.model.training_model import TrainingModel
 
 _RELATIVE = {"float16": 3e-2, "float32": 1e-3, "float64": 1e-8}
@@ -58,13 +57,14 @@ class Comparison:
         arrays = {**model.initializers(), **trial.initializers()}
         self.state = {n: v.const_value.numpy() for n, v in arrays.items() if v.const_value is not None}
         (entry,) = trial.entries
-        self.roles = entry_roles(trial, entry)
         compiler = Compiler(model)
+        trying = compiler if trial is model else Compiler(trial)
+        self.roles = trying.roles(entry)
         self._infer = compiler.build(INFER, None)
         self._evaluate = compiler.build(EVALUATE, model.entries[0]) if evaluates else None
         self._update = compiler.build(UPDATE, model.entries[0]) if updates else None
-        self._updated = entry_roles(model, model.entries[0]).gradients if updates else {}
-        self._trial = (compiler if trial is model else Compiler(trial)).build(TRIAL, entry)
+        self._updated = compiler.roles(model.entries[0]).gradients if updates else {}
+        self._trial = trying.build(TRIAL, entry)
         self._loaded: dict[str, Runnable] = {}
 
     def inference(self, data: Mapping[str, np.ndarray], outputs: Sequence[Any], where: str) -> None:

@@ -55,6 +55,22 @@ def test_a_layer_may_add_a_loss_and_count() -> None:
     assert float(case.model.layers[0].seen.value) == 2 * 8 + 9 * 8 + 3
 
 
+def test_a_layer_without_weights_that_is_never_called_does_not_matter() -> None:
+    class Spare(layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x
+
+    class WithSpare(layers.Dense):
+        def __init__(self, units: int) -> None:
+            super().__init__(units)
+            self.spare = Spare()
+
+    case = classifier(WithSpare(3))
+    assert not case.model.layers[0].spare.built  # Keras has no reason to
+
+    assert len(onward.from_keras(case.model).parameters) == 4
+
+
 def test_frozen_layers_are_weights_that_no_step_changes() -> None:
     frozen = layers.Dense(5, name="frozen", trainable=False)
     case = classifier(frozen, layers.BatchNormalization(name="norm"))

@@ -36,6 +36,7 @@ from onward.model.training_model import TrainingEntry, TrainingModel
 from onward.optimizers import Optimizer
 from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import emit_update, initializer
+from onward.passes.base import collector_paused
 
 A208 = "A208"
 A224 = "A224"
@@ -58,6 +59,13 @@ class Parts:
     loss_name: str
     entry: str
     evaluate: Callable[..., Any] | None = None
+    _traces: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def once(self, what: str, trace: Callable[[], Any]) -> Any:
+        """Return what `trace` returns; it is called once, for the model and for the trial that has fixed numbers."""
+        if what not in self._traces:
+            self._traces[what] = trace()
+        return self._traces[what]
 
     def loss(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         """Return the loss and the new state."""
@@ -133,7 +141,11 @@ def build(parts: Parts, *, pattern: bool = False) -> tuple[TrainingModel, bool]:
 
     With `pattern`, fixed numbers take the place of random ones, so that the step can be compared with JAX.
     """
-    graphs = _Graphs(parts, pattern)
+    with collector_paused():
+        return _build(_Graphs(parts, pattern))
+
+
+def _build(graphs: _Graphs) -> tuple[TrainingModel, bool]:
     graph = _inference(graphs)
     model = TrainingModel(ir.Model(graph, ir_version=10, producer_name="onward"))
     model.ir.opset_imports[""] = OPSET
@@ -154,7 +166,7 @@ def _inference(graphs: _Graphs) -> ir.Graph:
     what = f"predict `{name_of(parts.predict)}`"
     hint = f"it is called as predict(params, {'state, ' if parts.has_state else ''}batch), with the whole batch"
     with user_errors(what, hint):
-        closed, shapes = traced(parts.infer, *parts.arguments())
+        closed, shapes = parts.once("predict", lambda: traced(parts.infer, *parts.arguments()))
     op = Builder(OPSET, graphs.names)
     values, names = graphs.arguments(key=False)
     _, used = versions.remove_dead(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
@@ -244,7 +256,7 @@ def _training(graphs: _Graphs, model: TrainingModel) -> bool:
 def _traced_loss(parts: Parts, what: str) -> Any:
     """Return the jaxpr of the loss function: the loss, then the new state."""
     with user_errors(what):
-        closed, shapes = traced(parts.loss, *parts.arguments(parts.key_struct()))
+        closed, shapes = parts.once("loss", lambda: traced(parts.loss, *parts.arguments(parts.key_struct())))
     value, new_state = shapes
     check_scalar(value, what)
     _check_state(parts, new_state, what)
@@ -367,7 +379,7 @@ def _update(
     else:
         values = state_values(optimizer.state, parts.params, graphs.names)
         value_of_loss = jax.ShapeDtypeStruct((), loss.dtype.numpy())  # type: ignore[union-attr]
-        closed, _ = optimizer.trace(value_of_loss)
+        closed, _ = parts.once("update", lambda: optimizer.trace(value_of_loss))
         after = Builder(OPSET, graphs.names, prefix="update/")
         params = [graphs.weights[leaf.name] for leaf in parts.params.leaves]
         updated, moving, tracer = emit_step(optimizer, after, closed, list(gradients.values()), values, params, loss)

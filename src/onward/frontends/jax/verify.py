@@ -16,6 +16,7 @@ from onward.frontends.jax.trees import Tree
 from onward.frontends.jaxpr.evaluate import with_patterns
 from onward.frontends.jaxpr.versions import quick_jit
 from onward.model.training_model import TrainingModel
+from onward.passes.base import collector_paused
 
 A222 = "A222"
 JAX = Framework(
@@ -32,12 +33,13 @@ def verify(parts: Parts, model: TrainingModel, draws: bool, size: int, dynamic: 
 
     Where the step draws random numbers, both sides compute with the same fixed numbers instead.
     """
-    trial = build(parts, pattern=True)[0] if draws else model
-    example = parts.batch.values
-    oracle = _Oracle(parts, model, trial, draws)
-    oracle.compare(example)
-    oracle.move_on()  # to other parameters and another state: none of them may be a constant of the graph
-    oracle.compare(another_batch(example, size) if dynamic else example)
+    with collector_paused():
+        trial = build(parts, pattern=True)[0] if draws else model
+        example = parts.batch.values
+        oracle = _Oracle(parts, model, trial, draws)
+        oracle.compare(example)
+        oracle.move_on()  # to other parameters and another state: none of them may be a constant of the graph
+        oracle.compare(another_batch(example, size) if dynamic else example)
 
 
 class _Oracle:
@@ -53,11 +55,20 @@ class _Oracle:
         self.moments = optimizer.state.values if optimizer is not None else None
         self.following: tuple[Any, Any, Any] = (self.params, self.kept, self.moments)
         self.key = jax.random.key(0)
-        loss = with_patterns(parts.loss) if draws else parts.loss
-        self.predict = quick_jit(parts.infer)
-        self.evaluation = quick_jit(parts.evaluation) if evaluates else None
-        self.value_and_grad = quick_jit(jax.value_and_grad(loss, has_aux=True))
+        self.value_and_grad = jax.value_and_grad(with_patterns(parts.loss) if draws else parts.loss, has_aux=True)
+        self.everything = quick_jit(self._everything)  # one compilation for each batch size
         self.step = quick_jit(optimizer.step) if optimizer is not None else None
+
+    def _everything(self, params: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+        """Return the outputs of inference, the loss of an evaluation, and loss, new state and gradients."""
+        parts, evaluated = self.parts, None
+        with user_errors(f"predict `{name_of(parts.predict)}`"):
+            outputs = jax.tree.leaves(parts.infer(params, state, batch))
+        if parts.evaluate is not None:
+            with user_errors(f"evaluate `{name_of(parts.evaluate)}`"):
+                evaluated = parts.evaluation(params, state, batch)
+        with user_errors(f"loss `{name_of(parts.loss_fn)}`"):
+            return outputs, evaluated, self.value_and_grad(params, state, batch, key)
 
     def compare(self, batch: Any) -> None:
         """Compare everything for one batch."""
@@ -65,17 +76,12 @@ class _Oracle:
         leaves = jax.tree.leaves(batch)
         data = {leaf.name: np.asarray(array) for leaf, array in zip(parts.batch.leaves, leaves, strict=True)}
         where = f"a batch of {next(np.shape(a)[0] for a in leaves if np.ndim(a))}"
-        params, state = self.params, self.kept
-        with user_errors(f"predict `{name_of(parts.predict)}`"):
-            outputs = jax.tree.leaves(self.predict(params, state, batch))
+        with user_errors("a step"):  # what a function raises when it runs, not while it is traced
+            found = self.everything(self.params, self.kept, batch, self.key)
+            outputs, evaluated, ((value, new_state), gradients) = jax.block_until_ready(found)
         self.comparison.inference(data, outputs, where)
-        if self.evaluation is not None:
-            with user_errors(f"evaluate `{name_of(parts.evaluate)}`"):
-                wanted = self.evaluation(params, state, batch)
-            self.comparison.evaluation(data, wanted, where)
-
-        with user_errors(f"loss `{name_of(parts.loss_fn)}`"):
-            (value, new_state), gradients = self.value_and_grad(params, state, batch, self.key)
+        if evaluated is not None:
+            self.comparison.evaluation(data, evaluated, where)
         slopes = _named(parts.params, gradients)
         self.comparison.training(data, value, slopes, _named(parts.state, new_state), where)
         self._step(gradients, slopes, value, new_state, where)

@@ -65,14 +65,18 @@ def _quick() -> dict[str, Any]:
         "xla_cpu_use_fusion_emitters": False,  # each fusion would go through MLIR: most of the time of a compilation
         "xla_cpu_parallel_codegen_split_count": 1,
     }
-    known = {}
-    for name, value in every.items():
-        try:
-            jax.jit(lambda x: x, compiler_options={name: value}).lower(0).compile()
-        except jax.errors.JaxRuntimeError:  # no such option
-            continue
-        known[name] = value
-    return known
+    if _accepted(every):
+        return every
+    return {name: value for name, value in every.items() if _accepted({name: value})}
+
+
+def _accepted(options: dict[str, Any]) -> bool:
+    """Return whether this version of XLA knows all of these options."""
+    try:
+        jax.jit(lambda x: x, compiler_options=options).lower(0).compile()
+    except jax.errors.JaxRuntimeError:  # no such option
+        return False
+    return True
 
 
 def remove_dead(jaxpr: Any, wanted: Sequence[bool]) -> tuple[Any, list[bool]]:

@@ -51,6 +51,7 @@ def capture(
     versions.check_versions()
     check_model(model)
     functions = _Functions(model, class_weight)
+    begun = model.optimizer.built
     with keras_errors(model):
         batch = example_of(model, example, sample_weight, functions.outputs)
         _check_weights(batch, sample_weight, class_weight)
@@ -72,7 +73,7 @@ def capture(
         has_state=True,
         batch=_batch(model, batch, taken, struct_of(size, free)),
         takes_key=True,
-        optimizer=KerasOptimizer(model.optimizer, model.trainable_variables, params, known["optimizer"]),
+        optimizer=KerasOptimizer(model.optimizer, model.trainable_variables, params, known["optimizer"], begun=begun),
         loss_name=loss_name,
         entry=entry,
         evaluate=functions.evaluate if model.non_trainable_variables else None,  # what an evaluation does otherwise

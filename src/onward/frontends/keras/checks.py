@@ -26,7 +26,7 @@ def check_model(model: Any) -> None:
                 hint="model.compile(optimizer=..., loss=...)",
             )
         )
-    if not model.built or any(not layer.built for layer in versions.layers(model)):
+    if not model.built or versions.unbuilt(model):
         problems.append(
             Diagnostic(
                 A240,

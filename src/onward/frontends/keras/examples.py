@@ -26,9 +26,8 @@ def example_of(
     """
     given, targets = example
     inputs = _inputs(model) if given is None else arrays(given, "example_inputs")
-    outputs = outputs_of(inputs)
     size = next((int(a.shape[0]) for a in jax.tree.leaves(inputs) if a.ndim), SIZE)
-    made = _targets(model, outputs) if targets is None else arrays(targets, "example_targets")
+    made = _targets(model, outputs_of(inputs)) if targets is None else arrays(targets, "example_targets")
     if sample_weight is False or sample_weight is None:
         return inputs, made, None
     if sample_weight is True:

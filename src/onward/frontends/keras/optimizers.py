@@ -20,16 +20,18 @@ A247 = "A247"
 class KerasOptimizer(Traced):
     """The optimizer of a compiled model, built for `variables`, with its current state.
 
-    `names` are the names of its variables in the file.
+    `names` are the names of its variables in the file. Unless it has `begun`, its state is that before the first step.
     """
 
-    def __init__(self, optimizer: Any, variables: Sequence[Any], params: Tree, names: Sequence[str]) -> None:
+    def __init__(
+        self, optimizer: Any, variables: Sequence[Any], params: Tree, names: Sequence[str], *, begun: bool
+    ) -> None:
         self.optimizer = optimizer
         self.name = f"keras.{type(optimizer).__name__}"
         self.params = params
         paths = [_path(v, variables, params) for v in optimizer.variables]
         self.state = _tree(names, paths, [v.value for v in optimizer.variables])
-        self.fresh = _tree(names, paths, self._fresh(variables))
+        self.fresh = _tree(names, paths, self._fresh(variables)) if begun else self.state
         rate = versions.learning_rate(optimizer)
         self.rates = frozenset(
             name for name, v in zip(names, optimizer.variables, strict=True) if rate is not None and v is rate

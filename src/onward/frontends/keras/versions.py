@@ -59,12 +59,17 @@ def doubles() -> Iterator[None]:
     if keras.config.floatx() != "float64":
         yield
         return
-    table, own = dtypes.BIT64_TO_BIT32_DTYPE, (dtypes.BIT64_TO_BIT32_DTYPE["float64"], nn.dot_product_attention)
-    table["float64"], nn.dot_product_attention = "float64", _attention
+    table, own = dtypes.BIT64_TO_BIT32_DTYPE, dtypes.BIT64_TO_BIT32_DTYPE["float64"]
+    attention = getattr(nn, "dot_product_attention", None)  # Keras 3.5 has none
+    table["float64"] = "float64"
+    if attention is not None:
+        nn.dot_product_attention = _attention
     try:
         yield
     finally:
-        table["float64"], nn.dot_product_attention = own
+        table["float64"] = own
+        if attention is not None:
+            nn.dot_product_attention = attention
 
 
 def _attention(
@@ -120,6 +125,15 @@ def loss_and_state(
 def layers(model: Any) -> list[Any]:
     """Return the model, its layers, and the layers inside of them."""
     return list(model._flatten_layers())
+
+
+def unbuilt(model: Any) -> list[Any]:
+    """Return the layers whose weights do not exist yet.
+
+    A layer that has no `build` of its own makes no weights there. Keras 3.5 does not build such layers inside others,
+    such as the dropout of MultiHeadAttention, and no version builds those that are never called.
+    """
+    return [v for v in layers(model) if not v.built and type(v).build is not keras.layers.Layer.build]
 
 
 def declared_inputs(model: Any) -> Any:

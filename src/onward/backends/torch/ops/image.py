@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.backends.graph import on_numpy
+from onward.backends.graph import on_numpy, sampling
 from onward.backends.graph.resize import NewAxis, resized, upsampled
 from onward.backends.graph.shapes import along
 from onward.backends.torch.framework import TORCH, ints, number
@@ -59,46 +58,32 @@ def affine_grid(attributes: Attributes, theta: Tensor, size: Any) -> Tensor:
     return F.affine_grid(theta, ints(size), bool(attributes.get("align_corners", 0)))
 
 
-@op("RoiAlign", since=10)
-def roi_align(attributes: Attributes, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
-    height, width = attributes["output_height"], attributes["output_width"]
-    ratio, scale = attributes.get("sampling_ratio", 0), attributes.get("spatial_scale", 1.0)
-    shifted = attributes.opset >= 16 and attributes.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
-    offset = 0.5 if shifted else 0.0
-    results = []
-    for roi, index in zip(rois, batch.tolist(), strict=True):
-        x1, y1, x2, y2 = ((roi * scale) - offset).unbind()
-        w, h = x2 - x1, y2 - y1
-        if not shifted:
-            w, h = w.clamp(min=1.0), h.clamp(min=1.0)
-        count_y = ratio if ratio > 0 else max(math.ceil(float(h) / height), 1)
-        count_x = ratio if ratio > 0 else max(math.ceil(float(w) / width), 1)
-        steps_y = (torch.arange(height * count_y, device=x.device).to(x.dtype) + 0.5) / (height * count_y)
-        steps_x = (torch.arange(width * count_x, device=x.device).to(x.dtype) + 0.5) / (width * count_x)
-        corners, weights = _bilinear(x[index], y1 + steps_y * h, x1 + steps_x * w)
-        if attributes.get("mode", "avg") == "avg":
-            samples = sum(c * k for c, k in zip(corners, weights, strict=True))
-            grid = samples.reshape(-1, height, count_y, width, count_x)
-            results.append(grid.mean((2, 4)))
-        else:
-            best = torch.stack([c * k for c, k in zip(corners, weights, strict=True)]).amax(0)
-            results.append(best.reshape(-1, height, count_y, width, count_x).amax((2, 4)))
-    if not results:
-        return x.new_zeros(0, x.shape[1], height, width)
-    return torch.stack(results)
+class Sampling(sampling.RoiAlign):
+    """RoiAlign on PyTorch."""
+
+    def cast(self, x: Tensor, dtype: Any) -> Tensor:
+        return x.long() if dtype == "int64" else x.to(dtype)
+
+    def floor(self, x: Tensor) -> Tensor:
+        return x.detach().floor()
+
+    def where(self, condition: Tensor, number: float, x: Tensor) -> Tensor:
+        return x.masked_fill(condition, number)
+
+    def take(self, x: Tensor, index: Tensor, axis: int) -> Tensor:
+        return x[(slice(None),) * axis + (index,)]
+
+    def pool(self, x: Tensor, axes: tuple[int, ...], average: bool) -> Tensor:
+        return x.mean(axes) if average else x.amax(axes)
+
+    def reshape(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        return x.reshape(*sizes)
+
+    def zeros(self, sizes: Sequence[Any], like: Tensor) -> Tensor:
+        return like.new_zeros(*sizes)
 
 
-def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the four corners around each point of a grid, and their weights."""
-    h, w = image.shape[1:]
-    inside = ((y >= -1) & (y <= h)).unsqueeze(1) & ((x >= -1) & (x <= w)).unsqueeze(0)
-    y, x = y.clamp(0, h - 1), x.clamp(0, w - 1)
-    top, left = y.floor().long().clamp(max=h - 1), x.floor().long().clamp(max=w - 1)
-    bottom, right = (top + 1).clamp(max=h - 1), (left + 1).clamp(max=w - 1)
-    ly, lx = (y - top).unsqueeze(1), (x - left).unsqueeze(0)
-    corners = [image[:, r][:, :, c] for r in (top, bottom) for c in (left, right)]
-    weights = [(1 - ly) * (1 - lx), (1 - ly) * lx, ly * (1 - lx), ly * lx]
-    return corners, [k * inside for k in weights]
+op("RoiAlign", since=10)(Sampling(TORCH).roi_align)
 
 
 @op("NonMaxSuppression", since=10)
