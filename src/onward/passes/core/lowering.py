@@ -60,7 +60,7 @@ class LowerToCore(Pass):
                     problems.append(problem)
                     continue
                 inside.update(held)
-                _forget(held)
+                edit.forget(held)
             if len(problems) == len(found):  # otherwise the next round may know more types and shapes
                 raise ModelError(problems)
             edit.remove_dead_nodes(unit.graph)
@@ -86,7 +86,7 @@ class LowerToCore(Pass):
         try:
             result = made.function(Lowering(node, op))
         except Unsupported as error:
-            _forget(op.nodes)
+            edit.forget(op.nodes)
             return _problem(node, f"`{node.op_type}` cannot be written with core operators here", str(error))
         outputs = [result] if isinstance(result, ir.Value) else list(result)
         self._note(node.op_type, [inner.op_type for n in op.nodes for inner in (n, *_inside(n))])
@@ -103,13 +103,6 @@ class LowerToCore(Pass):
 
 def _inside(node: ir.Node) -> list[ir.Node]:
     return [n for graph in walk.subgraphs(node) for n in walk.all_nodes(graph)]
-
-
-def _forget(nodes: list[ir.Node]) -> None:
-    """Let nodes that are in no graph read nothing, so that what they read counts as unread."""
-    for node in nodes:
-        for position in range(len(node.inputs)):
-            node.replace_input_with(position, None)
 
 
 def _problem(node: ir.Node, message: str, why: str) -> Diagnostic:
