@@ -23,6 +23,7 @@ SAMPLES = {
     "onnxruntime": ["gradient/Sub/", "gradient/Gradient/", "optimizer/Adam/", "training/", "invalid/gradient/"],
     "reference": ["gradient/Max/", "optimizer/Momentum/", "training/linear", "training/batch", "training/two"],
     "torch": ["gradient/Sub/", "optimizer/Adagrad/", "training/mlp", "training/cnn", "training/schedule"],
+    "minimal_backend": ["gradient/Max/", "optimizer/Adam/", "training/legacy", "training/scan", "training/two"],
 }
 
 
@@ -30,7 +31,7 @@ SAMPLES = {
 def test_sample_passes(suite: Path, name: str) -> None:
     import onward_conformance
 
-    backend = importlib.import_module(f"onward.backends.{name}")
+    backend = importlib.import_module(name if name == "minimal_backend" else f"onward.backends.{name}")
     chosen = [c for c in onward_conformance.cases(suite) if any(c.name.startswith(p) for p in SAMPLES[name])]
 
     results = [(c, onward_conformance.run(c, backend)) for c in chosen]

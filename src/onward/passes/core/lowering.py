@@ -70,6 +70,11 @@ class LowerToCore(Pass):
     def _lower(self, node: ir.Node, unit: Unit) -> Diagnostic | None:
         """Replace one node; return what prevents it."""
         made = table().get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if made is None and node.domain not in ("", "ai.onnx"):
+            body = standard_body(node, unit.opset)
+            if body is not None:  # a function of ai.onnx.preview
+                inline_call(node, body, unit.names)
+                return None
         if made is None:
             domain = f" of domain `{node.domain}`" if node.domain not in ("", "ai.onnx") else ""
             why = "it is not an operator of ai.onnx" if domain else CANNOT.get(node.op_type, "it has no decomposition")
