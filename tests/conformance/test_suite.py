@@ -162,7 +162,23 @@ def test_the_command_prints_a_table_and_writes_json(suite: Path, tmp_path: Path,
     assert "FAILED invalid/" in printed
     results = json.loads(out.read_text())["results"]
     assert len(results) == sum(r["kind"] == "invalid" for r in results) > 70
-    assert main(["--backend", "there.is.no.such.module", "--folder", str(suite)]) == 2
+
+
+def test_a_backend_may_be_a_file_and_one_that_cannot_be_loaded_is_one_line(
+    suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    from onward_conformance.__main__ import main
+
+    good, bad = tmp_path / "good_backend.py", tmp_path / "bad_backend.py"
+    good.write_text("def check_model(model):\n    raise ValueError('refused')\n")
+    bad.write_text("raise RuntimeError('no device')\n")
+    chosen = ["--folder", str(suite), "--kind", "invalid", "--only", "key-twice"]
+
+    assert main(["--backend", str(good), *chosen]) == 1
+    assert "refuses the valid twin of the file: ValueError: refused" in capsys.readouterr().out
+    for name, why in ((str(bad), "RuntimeError: no device"), ("no.such.module", "ModuleNotFoundError")):
+        assert main(["--backend", name, *chosen]) == 2
+        assert f"error: {name} cannot be used: {why}" in capsys.readouterr().err
 
 
 def test_the_archive_of_the_wheel_holds_the_same_cases(suite: Path, tmp_path: Path) -> None:
