@@ -84,7 +84,7 @@ def _minimised(call: Call, Q: Value, eye: Value, classes: int) -> Value:
     change = body.Mul(diff, body.Add(body.Mul(diff, Q_ii), body.Mul(Qp_i, 2.0)))
     pQp_next = body.Div(body.Div(body.Add(pQp_now, change), scale), scale)
     Qp_next = body.Div(body.Add(Qp_now, body.Mul(diff, row)), scale)
-    some = body.ReduceMax(body.Cast(busy_now, to=FLOAT), keepdims=0)
+    some = body.ReduceSum(body.Cast(busy_now, to=FLOAT), keepdims=0)  # of no samples, too
     on = body.And(go, body.Greater(some, body.constant(0.0, FLOAT)))
     outputs = [on, p_next, Qp_next, pQp_next, busy_now]
     for output, formal in zip(outputs, [go, p, Qp, pQp, busy], strict=True):

@@ -62,8 +62,13 @@ def floats(call: Call, value: Value) -> Value:
     return value if value.dtype == FLOAT else call.op.Cast(value, to=FLOAT)
 
 
-def rows(call: Call, value: Value) -> Value:
-    """Return one row per sample: a vector is one sample."""
+def rows(call: Call, value: Value, width: int = 0) -> Value:
+    """Return one row per sample: a vector is one sample.
+
+    Where nothing tells the rank, as behind a vectorizer of text, the `width` of a row does if it is given.
+    """
+    if value.shape is None and width:
+        return call.op.Reshape(value, np.array([-1, width]))
     rank = call.rank(value)
     if rank == 1:
         return call.op.Reshape(value, np.array([1, -1]))
