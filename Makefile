@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SUITE := PYTHONPATH=conformance:conformance/src:src:tests OMP_NUM_THREADS=1 $(BIN)/python
 
-.PHONY: anywhere conformance scoreboard-peers conformance-data conformance-run conformance-wheel demo test test-core test-frameworks test-whole quick lint js web fuzz crash zoo bench bench-peers docs clean
+.PHONY: anywhere conformance scoreboard-peers conformance-data conformance-run conformance-core conformance-wheel demo test test-core test-frameworks test-whole quick lint js web fuzz crash zoo bench bench-peers docs clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -108,6 +108,14 @@ conformance-run: $(VENV)/.dev
 		$(SUITE) -m onward_conformance --backend onward.backends.$$backend --json build/conformance-$$backend.json || true; \
 	done
 	$(BIN)/python tests/conformance/gaps.py $(CONFORMANCE_BACKENDS:%=build/conformance-%.json)
+
+# The same through the core operators (onward compile --core), on the backend that has no others.
+conformance-core: $(VENV)/.dev
+	test -f conformance/data/manifest.json || $(MAKE) conformance-data
+	mkdir -p build
+	PYTHONPATH=conformance/src:src:examples OMP_NUM_THREADS=1 $(BIN)/python -m onward_conformance \
+		--backend minimal_backend --json build/conformance-core.json || true
+	$(BIN)/python tests/conformance/gaps.py build/conformance-core.json
 
 conformance-wheel: $(VENV)/.dev
 	test -f conformance/data/manifest.json || $(MAKE) conformance-data

@@ -185,7 +185,8 @@ def page() -> str:
             " `onward.compile(model, core=True)`) emits only core operators, in every graph of a program: forward,"
             ' gradients, optimizers, losses, initialisation. Its `manifest.json` says `"core": true`.'
             " [examples/minimal_backend.py](../examples/minimal_backend.py) has these operators and no others, and"
-            " trains every sample; [Writing a backend](writing_a_backend.md) begins there."
+            " trains every sample; [Writing a backend](writing_a_backend.md) begins there. `make conformance-core` runs"
+            " the whole [conformance suite](../conformance/README.md) through them."
         ),
         "",
         "## The principle",

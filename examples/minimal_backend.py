@@ -433,7 +433,7 @@ class Training:
         roles = [role for role in self.manifest["graphs"] if role.partition(":")[0] == "step"]
         roles = roles if entry is None else roles[entry : entry + 1]
         self._steps = [(self._load(role), self.manifest["graphs"][role]["outputs"]) for role in roles]
-
+        self._names = {also: i["name"] for i in self.manifest["inputs"] for also in i.get("also", ())}
         self._initialize = self._load("initialize") if "initialize" in self.manifest["graphs"] else None
 
     def _load(self, role: str) -> Prepared:
@@ -443,7 +443,7 @@ class Training:
         """Make one update with a batch of inputs and targets; return the loss and the other outputs."""
         seen: dict[str, Any] = {}
         for graph, described in self._steps:
-            known = {**self._state, **self.settings, **inputs}
+            known = {**self._state, **self.settings, **{self._names.get(n, n): v for n, v in inputs.items()}}
             results = graph.run({name: known[name] for name in graph.inputs})
             for output, value in zip(described, results, strict=True):
                 if output["role"] == "state":
@@ -472,7 +472,7 @@ def prepare_training(model: Any, device: str = "CPU", entry: int | None = None, 
     import onward
 
     with tempfile.TemporaryDirectory() as folder:
-        onward.compile(model, core=True).save(folder)
+        onward.compile(model, core=True).save(folder, self_test=False)
         return Training(folder, entry)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "conformance" / "src"), str(ROOT / "conformance")]
+sys.path[:0] = [str(ROOT / "conformance" / "src"), str(ROOT / "conformance"), str(ROOT / "examples")]
 
 # Operators whose cases the planted defects need, and what is cheap.
 OPERATORS = ["Sub", "Max", "Gemm"]

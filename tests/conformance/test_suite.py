@@ -23,6 +23,7 @@ SAMPLES = {
     "onnxruntime": ["gradient/Sub/", "gradient/Gradient/", "optimizer/Adam/", "training/", "invalid/gradient/"],
     "reference": ["gradient/Max/", "optimizer/Momentum/", "training/linear", "training/batch", "training/two"],
     "torch": ["gradient/Sub/", "optimizer/Adagrad/", "training/mlp", "training/cnn", "training/schedule"],
+    "minimal_backend": ["gradient/Max/", "optimizer/Adam/", "training/legacy", "training/scan", "training/two"],
 }
 
 
@@ -30,7 +31,7 @@ SAMPLES = {
 def test_sample_passes(suite: Path, name: str) -> None:
     import onward_conformance
 
-    backend = importlib.import_module(f"onward.backends.{name}")
+    backend = importlib.import_module(name if name == "minimal_backend" else f"onward.backends.{name}")
     chosen = [c for c in onward_conformance.cases(suite) if any(c.name.startswith(p) for p in SAMPLES[name])]
 
     results = [(c, onward_conformance.run(c, backend)) for c in chosen]
@@ -161,7 +162,23 @@ def test_the_command_prints_a_table_and_writes_json(suite: Path, tmp_path: Path,
     assert "FAILED invalid/" in printed
     results = json.loads(out.read_text())["results"]
     assert len(results) == sum(r["kind"] == "invalid" for r in results) > 70
-    assert main(["--backend", "there.is.no.such.module", "--folder", str(suite)]) == 2
+
+
+def test_a_backend_may_be_a_file_and_one_that_cannot_be_loaded_is_one_line(
+    suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    from onward_conformance.__main__ import main
+
+    good, bad = tmp_path / "good_backend.py", tmp_path / "bad_backend.py"
+    good.write_text("def check_model(model):\n    raise ValueError('refused')\n")
+    bad.write_text("raise RuntimeError('no device')\n")
+    chosen = ["--folder", str(suite), "--kind", "invalid", "--only", "key-twice"]
+
+    assert main(["--backend", str(good), *chosen]) == 1
+    assert "refuses the valid twin of the file: ValueError: refused" in capsys.readouterr().out
+    for name, why in ((str(bad), "RuntimeError: no device"), ("no.such.module", "ModuleNotFoundError")):
+        assert main(["--backend", name, *chosen]) == 2
+        assert f"error: {name} cannot be used: {why}" in capsys.readouterr().err
 
 
 def test_the_archive_of_the_wheel_holds_the_same_cases(suite: Path, tmp_path: Path) -> None:

@@ -274,6 +274,39 @@ def test_the_manifest_and_the_program_say_that_they_are_core(tmp_path: Path) -> 
     assert minimal_backend.prepare_training(tmp_path / "core").manifest["core"] is True
 
 
+def test_a_body_of_the_standard_reads_what_its_call_captured() -> None:
+    """SequenceMap's function comes from onnx as a message, in which `w` is only a name."""
+    net = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[2] a, float[3] b) => (float[n] y) {
+            w = Neg(a)
+            w0 = ReduceSum<keepdims=0>(w)
+            s = SequenceConstruct(a, b)
+            t = SequenceMap(s) <body = each (float[N] e) => (float[N] o) { o = Mul(e, w0) }>
+            y = ConcatFromSequence<axis=0>(t)
+        }""")
+    a, b = np.float32([1, 2]), np.float32([3, 4, 5])
+
+    (y,) = minimal_backend.run_model(net, [a, b])
+
+    np.testing.assert_allclose(y, np.concatenate([a, b]) * -3)
+
+
+def test_a_function_of_a_preview_domain_is_written_with_core_operators() -> None:
+    shape = [1, 2, 3, 4]
+    given = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n in "QKV"]
+    out = helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, shape)
+    node = helper.make_node("FlexAttention", list("QKV"), ["Y"], domain="ai.onnx.preview")
+    imports = [helper.make_opsetid("", 26), helper.make_opsetid("ai.onnx.preview", 1)]
+    net = helper.make_model(helper.make_graph([node], "net", given, [out]), opset_imports=imports, ir_version=12)
+    Q, K, V = np.random.default_rng(0).normal(size=(3, *shape)).astype(np.float32)
+
+    (Y,) = minimal_backend.run_model(net, [Q, K, V])
+
+    powers = np.exp(Q @ K.swapaxes(2, 3) / 2)
+    np.testing.assert_allclose(Y, powers / powers.sum(-1, keepdims=True) @ V, rtol=1e-5)
+    assert_core(lower_to_core(net).graph)
+
+
 def test_all_nodes_that_cannot_be_lowered_are_named_at_once() -> None:
     net = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20, "my.ops" : 1]>
         net (float[2] x, string[2] s) => (float[2] y, string[2] t) {

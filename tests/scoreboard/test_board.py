@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from onward.cli import build_app
 from onward.errors import ArgumentError
-from onward.scoreboard.board import History, make_board, write_board
+from onward.scoreboard.board import Board, History, make_board, write_board
 from onward.scoreboard.pool import Contestant, Outcome, Run
 from onward.scoreboard.tests import BoardTest, sampled
 
@@ -152,7 +152,15 @@ def test_the_command_runs_good_and_bad_backends_side_by_side(tmp_path: Path) -> 
     assert done.exit_code == 1
     assert "onward reference   2/2" in done.output
     assert "bad cannot be used: ModuleNotFoundError" in done.output
+    part = "Only tests with `test_adagrad` in their names ran."
+    assert part in done.output
+    assert part in (tmp_path / "site" / "index.html").read_text("utf-8")
     assert (tmp_path / "site" / "index.html").exists()
+
+
+def test_shares_are_rounded_down_as_on_the_page() -> None:
+    assert [Board.percent(p, 162) for p in (0, 150, 161, 162)] == ["0.0 %", "92.5 %", "99.3 %", "100 %"]
+    assert Board.percent(0, 0) == "0.0 %"
 
 
 def test_every_wrong_argument_is_named_at_once(tmp_path: Path) -> None:

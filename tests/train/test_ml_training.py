@@ -12,7 +12,7 @@ import pytest
 
 import onward
 from onward.backends.base import open_session
-from upgrade.ml_cases import DOUBLE, FLOAT, ROUND, Case, grown, model_of, new_trees
+from upgrade.ml_cases import CASES, DOUBLE, FLOAT, ROUND, Case, grown, model_of, new_trees
 
 skl2onnx = pytest.importorskip("skl2onnx")
 pytest.importorskip("sklearn")
@@ -30,6 +30,9 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "linear svc": (lambda: svm.LinearSVC(random_state=0), THREE),
     "svc of two": (lambda: pipeline.make_pipeline(SCALED(), svm.SVC()), TWO),
     "svc": (svm.SVC, THREE),
+    "svc with probabilities of two": (
+        lambda: pipeline.make_pipeline(SCALED(), svm.SVC(probability=True, random_state=0)), TWO),
+    "svc with probabilities": (lambda: svm.SVC(probability=True, random_state=0), THREE),
     "svr": (svm.SVR, NUMBERS),
     "boosting of two": (lambda: ensemble.GradientBoostingClassifier(n_estimators=5), TWO),
     "boosting": (lambda: ensemble.GradientBoostingClassifier(n_estimators=5), THREE),
@@ -39,7 +42,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "forest regression": (lambda: ensemble.RandomForestRegressor(5, max_depth=6, random_state=0), NUMBERS),
     "a tree": (lambda: tree.DecisionTreeClassifier(max_depth=3), THREE),
     "mlp": (lambda: neural_network.MLPClassifier((8,), max_iter=3, random_state=0), THREE),
-}
+}  # fmt: skip
 
 
 def exported(name: str) -> tuple[Any, onnx.ModelProto, np.ndarray, np.ndarray]:
@@ -195,6 +198,64 @@ def test_the_gradient_of_the_leaves_agrees_with_finite_differences(aggregate: in
     zeros = onward.gradient(proto, of="y0", wrt=["x0"])
     session = onnxruntime.InferenceSession(zeros.SerializeToString(), providers=["CPUExecutionProvider"])
     assert not session.run(["grad/x0"], feeds)[0].any()
+
+
+PAIRS = (
+    "svm probabilities NONE",
+    "svm probabilities of two NONE",
+    "two scores LOGISTIC",
+    "two scores in pairs LOGISTIC",
+)
+
+
+@pytest.mark.parametrize("name", [*PAIRS, "two scores, one base NONE"])
+def test_the_gradient_of_classes_agrees_with_finite_differences_of_onnxruntime(name: str) -> None:
+    """Every weight of a classifier: the slope of what stock ONNX Runtime gives for the file, in float32."""
+    proto, feeds = model_of(CASES[name])
+    width = 2 if "vectors_per_class" not in CASES[name].attributes else len(CASES[name].attributes["vectors_per_class"])
+    proto.graph.output[1].CopyFrom(onnx.helper.make_tensor_value_info("y1", FLOAT, ["N", width]))
+    seed = np.random.default_rng(1).normal(size=(len(feeds["x0"]), width)).astype(np.float32)
+    model = onward.make_trainable(
+        proto, loss=lambda op, outputs, labels: op.ReduceSum(op.Mul(outputs, labels), keepdims=0),
+        label={"seed": (np.float32, ["N", width])}, optimizer=onward.SGD(1.0), output="y1",
+    )  # fmt: skip
+    trainer = onward.Trainer(model)
+    before = {n: v.astype(np.float64) for n, v in trainer.session.get_state().items() if n in model.parameters}
+
+    def value(weights: dict[str, np.ndarray]) -> float:
+        trainer.session.set_state({n: v.astype(np.float32) for n, v in weights.items()})
+        tuned = trainer.to_inference()
+        assert [n.op_type for n in tuned.graph.node] == [CASES[name].op_type]
+        session = onnxruntime.InferenceSession(tuned.SerializeToString(), providers=["CPUExecutionProvider"])
+        return float((session.run(["y1"], feeds)[0].astype(np.float64) * seed).sum())
+
+    numeric = {}
+    for weight, array in before.items():
+        for place in range(min(array.size, 6)):
+            away = np.zeros(array.size)
+            away[place] = 2e-3
+            ends = [value({**before, weight: array + sign * away.reshape(array.shape)}) for sign in (1, -1)]
+            numeric[weight, place] = (ends[0] - ends[1]) / 4e-3
+    trainer.session.set_state({n: v.astype(np.float32) for n, v in before.items()})
+    trainer.step({**feeds, "seed": seed})
+
+    after = trainer.session.get_state()
+    found = {(w, i): (before[w] - after[w]).reshape(-1)[i] for w, i in numeric}
+    np.testing.assert_allclose(list(found.values()), list(numeric.values()), rtol=2e-2, atol=2e-3)
+    assert {w for (w, _), slope in numeric.items() if abs(slope) > 0.01} == set(before)
+
+
+def test_a_weight_of_one_number_trains() -> None:
+    """The rho of two classes, the base value of one target: operators of ai.onnx.ml hold them as weights."""
+    for name, weights in (
+        ("svm of two NONE", {"it/coefficients", "it/rho"}),
+        ("trees SUM", {"it/target_weights", "it/base_values"}),
+    ):
+        proto, _ = model_of(CASES[name])
+        output = proto.graph.output[-1].name
+        proto.graph.output[-1].CopyFrom(onnx.helper.make_tensor_value_info(output, FLOAT, ["N", None]))
+
+        assert set(onward.make_trainable(proto, loss="mse", output=output, optimizer="sgd").parameters) == weights
 
 
 def test_a_score_that_was_no_probability_and_becomes_one_stays_plain() -> None:

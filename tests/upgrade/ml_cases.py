@@ -210,6 +210,42 @@ CASES |= {
     "new trees, softmax zero": new_trees(FLOAT, post_transform=3),
     "new trees, average": new_trees(FLOAT, aggregate_function=0, nodes_missing_value_tracks_true=[1, 0, 0, 1]),
 }
+
+
+def paired(weights: list[float]) -> list[float]:
+    """Return the numbers of leaves of two classes as CatBoost writes them: each after its negation."""
+    return [v for w in weights[1::2] for v in (-w, w)]
+
+
+PAIRS = {**grown(4, ids=(0, 1), kind="class", every=True)}
+for post in POST:
+    MANY = {
+        "coefficients": numbers(12), "support_vectors": numbers(24), "vectors_per_class": [1, 2, 3], "rho": numbers(3),
+        "prob_a": [-1.5, -0.7, -2.0], "prob_b": [0.1, -0.3, 0.2], "classlabels_ints": [3, 1, 2],
+        "kernel_type": "RBF", "kernel_params": [0.3, 0.0, 0.0], "post_transform": post,
+    }  # fmt: skip
+    COUPLE = {
+        "coefficients": numbers(5), "support_vectors": numbers(20), "vectors_per_class": [2, 3], "rho": [0.1],
+        "prob_a": [-1.5], "prob_b": [0.1], "classlabels_strings": ["a", "b"],
+        "kernel_type": "RBF", "kernel_params": [0.3, 0.0, 0.0], "post_transform": post,
+    }  # fmt: skip
+    CASES |= {
+        f"svm probabilities {post}": Case("SVMClassifier", [X], MANY, [INT, FLOAT]),
+        f"svm probabilities of two {post}": Case("SVMClassifier", [X], COUPLE, [TEXT, FLOAT]),
+        f"two scores {post}": Case(
+            "TreeEnsembleClassifier", [ROUND],
+            {**grown(4, ids=(0, 1), kind="class", every=True, positive=post == "PROBIT"), "classlabels_int64s": [4, 5],
+             "post_transform": post}, [INT, FLOAT]),
+        f"two scores, one base {post}": Case(
+            "TreeEnsembleClassifier", [ROUND],
+            {**grown(4, ids=(0, 1), kind="class", positive=post == "PROBIT"), "classlabels_strings": ["no", "yes"],
+             "base_values": [0.01], "post_transform": post}, [TEXT, FLOAT]),
+    }  # fmt: skip
+    if post != "PROBIT":
+        CASES[f"two scores in pairs {post}"] = Case(
+            "TreeEnsembleClassifier", [ROUND],
+            {**PAIRS, "class_weights": paired(PAIRS["class_weights"]), "classlabels_int64s": [0, 1],
+             "post_transform": post}, [INT, FLOAT])  # fmt: skip
 # ONNX Runtime 1.31 takes whole numbers as members only; onnx's evaluator judges these.
 MEMBERS = new_trees(DOUBLE, member=True)
 

@@ -95,6 +95,23 @@ def test_the_plain_operators_give_the_numbers_of_onnxruntime(name: str) -> None:
             assert actual.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("name", ["regressor of three", "classifier of words"])
+def test_a_linear_model_needs_no_rank(name: str) -> None:
+    """Behind a vectorizer of text nothing tells the rank, and the coefficients tell the width of a row."""
+    proto, feeds = model_of(name)
+    proto.graph.node.insert(0, helper.make_node("Reshape", ["x0", "shape"], ["open"]))
+    proto.graph.node[1].input[0] = "open"
+    proto.graph.input.append(helper.make_tensor_value_info("shape", INT, ["R"]))
+    model = ir.serde.deserialize_model(proto)
+
+    assert decompose_microsoft(model)
+
+    plain = ir.serde.serialize_model(model)
+    for shape, rows in (([5, 4], 5), ([4], 1)):
+        given = {"x0": feeds["x0"][:rows], "shape": np.array(shape)}
+        np.testing.assert_allclose(run(plain, given)[-1], run(proto, given)[-1], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["regressor of three", "classifier softmax"])
 def test_the_weights_of_a_linear_model_are_trained(name: str) -> None:
     proto, feeds = model_of(name)

@@ -88,17 +88,17 @@ def test_members_of_sets_are_found() -> None:
 
 LEFT = {
     "the two enumerations of post_transform": new_trees(FLOAT, post_transform=1),
-    "two scores for two classes": Case(
+    "base values of two scores": Case(
         "TreeEnsembleClassifier",
         [ROUND],
-        {**grown(2, ids=(0, 1), kind="class"), "classlabels_int64s": [4, 5]},
+        {**grown(2, ids=(0, 1), kind="class", every=True), "classlabels_int64s": [4, 5], "base_values": [0.1, 0.2]},
         [INT, FLOAT],
     ),
-    "probabilities of support vectors": Case(
-        "SVMClassifier",
-        CASES["svm of two NONE"].inputs,
-        {**CASES["svm of two NONE"].attributes, "prob_a": [-1.5], "prob_b": [0.1]},
-        CASES["svm of two NONE"].outputs,
+    "one score that is the second": Case(
+        "TreeEnsembleClassifier",
+        [ROUND],
+        {**grown(2, ids=(1,), kind="class"), "classlabels_int64s": [4, 5]},
+        [INT, FLOAT],
     ),
 }
 GAPS = {line["what"]: line["reason"] for line in tomllib.loads(KNOWN_GAPS.read_text("utf-8"))["classical"]}

@@ -253,6 +253,29 @@ def test_a_call_with_other_names_is_removed_and_its_values_renamed():
     assert list(algorithm.node[0].input) == ["y", "labels"]
 
 
+def test_data_may_use_the_names_of_the_algorithm_or_those_of_the_graph(tmp_path):
+    proto = legacy(graph_call(["batch_x"], ["prediction"]), ["batch_x"], {"y": "prediction"})
+    rng = np.random.default_rng(1)
+    x, t = rng.normal(size=(4, 3)).astype(np.float32), rng.normal(size=(4, 2)).astype(np.float32)
+    onward.save(upgrade(proto), tmp_path / "upgraded.onnx")
+    program = onward.compile(proto)
+    program.save(tmp_path / "program")
+
+    def losses(source, name):
+        trainer = onward.Trainer(source)
+        first = float(trainer.step({name: x, "labels": t})["loss"])
+        trainer.fit({name: x, "labels": t}, epochs=1, batch_size=4)
+        return first, float(trainer.step({name: x, "labels": t})["loss"])
+
+    wanted = losses(proto, "x")
+
+    assert losses(proto, "batch_x") == wanted
+    assert losses(tmp_path / "upgraded.onnx", "batch_x") == wanted
+    assert onward.Program.load(tmp_path / "program").inputs[0].also == ("batch_x",)
+    with pytest.raises(onward.OnwardError, match="the step has no input `batch`"):
+        losses(proto, "batch")
+
+
 def test_a_call_on_a_computed_value_is_inlined_with_the_same_numbers():
     proto = legacy(graph_call(["doubled"], ["prediction"]), ["raw"], {"y": "prediction"})
     proto.training_info[0].algorithm.node.insert(0, helper.make_node("Add", ["raw", "raw"], ["doubled"]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib
+import importlib.util
 import json
+import pathlib
 import sys
 from typing import Any
 
@@ -16,7 +18,9 @@ from onward_conformance.runner import Result, run
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0 if no case failed, 1 if one did, 2 if the suite or the backend cannot be used."""
     parser = argparse.ArgumentParser(prog="onward_conformance", description=__doc__)
-    parser.add_argument("--backend", required=True, help="a module, or module:Class, with ONNX's backend interface")
+    parser.add_argument(
+        "--backend", required=True, help="a module, module:Class or file.py with ONNX's backend interface"
+    )
     parser.add_argument("--folder", help="a generated suite; by default the one that is installed")
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--operator", help="only cases of this operator, scenario or rule")
@@ -27,8 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         backend = _load(chosen.backend)
+    except Exception as error:  # noqa: BLE001 (importing runs the backend's own code)
+        print(f"error: {chosen.backend} cannot be used: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    try:
         found = cases(chosen.folder, kind=chosen.kind, operator=chosen.operator, only=chosen.only)
-    except (SuiteError, ImportError, AttributeError) as error:
+    except SuiteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not found:
@@ -84,6 +92,16 @@ def report(backend: str, results: list[tuple[Case, Result]]) -> dict[str, Any]:
 
 
 def _load(name: str) -> Any:
+    path = pathlib.Path(name)
+    if path.suffix == ".py":
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None  # as for every file whose name ends with .py
+        assert spec.loader is not None
+        found = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = found
+        sys.path.insert(0, str(path.parent.resolve()))  # a script finds the files beside it
+        spec.loader.exec_module(found)
+        return found
     module, _, attribute = name.partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found

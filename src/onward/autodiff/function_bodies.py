@@ -63,6 +63,7 @@ def inline_call(node: ir.Node, function: ir.Function, names: Names) -> list[ir.N
     given = [*node.inputs, *[None] * len(function.inputs)]
     values = {formal: actual for formal, actual in zip(function.inputs, given, strict=False) if actual is not None}
     absent = set(function.inputs) - values.keys()
+    values |= _captures(node, function)
     attributes = _attributes(node, function)
     prefix = f"{node.name or node.op_type}/"
     copies = edit.copy_nodes(function, values, names=names, prefix=prefix, attributes=attributes)
@@ -83,6 +84,21 @@ def inline_call(node: ir.Node, function: ir.Function, names: Names) -> list[ir.N
     graph.remove(node, safe=True)
     _rename_in_gradients(copies, {old.name or "": new.name or "" for old, new in values.items()})
     return copies
+
+
+def _captures(node: ir.Node, function: ir.Function) -> dict[ir.Value, ir.Value]:
+    """Return what the bodies of a call read of the graph around it, by the values that stand for it in `function`.
+
+    A body of the standard that depends on its context (SequenceMap's) holds those of the call, which came through a
+    message: there, what they read outside has only its name.
+    """
+    outside = {v.name: v for body in walk.subgraphs(node) for v in walk.captured(body)}
+    if not outside:
+        return {}
+    inside = [v for inner in function for body in walk.subgraphs(inner) for v in walk.captured(body)]
+    return {
+        v: outside[v.name] for v in inside if v.producer() is None and v not in function.inputs and v.name in outside
+    }
 
 
 def _rename_in_gradients(nodes: Iterable[ir.Node], names: Mapping[str, str]) -> None:

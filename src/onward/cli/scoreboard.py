@@ -88,6 +88,7 @@ def scoreboard(
         return
     with tempfile.TemporaryDirectory(prefix="onward-scoreboard-") as folder:
         tests, folders, problems = _collect(suite, only, data, Path(folder))
+        parts = _parts(suite, only, sample, len(tests))
         tests = sampled(tests, sample)
         for problem in problems:
             console.print(f"error: {problem}", style="bold red")
@@ -96,12 +97,24 @@ def scoreboard(
         for run in _run(contestants, tests, folders, jobs or os.cpu_count() or 1, timeout, int(memory * 2**30)):
             runs.append(run)
             board = make_board(tests, runs, history, keep=keep)
-            board.problems = problems
+            board.problems, board.parts = problems, [] if keep else parts
             files = _write(board, output)  # after each backend: a board takes hours
     _print(board)
     stdout_console(soft_wrap=True).print("wrote " + ", ".join(f"`{f}`" for f in files))
     if problems or any(row.broken for row in board.rows):
         raise typer.Exit(1)
+
+
+def _parts(suite: str, only: str, sample: int, count: int) -> list[str]:
+    """Return what this run chooses of all tests, so that nobody takes its numbers for those of the whole."""
+    found = []
+    if suite != "all":
+        found.append(f"Only the tests of `--suite {suite}` ran.")
+    if only:
+        found.append(f"Only tests with `{only}` in their names ran.")
+    if sample > 1:
+        found.append(f"A sample: one test of {sample}, chosen by their names, of {count:,}.")
+    return found
 
 
 def _history(output: Path, more: Sequence[Path]) -> History:
@@ -224,13 +237,15 @@ def _print(board: Board) -> None:
             cells.append(f"{found['passed']}/{found.total()}" + "*" * (found.total() < len(chosen)))
         gained, lost = row.changes()
         change = " ".join([f"+{len(gained)}"] * bool(gained) + [f"−{len(lost)}"] * bool(lost))
-        share = f"{100 * counts['passed'] / max(1, counts.total()):.1f} %" + "*" * (counts.total() < len(board.tests))
+        share = board.percent(counts["passed"], counts.total()) + "*" * (counts.total() < len(board.tests))
         numbers = [str(counts[s]) for s in ("passed", "failed", "skipped")]
         table.add_row(row.name, *cells, *numbers, share, change)
     console = stdout_console()
     console.print(table)
     if any(row.counts(board.tests).total() < len(board.tests) for row in board.rows if not row.broken):
         console.print("* of the tests that ran")
+    for part in board.parts:
+        console.print(part, soft_wrap=True)
     for row in board.rows:
         if row.broken:
             console.print(Text.assemble((f"{row.name} cannot be used: ", "bold red"), row.broken), soft_wrap=True)

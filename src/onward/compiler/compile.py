@@ -45,6 +45,7 @@ from onward.passes.base import Trace, Unit, collector_paused, run_passes
 from onward.passes.cleanup import RestateShapesInBranches
 from onward.passes.opset import LabelOpset
 from onward.upgrade import normalise
+from onward.upgrade.graph_call import other_names
 
 
 def compile_model(
@@ -179,7 +180,7 @@ class Compiler:
             infer_graph=infer,
             initialize_graph=self.build(INITIALIZE) if initializes else None,
             inputs=tuple(
-                dataclasses.replace(_spec(v), takes_nan=walk.takes_nan(v))
+                dataclasses.replace(_spec(v), takes_nan=walk.takes_nan(v), also=other_names(v))
                 for v in model.graph.inputs
                 if v.name not in model.graph.initializers
             ),

@@ -342,7 +342,8 @@ def _info(value: ir.Value) -> dict[str, Any]:
 
 
 def _spec(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+    found = {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+    return {**found, "also": list(spec.also)} if spec.also else found
 
 
 def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Mapping[str, np.ndarray]) -> Program:
@@ -404,7 +405,7 @@ def _plain_graph(role: str, manifest: Mapping[str, Any], data: bytes) -> PlainGr
 
 
 def _read_spec(spec: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"]))
+    return TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"]), also=tuple(spec.get("also", ())))
 
 
 def _plain_name(folder: Path, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,12 @@ class TensorSpec:
     shape: tuple[int | str | None, ...]
     takes_nan: bool = dataclasses.field(default=False, compare=False, repr=False)
     """Whether NaN stands for a missing value in this input: the graph itself replaces or examines it."""
+    also: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    """Other names under which data may hold it: those that a training graph of ONNX 1.7 gave to this input."""
+
+    def column_in(self, names: Collection[str]) -> str:
+        """Return the one of its names that is in `names`: its own, else another one, else its own."""
+        return self.name if self.name in names else next((n for n in self.also if n in names), self.name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

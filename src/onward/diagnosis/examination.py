@@ -179,7 +179,7 @@ def _look_at_training(found: Diagnosis, path: str) -> None:
         if trained is not None and not found.parameters:
             found.parameters = _sizes(trained)
             found.left = _reasons(trained, advice.on)
-    found.left |= fixed_weights(all_nodes(model.graph))
+    found.left |= fixed_weights(model)
     if not found.parameters:
         blocked = [_without_ourselves(d) for o in found.outputs for d in o.obstacles]
         found.obstacles = tuple(dict.fromkeys(blocked))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -11,7 +11,10 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from onward.check.safety import element_count
+from onward.graph.walk import all_nodes
 from onward.model.trainable import FIXED
+from onward.model.training_model import TrainingModel
+from onward.upgrade.microsoft import why_left
 
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16,
                      onnx.TensorProto.BFLOAT16})  # fmt: skip
@@ -58,13 +61,13 @@ def find_weights(model: onnx.ModelProto) -> dict[str, Store]:
     return found
 
 
-def fixed_weights(nodes: Iterable[ir.Node]) -> dict[str, str]:
+def fixed_weights(model: TrainingModel) -> dict[str, str]:
     """Return what holds weights that nothing can train, with the reason: constants, and nodes with attributes."""
     found = {}
-    for node in nodes:
+    for node in all_nodes(model.graph):
         if node.domain == _CLASSICAL and any(_holds_numbers(a) for a in node.attributes.values()):
-            reason = f"attributes of {node.op_type} in this form cannot be trained"
-            found[node.name or node.op_type] = reason
+            why = why_left(node, model.opset) or "it has no form in plain operators"
+            found[node.name or node.op_type] = f"attributes of {node.op_type} in this form cannot be trained: {why}"
         elif node.op_type == "Constant" and FIXED in node.outputs[0].metadata_props:
             found[node.outputs[0].name or ""] = node.outputs[0].metadata_props[FIXED]
     return found

@@ -149,6 +149,14 @@ def remove_dead_nodes(graph: GraphLike, candidates: Iterable[ir.Node] | None = N
     return len(dead)
 
 
+def forget(nodes: Iterable[ir.Node]) -> None:
+    """Let nodes that are in no graph, and those of their bodies, read nothing: what they read counts as unread."""
+    for node in nodes:
+        for inner in (node, *(n for body in subgraphs(node) for n in all_nodes(body))):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)
+
+
 def take_place(old: ir.Value, new: ir.Value) -> None:
     """Replace every use of `old` by `new`, which gets its name, and its type and shape if it has a type."""
     name = old.name

@@ -9,6 +9,7 @@ with the trained numbers in its attributes; the file is still the ONNX-ML file t
     weights   attribute -> the name of the tensor that holds its numbers
     guards    attribute -> whether none of its numbers was negative, where a runtime looks at that
     mirrored  attributes that hold the numbers of the tensor twice, first negated
+    paired    attributes that hold each number of the tensor after its negation
     clipped   attributes that hold 0 for each negative number of the tensor
 
 Each plain node carries the number, too. Where surgery took away, replaced or read a part of them, they stay.
@@ -30,7 +31,7 @@ from onnx import numpy_helper
 
 from onward.errors import Diagnostic, Severity
 from onward.graph.edit import remove_dead_nodes, take_place
-from onward.graph.walk import ancestors
+from onward.graph.walk import all_nodes, ancestors, reads, subgraphs
 
 ML = "ai.onnx.ml"
 _KEY = "onward.ml"
@@ -59,6 +60,7 @@ class Lifted(Protocol):
 
     weights: dict[str, ir.Value]
     mirrored: set[str]
+    paired: set[str]
     clipped: set[str]
     guards: dict[str, bool]
 
@@ -78,7 +80,7 @@ def record(graph: ir.Graph, node: ir.Node, made: Sequence[ir.Node], lifted: Lift
     names = {attribute: value.name for attribute, value in weights.items()}
     entry = {
         "node": packed, "version": version, "weights": names, "guards": lifted.guards,
-        "mirrored": sorted(lifted.mirrored), "clipped": sorted(lifted.clipped),
+        "mirrored": sorted(lifted.mirrored), "paired": sorted(lifted.paired), "clipped": sorted(lifted.clipped),
     }  # fmt: skip
     graph.metadata_props[f"{_KEY}/{number}"] = json.dumps(entry, sort_keys=True)
     for part in made:
@@ -144,13 +146,14 @@ def _restore_one(model: ir.Model, number: str, proto: onnx.NodeProto, entry: Map
     weights = {a: known.get(n) for a, n in entry["weights"].items()}
     part = ancestors(outputs, stop=[v for v in inputs if v is not None])
     own = {v for v in weights.values() if v is not None}
-    ends = {v for n in part for v in n.inputs if v is not None and v.producer() not in part}
+    ends = {v for n in part for v in reads(n) if v.producer() not in part}
     strange = ends - own - {v for v in inputs if v is not None}
     foreign = any(n.metadata_props.get(_KEY) != number for n in part)
     if foreign or any(v.metadata_props.get(_KEY) != number for v in strange):
         return "the model was changed there"
     inner = {v for n in part for v in n.outputs} - set(outputs)
-    read = {u.node for v in inner for u in v.uses()} - part
+    bodies = {n for node in part for body in subgraphs(node) for n in all_nodes(body)}
+    read = {u.node for v in inner for u in v.uses()} - part - bodies
     if read or any(v.is_graph_output() for v in inner):
         return "other nodes read values inside it"
     numbers: dict[str, np.ndarray] = {}
@@ -160,7 +163,11 @@ def _restore_one(model: ir.Model, number: str, proto: onnx.NodeProto, entry: Map
             return "its weights are gone"
         array = tensor.numpy().reshape(-1)
         array = np.maximum(array, 0) if attribute in entry["clipped"] else array
-        numbers[attribute] = np.concatenate([-array, array]) if attribute in entry["mirrored"] else array
+        if attribute in entry["mirrored"]:
+            array = np.concatenate([-array, array])
+        if attribute in entry.get("paired", ()):  # files that were written before there were pairs lack it
+            array = np.stack([-array, array], axis=1).reshape(-1)
+        numbers[attribute] = array
     for attribute, positive in entry["guards"].items():
         if bool((numbers[attribute] >= 0).all()) != positive:
             signs = "only positive numbers" if not positive else "negative numbers, too"

@@ -70,6 +70,7 @@ _NO_GRADIENT = frozenset(
 )  # fmt: skip
 
 PREPARES = "onward.prepares"  # the key of a number that prepares the input, and the operator that held it
+LEARNED = "onward.learned"  # the key of a number that an operator of ai.onnx.ml held as a weight, and the operator
 FIXED = "onward.fixed"  # the key of a constant that nothing can train, and why
 _TORCH_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
@@ -121,6 +122,8 @@ def obstacle(value: ir.Value, influential: Collection[ir.Node], *, named: bool =
     if PREPARES in value.metadata_props:
         operator = value.metadata_props[PREPARES]
         return f"it prepares the input, as {operator} did; name it in `train` if it is to be learned"
+    if LEARNED in value.metadata_props:
+        return None
     doubt = _doubt(value, uses)
     return None if doubt is None else f"it is {doubt}; name it in `train` if it is learned"
 
@@ -289,6 +292,7 @@ def _nothing(pattern: str, refused: dict[str, str]) -> Diagnostic:
 __all__ = [
     "CONSTANT_INPUTS",
     "FIXED",
+    "LEARNED",
     "PREPARES",
     "WEIGHT_INPUTS",
     "as_patterns",

@@ -63,6 +63,7 @@ class Board:
     date: str
     trend: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     problems: list[str] = dataclasses.field(default_factory=list)  # of the suite itself
+    parts: list[str] = dataclasses.field(default_factory=list)  # what was chosen, if not all tests were
 
     @property
     def suites(self) -> list[str]:
@@ -74,6 +75,11 @@ class Board:
         """Return the totals of the runs before, and of this one."""
         summary = {row.name: dict(row.counts(self.tests)) for row in self.rows}
         return [*self.trend, {"date": self.date, "tests": len(self.tests), "backends": summary}]
+
+    @staticmethod
+    def percent(passed: int, of: int) -> str:
+        """Return a share in percent, rounded down, so that only all is 100."""
+        return "100 %" if passed == of > 0 else f"{1000 * passed // max(1, of) / 10:.1f} %"
 
     def of_suite(self, suite: str) -> list[BoardTest]:
         return [t for t in self.tests if t.suite == suite]
@@ -168,6 +174,7 @@ def as_data(board: Board) -> dict[str, Any]:
         "date": board.date,
         "onnx": onnx.__version__,
         "problems": board.problems,
+        "parts": board.parts,
         "tests": {t.id: [t.operators, t.dtypes] for t in board.tests},
         "backends": [
             {

@@ -50,6 +50,7 @@ function totals() {
       el("td", {}, bar(n)), el("td", {class: "n"}, el("b", {title: n["-"] ? `* of the ${num(n.p + n.f + n.s)} tests that ran; ${num(n["-"])} did not` : ""}, percent(n.p, n.p + n.f + n.s) + (n["-"] ? "*" : ""))),
       el("td", {class: "cell" + (n.f ? " bad" : ""), on: {click: () => show(i, {status: "f"})}}, num(n.f)), el("td", {class: "cell", on: {click: () => show(i, {status: "s"})}}, num(n.s)), ...suites.map((_, s) => cell(b, bySuite[s], () => show(i, {suite: s}))), el("td", {}, change, " ", b.broken ? null : spark(b.name))); });
   const out = [];
+  for (const p of data.parts) out.push(el("div", {class: "note part"}, p));
   for (const p of data.problems) out.push(el("div", {class: "note"}, p));
   for (const b of backends) if (b.broken) out.push(el("div", {class: "note"}, el("b", {}, `${b.name} cannot be used: `), b.broken));
   out.push(el("div", {class: "scroll"}, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))),

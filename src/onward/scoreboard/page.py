@@ -34,6 +34,7 @@ def _data(board: Board) -> dict[str, Any]:
         "date": board.date,
         "onnx": onnx.__version__,
         "problems": board.problems,
+        "parts": board.parts,
         "suites": board.suites,
         "tests": [[board.suites.index(t.suite), t.name, list(t.operators), list(t.dtypes)] for t in board.tests],
         "backends": [_backend(board, row) for row in board.rows],

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onward.graph.builder import Names
 from onward.graph.walk import all_nodes, subgraphs
-from onward.model.trainable import FIXED, WEIGHT_INPUTS, final_uses
+from onward.model.trainable import FIXED, LEARNED, WEIGHT_INPUTS, final_uses
 from onward.model.training_model import FLOAT_TYPES
 
 # Running statistics must be initializers too, because an update replaces them.
@@ -20,10 +20,10 @@ _LIFTED = WEIGHT_INPUTS | {("BatchNormalization", 3), ("BatchNormalization", 4)}
 def lift_constants(graph: ir.Graph, names: Names, patterns: Sequence[str] = ()) -> list[ir.Value]:
     """Turn every `Constant` node that holds a weight into an initializer of the same name; return the initializers.
 
-    A floating-point constant counts as a weight if it has two elements or more, or if an operator reads it as a weight.
-    A single number in arithmetic stays a constant, unless one of `patterns` matches it; what is marked FIXED always
-    does. Constants and initializers inside the bodies of If, Loop and Scan move to the outer graph. The results of the
-    model do not change.
+    A floating-point constant counts as a weight if it has two elements or more, or if an operator reads it as a weight,
+    or if it was one in an operator of ai.onnx.ml. Any other single number in arithmetic stays a constant, unless one of
+    `patterns` matches it; what is marked FIXED always does. Constants and initializers inside the bodies of If, Loop
+    and Scan move to the outer graph. The results of the model do not change.
     """
     found = list(_weights(graph, patterns))
     # Branches may use one name each: what stays inside keeps its name, so a weight outside must not have it.
@@ -60,7 +60,9 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, patterns: Sequence[st
     if tensor.dtype not in FLOAT_TYPES or value.is_graph_output() or FIXED in value.metadata_props:
         return False
     named = any(p.strip("*") and fnmatch.fnmatchcase(value.name or "", p) for p in patterns)
-    return named or tensor.size >= 2 or any((n.op_type, i) in _LIFTED for n, i in final_uses(value))
+    if named or tensor.size >= 2 or LEARNED in value.metadata_props:
+        return True
+    return any((n.op_type, i) in _LIFTED for n, i in final_uses(value))
 
 
 def _lift(inner: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph, names: Names, staying: set[str]) -> ir.Value:

@@ -34,6 +34,8 @@ def step_feeds(
             )
         )
     names = [s.name for s in specs]
+    own = {s.column_in(feeds): s.name for s in specs}  # the feeds may use the names of a file of ONNX 1.7
+    feeds = {own.get(name, name): value for name, value in feeds.items()}
     problems = [
         Diagnostic(
             T110,

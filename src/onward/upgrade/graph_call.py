@@ -7,10 +7,12 @@ inside the inference graph, so it may use the same names for its own values; tho
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from onward.errors import Diagnostic, ModelError, counted, named_nodes
 from onward.graph.builder import Names
@@ -18,6 +20,7 @@ from onward.graph.schema import TRAINING_DOMAIN
 from onward.upgrade.opset import all_names
 
 M120 = "M120"
+CALLED = "onward.called"  # the key of an input of the graph that had another name as the input of an algorithm, in JSON
 
 
 def has_graph_call(proto: onnx.ModelProto) -> bool:
@@ -28,7 +31,8 @@ def has_graph_call(proto: onnx.ModelProto) -> bool:
 def remove_graph_calls(proto: onnx.ModelProto) -> list[dict[str, str]]:
     """Replace every `GraphCall` of `proto`, in place; bindings and `Gradient` attributes follow renamed values.
 
-    Returns for each entry the inputs of its algorithm that have another name now: that of an input of the graph.
+    Returns for each entry the inputs of its algorithm that have another name now: that of an input of the graph, which
+    notes the old ones (`other_names`).
 
     Raises:
         ModelError: ONNX 1.7 does not allow a call.
@@ -46,7 +50,20 @@ def remove_graph_calls(proto: onnx.ModelProto) -> list[dict[str, str]]:
             renamed[index] = _convert(info, proto.graph, calls, names)
     if problems:
         raise ModelError(problems)
+    for value in proto.graph.input:
+        others = sorted({old for names_of in renamed for old, new in names_of.items() if new == value.name})
+        if others:
+            value.metadata_props.add(key=CALLED, value=json.dumps(others))
     return renamed
+
+
+def other_names(value: ir.Value) -> tuple[str, ...]:
+    """Return the names that an input of the graph had as the input of an algorithm, in a file of ONNX 1.7."""
+    try:
+        found = json.loads(value.metadata_props.get(CALLED, "[]"))
+    except ValueError:  # somebody else's metadata
+        return ()
+    return tuple(n for n in found if isinstance(n, str)) if isinstance(found, list) else ()
 
 
 def _is_call(node: onnx.NodeProto) -> bool:

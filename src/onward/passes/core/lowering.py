@@ -60,7 +60,7 @@ class LowerToCore(Pass):
                     problems.append(problem)
                     continue
                 inside.update(held)
-                _forget(held)
+                edit.forget(held)
             if len(problems) == len(found):  # otherwise the next round may know more types and shapes
                 raise ModelError(problems)
             edit.remove_dead_nodes(unit.graph)
@@ -70,6 +70,11 @@ class LowerToCore(Pass):
     def _lower(self, node: ir.Node, unit: Unit) -> Diagnostic | None:
         """Replace one node; return what prevents it."""
         made = table().get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if made is None and node.domain not in ("", "ai.onnx"):
+            body = standard_body(node, unit.opset)
+            if body is not None:  # a function of ai.onnx.preview
+                inline_call(node, body, unit.names)
+                return None
         if made is None:
             domain = f" of domain `{node.domain}`" if node.domain not in ("", "ai.onnx") else ""
             why = "it is not an operator of ai.onnx" if domain else CANNOT.get(node.op_type, "it has no decomposition")
@@ -86,7 +91,7 @@ class LowerToCore(Pass):
         try:
             result = made.function(Lowering(node, op))
         except Unsupported as error:
-            _forget(op.nodes)
+            edit.forget(op.nodes)
             return _problem(node, f"`{node.op_type}` cannot be written with core operators here", str(error))
         outputs = [result] if isinstance(result, ir.Value) else list(result)
         self._note(node.op_type, [inner.op_type for n in op.nodes for inner in (n, *_inside(n))])
@@ -103,13 +108,6 @@ class LowerToCore(Pass):
 
 def _inside(node: ir.Node) -> list[ir.Node]:
     return [n for graph in walk.subgraphs(node) for n in walk.all_nodes(graph)]
-
-
-def _forget(nodes: list[ir.Node]) -> None:
-    """Let nodes that are in no graph read nothing, so that what they read counts as unread."""
-    for node in nodes:
-        for position in range(len(node.inputs)):
-            node.replace_input_with(position, None)
 
 
 def _problem(node: ir.Node, message: str, why: str) -> Diagnostic:

@@ -103,8 +103,8 @@ def choose_columns(
             names = named(asked, columns)
             problems += _missing(spec, names, columns, place)
             chosen[spec.name] = names
-        elif spec.name in columns:
-            chosen[spec.name] = [spec.name]
+        elif spec.column_in(columns) in columns:
+            chosen[spec.name] = [spec.column_in(columns)]
         elif numbered := _numbered(columns, spec.name):
             chosen[spec.name] = numbered
     left = [spec for spec in wanted if spec.name not in chosen]

@@ -213,9 +213,9 @@ def _only_choices(
 ) -> dict[str, str]:
     """Return column for the one input without a column, and for the one target without, where only one can be meant."""
     found: dict[str, str] = {}
-    taken = {mapping.get(s.name, s.name) for s in (*inputs, *targets)}
+    taken = {mapping.get(s.name, s.column_in(columns)) for s in (*inputs, *targets)}
     for specs in (inputs, targets):
-        missing = [s for s in specs if s.name not in mapping and s.name not in columns]
+        missing = [s for s in specs if s.name not in mapping and s.column_in(columns) not in columns]
         free = [c for c in columns.values() if c.name not in taken]
         if len(missing) == 1:
             (spec,) = missing
@@ -248,7 +248,7 @@ def _choose_columns(
             )
         )
     chosen: dict[str, str] = {}
-    by_position = positional and (nameless or not any(s.name in columns for s in wanted))
+    by_position = positional and (nameless or not any(s.column_in(columns) in columns for s in wanted))
     if by_position and (len(columns) < len(wanted) or (exact and len(columns) > len(wanted))):
         problems.append(
             Diagnostic(
@@ -261,7 +261,7 @@ def _choose_columns(
         return chosen, problems
     names = list(columns)
     for i, spec in enumerate(wanted):
-        name = mapping.get(spec.name, names[i] if by_position else spec.name)
+        name = mapping.get(spec.name, names[i] if by_position else spec.column_in(columns))
         if name in columns:
             chosen[spec.name] = name
         else:

@@ -24,7 +24,7 @@ from onward.upgrade.microsoft import plain as plain
 from onward.upgrade.microsoft import quantized as quantized
 from onward.upgrade.microsoft.call import CLASSICAL, DOMAIN, SIMPLIFIED, TABLE, Call, CannotDecompose, Decomposition
 
-__all__ = ["DOMAIN", "decompose_microsoft", "has_microsoft"]
+__all__ = ["DOMAIN", "decompose_microsoft", "has_microsoft", "why_left"]
 
 
 def decompose_microsoft(model: ir.Model) -> bool:
@@ -90,9 +90,11 @@ def _replace(
     try:
         results = decomposition(call)
     except CannotDecompose:
+        edit.forget(op.nodes)
         return False
     for index, output in enumerate(node.outputs):
         if output.name and (index >= len(results) or results[index] is None) and _is_used(output):
+            edit.forget(op.nodes)
             return False
     results = [r if r is None or r.producer() in op.nodes else op.Identity(r) for r in results]
     if node.domain == CLASSICAL and version is not None and isinstance(graph, ir.Graph):
@@ -109,6 +111,20 @@ def _replace(
             assert value.graph is not None
             value.graph.initializers.pop(value.name, None)  # type: ignore[arg-type]  # an initializer has a name
     return True
+
+
+def why_left(node: ir.Node, opset: int) -> str:
+    """Return why a node of a known operator cannot be decomposed, or "" if it can be or is not known."""
+    decomposition, op = _known(node), Builder(opset)
+    if decomposition is None:
+        return ""
+    try:
+        decomposition(Call(node, op))
+    except CannotDecompose as error:
+        return str(error)
+    finally:
+        edit.forget(op.nodes)
+    return ""
 
 
 def _is_used(value: Value) -> bool:

@@ -28,6 +28,7 @@ class Call:
         self.node, self.op, self.ml_version = node, op, ml_version
         self.weights: dict[str, Value] = {}  # by the attribute that held them
         self.mirrored: set[str] = set()  # attributes that hold the numbers twice, first negated
+        self.paired: set[str] = set()  # the same, each number beside its negation
         self.clipped: set[str] = set()  # attributes whose numbers must not be negative
         self.guards: dict[str, bool] = {}  # attribute -> whether none of its numbers is negative, where it matters
 

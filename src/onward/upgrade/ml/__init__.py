@@ -2,7 +2,7 @@
 
 linear.py       LinearRegressor, LinearClassifier
 preparation.py  Scaler, Normalizer, Imputer, Binarizer, OneHotEncoder, FeatureVectorizer, ArrayFeatureExtractor
-svm.py          SVMRegressor, SVMClassifier
+svm.py          SVMRegressor, SVMClassifier; coupling.py: the probabilities of the latter
 trees.py        TreeEnsemble, TreeEnsembleRegressor, TreeEnsembleClassifier; `onward.model.forest` reads them
 lookup.py       LabelEncoder
 values.py       what they share: weights, labels, post-transforms

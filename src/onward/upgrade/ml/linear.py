@@ -53,12 +53,12 @@ def _is_mirrored(call: Call) -> bool:
 
 def _linear(call: Call, targets: int, *, mirrored: bool = False) -> Value:
     """Return X coefficients^T + intercepts; with `mirrored`, of the second half of both."""
-    X = values.rows(call, call.required(0))
     rows, intercepts = (np.asarray(call.attr(n, None) or (), np.float32) for n in ("coefficients", "intercepts"))
     if mirrored:
         call.mirrored |= {"coefficients", "intercepts"}
         rows, intercepts = (a[len(a) // 2 :] for a in (rows, intercepts))
     coefficients = rows.reshape(targets, -1)
+    X = values.rows(call, call.required(0), coefficients.shape[1])
     width = call.size(X, 1)
     if isinstance(width, int) and width != coefficients.shape[1]:
         raise CannotDecompose("more coefficients than features: ONNX Runtime's sample logreg_iris")

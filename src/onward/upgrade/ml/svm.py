@@ -7,6 +7,7 @@ import numpy as np
 from onward.graph.builder import Value
 from onward.upgrade.microsoft.call import CLASSICAL, Call, CannotDecompose, decomposes
 from onward.upgrade.ml import values
+from onward.upgrade.ml.coupling import coupled
 from onward.upgrade.ml.values import FLOAT
 
 
@@ -29,13 +30,14 @@ def svm_regressor(call: Call) -> list[Value | None]:
 
 @decomposes("SVMClassifier", CLASSICAL)
 def svm_classifier(call: Call) -> list[Value | None]:
-    """Z = kernel(X, support_vectors) coefficients + rho for each pair of classes, Y = the class of most pairs."""
+    """Z = kernel(X, support_vectors) coefficients + rho for each pair of classes, Y = the class of most pairs.
+
+    With `prob_a` and `prob_b`, Z holds the probabilities of the classes that fit the pairs best (coupling.py).
+    """
     op, names = call.op, values.labels(call)
     classes, counts = len(names), [int(c) for c in call.attr("vectors_per_class", None) or ()]
     if not sum(counts):
         raise CannotDecompose("no support vectors")
-    if call.attr("prob_a", None):
-        raise CannotDecompose("probabilities, which an iteration over pairs finds")
     if len(counts) != classes or classes < 2:
         raise CannotDecompose("not one label for each class")
     kind = call.attr("post_transform", "NONE")
@@ -49,6 +51,8 @@ def svm_classifier(call: Call) -> list[Value | None]:
     wins = op.Cast(op.Greater(scores, 0.0), to=FLOAT)
     votes = op.Add(op.MatMul(wins, first), op.MatMul(op.Sub(1.0, wins), second))
     label = values.chosen(call, names, op.ArgMax(votes, axis=1, keepdims=0))
+    if call.attr("prob_a", None):
+        return [label, values.transformed(call, coupled(call, scores, classes), kind)]
     if classes > 2:
         return [label, values.transformed(call, scores, kind)]
     if kind == "PROBIT":

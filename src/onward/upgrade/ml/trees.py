@@ -58,9 +58,10 @@ def tree_ensemble_classifier(call: Call) -> list[Value | None]:
     if forest.count == 1:
         raise CannotDecompose("one class")
     if forest.count == 2:
-        if np.unique(forest.targets).tolist() != [0] or base.size == 2 or kind == "PROBIT":
-            # ONNX Runtime's numbers for these depend on the order in which its scores were set.
-            raise CannotDecompose("two scores for two classes")
+        if np.unique(forest.targets).tolist() == [0, 1]:
+            return _two_scores(call, forest, names, kind, base)
+        if forest.targets.any() or base.size == 2 or kind == "PROBIT":
+            raise CannotDecompose("one score for two classes, in a form in which ONNX Runtime leaves a class at 0")
         stored = forests.numbers(attributes, weights_at.removesuffix("_as_tensor"))
         positive = bool((stored >= 0).all())
         if positive:  # then runtimes read the scores as probabilities, so training must not make one negative
@@ -86,6 +87,52 @@ def tree_ensemble_classifier(call: Call) -> list[Value | None]:
     return [values.chosen(call, names, best), values.floats(call, values.transformed(call, scores, kind))]
 
 
+def _two_scores(
+    call: Call, forest: Forest, names: list[str] | list[int], kind: str, base: np.ndarray
+) -> list[Value | None]:
+    """Return label and scores of two classes with a score each, as CatBoost writes them.
+
+    ONNX Runtime decides by the second score alone, and gives 0 or 1 where the labels are numbers, whatever they are.
+    """
+    op = call.op
+    if base.size == 2:
+        raise CannotDecompose("base values of two scores: ONNX Runtime adds the second to the first score")
+    if not _covers(forest):
+        raise CannotDecompose("a class that some leaves do not know")
+    attributes = plain_attributes(call.node)
+    weights_at = weights_name("TreeEnsembleClassifier", attributes)
+    stored = forests.numbers(attributes, weights_at.removesuffix("_as_tensor"))
+    if not base.size and _is_paired(forest, stored):
+        # One tensor for both, so that the probabilities still add up to 1 after training.
+        call.paired.add(weights_at)
+        forest.leaves, forest.targets, forest.count = forest.leaves[1::2], np.zeros_like(forest.targets[1::2]), 1
+        second = values.floats(call, _scores(call, forest, "SUM", stored=stored[1::2]))
+        if kind == "LOGISTIC":
+            found = values.sigmoid_pair(call, second)
+        else:
+            found = values.transformed(call, values.two_columns(call, op.Neg(second), second), kind)
+    else:
+        scores = values.floats(call, _scores(call, forest, "SUM"))
+        if base.size:
+            first = values.incidence(call, [(0, 0)], (1, 2), values.FLOAT)
+            scores = op.Add(scores, op.Mul(first, values.floats(call, _base(call, base))))
+        second = op.Slice(scores, np.array([1]), np.array([2]), np.array([1]))
+        found = values.transformed(call, scores, kind)
+    wins = op.Greater(op.Squeeze(second, np.array([1])), op.constant(0.0, values.FLOAT))
+    return [values.either(call, names if isinstance(names[0], str) else [0, 1], wins), found]
+
+
+def _is_paired(forest: Forest, stored: np.ndarray) -> bool:
+    """Return whether the numbers come in pairs for the same leaf: that of the first class is the negated second."""
+    if len(stored) % 2:
+        return False
+    ids, leaves = forest.targets.reshape(-1, 2), forest.leaves.reshape(-1, 2)
+    halves = stored.reshape(-1, 2)
+    return bool(
+        (ids == [0, 1]).all() and (leaves[:, 0] == leaves[:, 1]).all() and (halves[:, 0] == -halves[:, 1]).all()
+    )
+
+
 def _finished(call: Call, scores: Value, forest: Forest, kind: str) -> Value:
     # ONNX Runtime transforms a single target by PROBIT only.
     return scores if forest.count == 1 and kind != "PROBIT" else values.transformed(call, scores, kind)
@@ -107,8 +154,13 @@ def _covers(forest: Forest) -> bool:
     return bool((~lacking).any(axis=0).all())
 
 
-def _scores(call: Call, forest: Forest, kind: str, dtype: ir.DataType | None = None) -> Value:
-    """Return the numbers of the leaves that each sample reaches, joined over the trees: (N, targets)."""
+def _scores(
+    call: Call, forest: Forest, kind: str, dtype: ir.DataType | None = None, stored: np.ndarray | None = None
+) -> Value:
+    """Return the numbers of the leaves that each sample reaches, joined over the trees: (N, targets).
+
+    `stored` are the numbers if they are not those of the attribute, one by one.
+    """
     op = call.op
     X = values.rows(call, call.required(0))
     width = call.size(X, 1)
@@ -118,7 +170,7 @@ def _scores(call: Call, forest: Forest, kind: str, dtype: ir.DataType | None = N
         raise CannotDecompose("a very deep tree")
     attributes = plain_attributes(call.node)
     name = weights_name(call.node.op_type, attributes)
-    stored = forests.numbers(attributes, name.removesuffix("_as_tensor"))
+    stored = forests.numbers(attributes, name.removesuffix("_as_tensor")) if stored is None else stored
     leaf = _walk(call, forest, X)
     weight = values.weight(call, name, stored)
     if name in call.clipped:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.builder import Value
-from onward.model.trainable import FIXED, PREPARES
+from onward.model.trainable import FIXED, LEARNED, PREPARES
 from onward.upgrade.microsoft.call import Call, CannotDecompose
 
 FLOAT = ir.DataType.FLOAT
@@ -18,6 +18,12 @@ _SMALL = 0.0000001  # below it, SOFTMAX_ZERO takes a score as absent
 
 def weight(call: Call, attribute: str, array: np.ndarray) -> Value:
     """Return a constant with a name that people can train it by; it is written back into `attribute`."""
+    value = _lifted(call, attribute, array)
+    value.metadata_props[LEARNED] = call.node.op_type
+    return value
+
+
+def _lifted(call: Call, attribute: str, array: np.ndarray) -> Value:
     call.weights[attribute] = value = _named(call, attribute, array)
     return value
 
@@ -46,7 +52,7 @@ def incidence(call: Call, pairs: Sequence[tuple[int, int]], shape: tuple[int, in
 
 def prepared(call: Call, attribute: str, array: np.ndarray) -> Value:
     """Return a weight that is trained only if it is named: it was measured, not learned."""
-    value = weight(call, attribute, array)
+    value = _lifted(call, attribute, array)
     value.metadata_props[PREPARES] = call.node.op_type
     return value
 
@@ -56,8 +62,13 @@ def floats(call: Call, value: Value) -> Value:
     return value if value.dtype == FLOAT else call.op.Cast(value, to=FLOAT)
 
 
-def rows(call: Call, value: Value) -> Value:
-    """Return one row per sample: a vector is one sample."""
+def rows(call: Call, value: Value, width: int = 0) -> Value:
+    """Return one row per sample: a vector is one sample.
+
+    Where nothing tells the rank, as behind a vectorizer of text, the `width` of a row does if it is given.
+    """
+    if value.shape is None and width:
+        return call.op.Reshape(value, np.array([-1, width]))
     rank = call.rank(value)
     if rank == 1:
         return call.op.Reshape(value, np.array([1, -1]))
