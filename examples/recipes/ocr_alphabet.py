@@ -148,8 +148,11 @@ def draw_page(words: list[str], font_file: Path) -> Image.Image:
 
 
 def main(args: argparse.Namespace) -> None:
-    import matplotlib
-    import rapidocr
+    try:
+        import matplotlib
+        import rapidocr
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"{error}: pip install rapidocr==3.10.0 matplotlib") from None
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     seen = args.fonts or [folder / f"{face}.ttf" for face in FACES]

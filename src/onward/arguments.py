@@ -38,12 +38,15 @@ def a_or_an(value: object) -> str:
 def nearest(name: str, names: Iterable[str], n: int = 3, cutoff: float = 0.5) -> list[str]:
     """Return at most `n` of the names that look like `name`, the most similar first.
 
-    >>> nearest("mze", ["mse", "l1"])
-    ['mse']
+    >>> nearest("mze", ["mse", "l1"]), nearest("x", ["y", "X"])
+    (['mse'], ['X'])
     """
     import difflib
 
-    return difflib.get_close_matches(name, list(names), n, cutoff)
+    known = list(names)
+    same = [k for k in known if k != name and k.casefold() == name.casefold()]  # difflib sees no likeness of x and X
+    near = difflib.get_close_matches(name, known, n, cutoff)
+    return [*same, *(k for k in near if k not in same)][:n]
 
 
 def did_you_mean(near: Iterable[str]) -> str:

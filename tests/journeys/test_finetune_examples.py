@@ -73,6 +73,19 @@ def test_finetune_ocr_is_the_recipe():
     assert "--alphabet" in printed
 
 
+def test_the_ocr_example_says_what_to_install(tmp_path):
+    (tmp_path / "rapidocr.py").write_text("raise ModuleNotFoundError(\"No module named 'rapidocr'\")\n")
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "finetune_ocr.py", "--output", tmp_path / "out"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")])},
+        capture_output=True, encoding="utf-8", timeout=300, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "pip install rapidocr" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_notebook_runs_from_top_to_bottom_without_red(tmp_path):
     book = nbformat.read(EXAMPLES / "finetune.ipynb", as_version=4)
 

@@ -166,6 +166,10 @@ class TrainOptions(FineTuneOptions):
             ),
         )
         problems = [Diagnostic(A101, message, needed=needed) for is_wrong, message, needed in rules if is_wrong]
+        patience = {"--early-stopping": self.early_stopping, "--reduce-on-plateau": self.reduce_on_plateau}
+        for option, epochs in patience.items():  # both are `patience` to Python, so that its error cannot say which
+            if epochs is not None and epochs < 1:
+                problems.append(Diagnostic(A101, f"{option} is {epochs}", needed="a whole number of at least 1"))
         if problems:
             raise ArgumentError(problems)
 

@@ -140,7 +140,7 @@ def _problems(given: Mapping[str, Any], program: Program) -> list[Diagnostic]:
     need("keep_best", isinstance(best, (bool, str)), "True, False, or the column that says what is best")
     need("shuffle", isinstance(given.get("shuffle", True), (bool, np.bool_)), "True or False")
     need("drop_last", isinstance(given.get("drop_last", True), (bool, np.bool_)), "True or False")
-    names = {"progress": ("kind of progress", PROGRESS), "on_nan": ("on_nan mode", MODES)}
+    names = {"progress": ("kind of progress", PROGRESS), "on_nan": ("on_nan=", MODES)}
     for name, (kind, valid) in {**names, "entry": ("training entry", tuple(program.entries))}.items():
         if name in given and given[name] not in valid and not (name == "progress" and isinstance(given[name], bool)):
             problems += unknown_name(kind, given[name], valid).diagnostics

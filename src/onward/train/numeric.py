@@ -57,7 +57,7 @@ class NumericGuard:
 
     def set_mode(self, mode: str) -> None:
         """Choose what happens when something is not finite: "stop", "skip" or "off"."""
-        check_name("on_nan mode", mode, MODES)
+        check_name("on_nan=", mode, MODES)
         if mode == "skip" and self._session.sharded:
             raise ArgumentError(
                 Diagnostic(

@@ -82,6 +82,6 @@ def _made_up(trainer: Trainer, batch_size: int, entry: str) -> Mapping[str, np.n
             A142,
             f"no batch for the profile can be made up: {reason}",
             needed="a batch with which one step of the training entry runs",
-            hint="give some of your data: x=…, y=…",
+            hint="give some of your data",
         )
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onward.arguments import did_you_mean, nearest
 from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
 from onward.train.arguments import FitSettings, hold_back, remember_data
@@ -156,6 +157,7 @@ def _weights_of(source: DataSource, sample_weight: Any) -> np.ndarray | None:
                     f"no column `{sample_weight}` in the data",
                     found=", ".join(f"`{c}`" for c in source.columns),
                     needed="the column of the sample weights",
+                    hint=did_you_mean(nearest(sample_weight, source.columns, 1)),
                 )
             )
         array = np.asarray(source.columns[name].take(slice(None)), dtype=np.float64)
