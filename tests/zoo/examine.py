@@ -535,9 +535,11 @@ def _forward(model: onnx.ModelProto, weights: Arrays, batch: Arrays) -> Callable
     kept = [i for i in model.graph.initializer if i.name not in weights]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
+    listed = {v.name for v in model.graph.input}  # a file of IR version 3 lists its weights among them
     for name, value in weights.items():
         kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-        model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
+        if name not in listed:
+            model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
     session = _session(model.SerializeToString())
     return lambda moved: _run(session, {**batch, **weights, **moved})
 

@@ -83,7 +83,6 @@ def compile_command(
     """Compile a training model to plain ONNX graphs that any runtime can train with.
 
     Examples:
-        onward compile net.train.onnx -o program/
         onward compile net.train.onnx --profile portable -o program/
         onward compile net.train.onnx --target iree:cpu --batch 32 -o native/
     """

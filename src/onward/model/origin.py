@@ -26,7 +26,7 @@ import onnx
 import onnx_ir as ir
 
 from onward.errors import ModelError
-from onward.graph.walk import subgraphs
+from onward.graph.walk import is_sorted, subgraphs
 from onward.model import serde
 from onward.model.stash import to_light
 from onward.model.training_model import TrainingModel
@@ -57,6 +57,8 @@ class Origin:
             return None
         if any(node.domain not in _STANDARD for graph in _graphs(file.graph) for node in graph):
             return None
+        if not is_sorted(file.graph):
+            return None  # what we write is in order
         here, there = _kinds(_constants(file.graph)), _kinds(_constants(converted.graph))
         shared = {name: kind for name, kind in here.items() if there.get(name) == kind}
         return cls(file, shared, _fingerprint(converted.graph, shared))
