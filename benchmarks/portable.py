@@ -84,6 +84,8 @@ def measure(programs: list[onward.Program], size: int, rounds: int, threads: int
     """Return the seconds of each round and program."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    # Else the threads of the session that ran last go on spinning on the cores that the other one needs.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     runs = []
     for program in programs:
         step = program.step.SerializeToString()
