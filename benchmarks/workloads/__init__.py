@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from workloads import embedding, gru, lenet, lstm, mlp, mobilenet, resnet18, transformer, unet
+from workloads import embedding, lenet, mlp, mobilenet, recurrent, resnet18, transformer, unet
 from workloads.base import CLASSES, LEARNING_RATE, MOMENTUM, Workload
 
 __all__ = ["CLASSES", "LEARNING_RATE", "MOMENTUM", "WORKLOADS", "Workload", "find"]
 
-FAMILIES = (mlp, lenet, embedding, transformer, lstm, gru, mobilenet, resnet18, unet)
+FAMILIES = (mlp, lenet, embedding, transformer, recurrent, mobilenet, resnet18, unet)
 WORKLOADS = {w.name: w for family in FAMILIES for w in family.WORKLOADS}
 
 

@@ -1,7 +1,8 @@
-"""Two layers of LSTM of width 256 over sequences of 64; the last output is classified."""
+"""Two layers of LSTM or GRU of width 256 over sequences of 64; the last output is classified."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from workloads.base import CLASSES, Workload
@@ -9,13 +10,13 @@ from workloads.base import CLASSES, Workload
 WIDTH, LAYERS = 256, 2
 
 
-def build() -> Any:
+def build(kind: str) -> Any:
     from torch import nn
 
     class Classifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.rnn = nn.LSTM(WIDTH, WIDTH, num_layers=LAYERS, batch_first=True)
+            self.rnn = getattr(nn, kind)(WIDTH, WIDTH, num_layers=LAYERS, batch_first=True)
             self.fc = nn.Linear(WIDTH, CLASSES)
 
         def forward(self, x: Any) -> Any:
@@ -24,11 +25,14 @@ def build() -> Any:
     return Classifier()
 
 
-def jax(layers: Any, x: Any) -> Any:
+def jax(kind: str, layers: Any, x: Any) -> Any:
     x = x.swapaxes(0, 1)
     for i in range(LAYERS):
-        x = layers.lstm(x, "rnn", i)
+        x = getattr(layers, kind.lower())(x, "rnn", i)
     return layers.linear(x[-1], "fc")
 
 
-WORKLOADS = (Workload("lstm-32", build, jax, (32, 64, WIDTH)),)
+WORKLOADS = tuple(
+    Workload(f"{kind.lower()}-32", functools.partial(build, kind), functools.partial(jax, kind), (32, 64, WIDTH))
+    for kind in ("LSTM", "GRU")
+)
