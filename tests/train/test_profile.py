@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import onward
@@ -88,6 +89,20 @@ def test_a_backend_that_times_no_operators_gives_the_whole_step() -> None:
     assert [p.name for p in found.phases] == ["graph"]
     assert found.layers == ()
     assert "flame" in found.to_html()
+
+
+def test_a_model_that_takes_text_gives_the_whole_step() -> None:
+    text = """<ir_version: 9, opset_import: ["": 19]> net (string[N, 2] x) => (float[N, 1] y) {
+        a = Constant <value_string = "a"> ()  b = Equal(x, a)  c = Cast <to = 1> (b)  y = MatMul(c, W) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((2, 1), np.float32), "W"))
+    trainer = onward.Trainer(onward.make_trainable(proto, loss="mse", optimizer=onward.SGD(0.1)), threads=1)
+
+    found = trainer.profile(np.array([["a", "b"]] * 4, object), np.zeros((4, 1), np.float32), batch_size=4, steps=2)
+
+    assert [p.name for p in found.phases] == ["data", "graph"]
+    with pytest.raises(ArgumentError, match="no batch for the profile can be made up"):
+        trainer.profile()
 
 
 def test_parts_of_the_model_hold_their_layers_in_the_flame_chart() -> None:

@@ -109,7 +109,7 @@ def _print(found: Profile, console: Console, top: int) -> None:
         phases.add_row(p.name, f"{p.seconds * 1e3:.3f}", f"{p.share:.0%}", "█" * round(30 * min(1.0, p.share)))
     console.print(phases)
     if not found.layers:
-        console.print(f"\nthe backend {found.backend} does not time its operators; onnxruntime does")
+        console.print("\nno times of operators: only the backend onnxruntime gives them, and not for inputs of text")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "operator", "forward ms", "backward ms", "share", "GFLOP", "MB", "of peak"):
