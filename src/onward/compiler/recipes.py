@@ -38,12 +38,13 @@ from onward.passes.inference_mode import UseInferenceValues
 from onward.passes.inline import InlineFunctions, InlineFunctionsWithoutRules
 from onward.passes.maps import MapsToTensors
 from onward.passes.optimizers import LowerOptimizers
-from onward.passes.pads import PadEveryAxis
+from onward.passes.pads import JoinPaddedParts, PadEveryAxis
 from onward.passes.portable.rewrites import AvoidDenied
 from onward.passes.randomness import LowerRandomness, RemoveDropout
 from onward.passes.running_statistics import ProtectRunningStatistics
 from onward.passes.scatter import ScatterInFloat32
 from onward.passes.sequences import SequencesToTensors
+from onward.passes.sizes import FoldSizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +274,7 @@ def _nothing(unit: Unit) -> Outputs:
 _PREPARE = (InlineFunctionsWithoutRules(), SequencesToTensors(), MapsToTensors())
 _PLAIN = (LowerGradients(), InlineFunctions(), LowerOptimizers())
 
-LOWERED = Recipe("lowered", sources.combined, (*_PREPARE, LowerRandomness(), *_PLAIN), _nothing)
+LOWERED = Recipe("lowered", sources.combined, (*_PREPARE, LowerRandomness(), FoldSizes(), *_PLAIN), _nothing)
 STEP = Recipe("step", LOWERED, (), _step)
 GRADIENTS = Recipe("gradients", LOWERED, (), _gradients)
 UPDATE = Recipe("update", LOWERED, (CutAtGradients(),), _update)
@@ -295,6 +296,7 @@ FINISH: tuple[Pass, ...] = (
     *_PLAIN,
     RemoveDeadNodes(),
     PadEveryAxis(),
+    JoinPaddedParts(),
     ScatterInFloat32(),
     MergeEqualNodes(),
     ProtectRunningStatistics(),

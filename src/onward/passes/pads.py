@@ -1,13 +1,15 @@
-"""Write out the pads of every axis."""
+"""Write out the pads of every axis; join what was padded only to be added."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph import shapes, walk
+from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Value
-from onward.passes.base import Pass, Unit
+from onward.passes.base import NO_GRADIENTS, Pass, Unit
 
 
 class PadEveryAxis(Pass):
@@ -67,3 +69,87 @@ def _pads(op: Builder, node: ir.Node, rank: int) -> Value:
         return op.ScatterElements(zeros, index, pads, axis=0)
     zeros[index] = known
     return op.constant(zeros)
+
+
+class JoinPaddedParts(Pass):
+    """Replace a sum of padded parts that lie side by side by one Concat of the parts.
+
+    The gradient of a value that is cut into parts, such as the projection of an attention layer into queries, keys and
+    values, is a sum of gradients with zeros around each. Every part lies where the others have zeros.
+    """
+
+    requires = (NO_GRADIENTS,)
+
+    def run(self, unit: Unit) -> bool:
+        sums = [n for n in walk.all_nodes(unit.graph) if n.op_type in ("Add", "Sum") and n.domain in ("", "ai.onnx")]
+        changed = [_join(node, unit.builder(f"{node.name or node.op_type}/")) for node in sums]
+        if any(changed):
+            edit.remove_dead_nodes(unit.graph)
+        return any(changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A value with zeros around it on one axis, from `begin` to `end` of `size`."""
+
+    data: Value
+    axis: int
+    begin: int
+    end: int
+    size: int
+    rank: int
+
+
+def _part(value: Value | None) -> _Part | None:
+    """Return what a Pad with zeros on one axis holds, if nothing else reads its result; None for any other value."""
+    node = None if value is None else value.producer()
+    if value is None or node is None or node.op_type != "Pad" or node.domain not in ("", "ai.onnx"):
+        return None
+    if node.attributes.get_string("mode", "constant") != "constant" or len(value.uses()) != 1:
+        return None
+    data, pads = node.inputs[0], walk.constant_of(node.inputs[1])
+    fill = node.inputs[2] if len(node.inputs) > 2 else None
+    zero = None if fill is None else walk.constant_of(fill)
+    if data is None or pads is None or data.shape is None or (fill is not None and (zero is None or zero.any())):
+        return None
+    rank = len(data.shape)
+    if value.is_graph_output() or len(pads) != 2 * rank or (pads < 0).any():
+        return None
+    padded = np.flatnonzero(pads[:rank] + pads[rank:])
+    if len(padded) != 1:
+        return None
+    axis = int(padded[0])
+    length, before, behind = data.shape[axis], int(pads[axis]), int(pads[axis + rank])
+    if not isinstance(length, int):
+        return None
+    return _Part(data, axis, before, before + length, before + length + behind, rank)
+
+
+def _join(node: ir.Node, op: Builder) -> bool:
+    found = [(value, _part(value)) for value in node.inputs]
+    parts = sorted((p for _, p in found if p is not None), key=lambda p: (p.axis, p.size, p.begin))
+    runs: list[list[_Part]] = []
+    for part in parts:
+        last = runs[-1][-1] if runs else None
+        if last is not None and (last.axis, last.size, last.end) == (part.axis, part.size, part.begin):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    joined = {part for run in runs if len(run) > 1 for part in run}
+    if not joined:
+        return False
+    terms = [value for value, part in found if part not in joined]
+    terms += [_concatenated(op, run) for run in runs if len(run) > 1]
+    total = terms[0] if len(terms) == 1 else op.Add(*terms) if len(terms) == 2 else op.Sum(*terms)
+    assert total is not None
+    edit.replace_node(node, op, [total])
+    return True
+
+
+def _concatenated(op: Builder, run: list[_Part]) -> Value:
+    """Return the parts of a run beside each other, with zeros around them where they do not fill the axis."""
+    first, last = run[0], run[-1]
+    whole = op.Concat(*(part.data for part in run), axis=first.axis)
+    pads = np.zeros(2 * first.rank, np.int64)
+    pads[first.axis], pads[first.axis + first.rank] = first.begin, last.size - last.end
+    return op.Pad(whole, pads) if pads.any() else whole
