@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.backends.onnxruntime.row_gradients import RowGradient, add_rows, row_gradient
+from onward.backends.onnxruntime.team import Team
 from onward.graph import edit, shapes, walk
 
 _BINARY = {"Add": "{0} + {1}", "Sub": "{0} - {1}", "Mul": "{0} * {1}", "Div": "{0} / {1}"}
@@ -30,9 +29,8 @@ _UNARY = {"Neg": "-{0}", "Sqrt": "np.sqrt({0})", "Abs": "abs({0})", "Identity": 
 _EXACT = {*_BINARY, *_COMPARE, *_UNARY, "Where", "Sign", "Reciprocal"}
 _TYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 
-# Elements per thread that are worth a thread: a quarter of a millisecond of work. Waking a thread is quick, but on few
-# cores it may wait a time slice for a spinning thread of ONNX Runtime.
-SMALLEST_PART = 524_288
+CHUNK = 16_384  # elements that a thread takes at once: four arrays of them fit into the cache of a core
+SMALLEST_PART = 65_536  # elements that are worth a thread: about the time in which it wakes
 FUSE_AFTER = 3.0  # seconds of steps, after which a run is not a short one: compiling takes a second of another thread
 ALIGNMENT = 16  # elements; every view starts on a cache line of its flat buffer
 
@@ -333,15 +331,24 @@ def _merge(components: list[_Component]) -> Group:
 
 
 def _source(component: _Component, slots: int, targets: list[int]) -> str:
-    """Return the loop as Python text; operands are arrays a*, scalars s* and constants c*."""
+    """Return the loop as Python text; operands are arrays a*, scalars s* and constants c*.
+
+    Each thread calls it with the same `progress`: how many chunks were taken, and how many are done. It returns when
+    no chunk is left and `awaited` chunks are done.
+    """
     parameters = [f"a{k}" for k in range(slots)]
     parameters += [f"s{k}" for k in range(len(component.scalars))]
     parameters += [f"c{k}" for k in range(len(component.constants))]
+    lines = [f"def update({', '.join(['progress', 'awaited', 'one', 'zero', *parameters])}):"]
+    lines += ["    while True:", f"        first = count(progress, 0) * {CHUNK}"]
+    lines += ["        if first >= a0.shape[0]:", "            break"]
+    lines += [f"        p{k} = a{k}[first : first + {CHUNK}]" for k in range(slots)]
     # With a range from 0 to the array's size, the compiler knows that no index is negative, and vectorises.
-    lines = [f"def update({', '.join(['one', 'zero', *parameters])}):", "    for i in range(a0.shape[0]):"]
-    lines += [f"        v{k} = a{k}[i]" for k in range(len(component.arrays))]
-    lines += [f"        {line}" for line in component.body]
-    lines += [f"        a{slot}[i] = {result}" for slot, result in zip(targets, component.results, strict=True)]
+    lines += ["        for i in range(p0.shape[0]):"]
+    lines += [f"            v{k} = p{k}[i]" for k in range(len(component.arrays))]
+    lines += [f"            {line}" for line in component.body]
+    lines += [f"            p{slot}[i] = {result}" for slot, result in zip(targets, component.results, strict=True)]
+    lines += ["        count(progress, 1)", "    while read(progress, 1) < awaited:", "        pass"]
     return "\n".join(lines) + "\n"
 
 
@@ -350,9 +357,11 @@ def compiled(source: str) -> Callable[..., None]:
     """Return the compiled loop."""
     import numba
 
-    namespace: dict[str, Any] = {"np": np}
+    from onward.backends.onnxruntime.team import count, read
+
+    namespace: dict[str, Any] = {"np": np, "count": count, "read": read}
     exec(source, namespace)  # generated above from the structure of a graph, without names or values of a file
-    # FlatBuffers.run starts the threads: OpenMP's would spin on the cores that ONNX Runtime needs.
+    # `Team` starts the threads: OpenMP's would spin on the cores that ONNX Runtime needs.
     function: Callable[..., None] = numba.njit(nogil=True, error_model="numpy")(namespace["update"])
     return function
 
@@ -363,7 +372,8 @@ def compile_ahead(plan: Plan) -> None:
         number = np.dtype(group.dtype).type
         empty = np.zeros(0, group.dtype)
         numbers = [number(0)] * (len(group.scalars) + len(group.constants))
-        compiled(group.source)(number(1), number(0), *(empty for _ in group.slots), *numbers)
+        progress = np.zeros(2, np.int64)
+        compiled(group.source)(progress, 0, number(1), number(0), *(empty for _ in group.slots), *numbers)
         if any(row.gradient in names for names in group.slots for row in plan.rows):
             add_rows()(empty.reshape(0, 0), np.zeros(0, np.int64), empty.reshape(0, 0))
 
@@ -393,11 +403,8 @@ class FlatBuffers:
         self._fixed = [number(1), number(0)]
         self._constants = [number(c) for c in group.constants]
         self._number = number
-        parts = min(threads, max(1, self.size // SMALLEST_PART))
-        edges = [round(self.size * k / parts / ALIGNMENT) * ALIGNMENT for k in range(parts)] + [self.size]
-        self._parts = [[a[first:last] for a in self.arrays] for first, last in itertools.pairwise(edges)]
-        self.threads = parts
-        self._pool = ThreadPoolExecutor(parts - 1, "onward-update") if parts > 1 else None
+        self.threads = min(threads, max(1, self.size // SMALLEST_PART))
+        self._team = Team(self.threads - 1)
 
     def views(self) -> Iterable[tuple[str, np.ndarray]]:
         """Yield (tensor name, view) for every tensor of every slot."""
@@ -408,12 +415,8 @@ class FlatBuffers:
     def run(self, scalars: Mapping[str, np.ndarray]) -> None:
         """Apply the update to every tensor of the group."""
         values = [self._number(np.asarray(scalars[name]).reshape(())) for name in self.group.scalars]
-        scalar_values = (*values, *self._constants)
-        own, *others = ((*self._fixed, *part, *scalar_values) for part in self._parts)
-        waiting = [self._pool.submit(self._function, *part) for part in others] if self._pool else []
-        self._function(*own)
-        for part in waiting:
-            part.result()
+        chunks = -(-self.size // CHUNK)
+        self._team.run(self._function, chunks, (*self._fixed, *self.arrays, *values, *self._constants))
 
 
 class Later:
