@@ -23,7 +23,8 @@ import onnxruntime
 
 from onward.backends.measurement import FEEDING, GRAPH, READING, UPDATE, WARM_UP, Measurement, OperatorTime
 from onward.backends.onnxruntime.layers import Part, Parts
-from onward.backends.onnxruntime.session import OnnxRuntimeSession, Sizes, _Step
+from onward.backends.onnxruntime.session import OnnxRuntimeSession
+from onward.backends.onnxruntime.step import Bound, Sizes, Step
 from onward.compiler.program import PlainGraph, Program
 
 _PEAK_SIZE = 1024  # rows and columns of the matrices whose product is timed
@@ -47,7 +48,7 @@ class MeasuredSession(OnnxRuntimeSession):
         self.folder = folder
         self.phases: dict[str, list[float]] = {phase: [] for phase in (FEEDING, GRAPH, READING, UPDATE)}
 
-    def prepared(self, entry: str) -> _Step:
+    def prepared(self, entry: str) -> Step:
         """Return what the session runs for an entry of which it has run a step."""
         return self._steps[entry]
 
@@ -70,11 +71,9 @@ class MeasuredSession(OnnxRuntimeSession):
         yield
         self.phases[phase].append(time.perf_counter() - began)
 
-    def _bind_feeds(
-        self, binding: onnxruntime.IOBinding, names: Sequence[str], feeds: Mapping[str, np.ndarray]
-    ) -> None:
+    def _feed(self, bound: Bound, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
         with self._timed(FEEDING):
-            super()._bind_feeds(binding, names, feeds)
+            super()._feed(bound, names, feeds)
 
     def _run_bound(
         self,
@@ -86,11 +85,11 @@ class MeasuredSession(OnnxRuntimeSession):
         with self._timed(GRAPH):
             super()._run_bound(session, binding, graph, refused)
 
-    def _read(self, results: Mapping[str, onnxruntime.OrtValue], graph: PlainGraph) -> dict[str, np.ndarray]:
+    def _read(self, bound: Bound, graph: PlainGraph) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         with self._timed(READING):
-            return super()._read(results, graph)
+            return super()._read(bound, graph)
 
-    def _update(self, step: _Step, results: Mapping[str, Any], feeds: Mapping[str, np.ndarray]) -> None:
+    def _update(self, step: Step, results: Mapping[str, np.ndarray], feeds: Mapping[str, np.ndarray]) -> None:
         with self._timed(UPDATE):
             super()._update(step, results, feeds)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onward.backends.onnxruntime.batch_statistics import ShareBatchStatistics
 from onward.backends.onnxruntime.lstm_gates import KeepGates
+from onward.backends.onnxruntime.sums import SumRowsByProducts
 from onward.passes.base import Pass
 
-REWRITES: tuple[Pass, ...] = (KeepGates(), ShareBatchStatistics())
+REWRITES: tuple[Pass, ...] = (KeepGates(), ShareBatchStatistics(), SumRowsByProducts())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 import warnings
@@ -23,9 +22,9 @@ from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.order import sort_for_memory
 from onward.backends.onnxruntime.rewrites import REWRITES
 from onward.backends.onnxruntime.row_gradients import RowBuffer
+from onward.backends.onnxruntime.step import Bound, Sizes, Step
 from onward.compiler.program import PlainGraph, Program
 from onward.errors import BackendError, Diagnostic, require_extra
-from onward.graph import shapes
 from onward.graph.walk import all_nodes
 from onward.model.serde import to_proto
 from onward.model.training_model import TrainingModel
@@ -47,57 +46,8 @@ _RUNTIME_ERRORS = (
 _INSTALLED = {"onnxruntime": onnxruntime.__version__}
 versions.check(_INSTALLED)
 
-Sizes = tuple[tuple[str, int], ...]  # free dimensions by name
-
 FUSE_FROM = 4096  # parameters; below, compiling the loop costs more than it saves
 FUSE_AT_ONCE = 32_000_000  # parameters; from here on, two sets of buffers cost more memory than compiling costs time
-
-
-@dataclasses.dataclass
-class _Step:
-    """One training entry, ready to run: what ONNX Runtime computes and what the fused update does after it."""
-
-    graph: PlainGraph
-    model: ir.Model  # what ONNX Runtime computes: the whole step, or all but the fused update
-    replaces: dict[str, str]  # the graph's own outputs that replace a state
-    in_place: frozenset[str] = frozenset()  # states that the fused update replaces
-    scalars: tuple[str, ...] = ()
-    buffers: list[fused_update.FlatBuffers] = dataclasses.field(default_factory=list)
-    gradients: dict[str, onnxruntime.OrtValue] = dataclasses.field(default_factory=dict)
-    rows: list[RowBuffer] = dataclasses.field(default_factory=list)
-    copied: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    bindings: dict[tuple[Any, ...], onnxruntime.IOBinding] = dataclasses.field(default_factory=dict)
-    inputs: tuple[str, ...] = ()
-    free: dict[str, list[str | None]] = dataclasses.field(default_factory=dict)  # input -> names of free dimensions
-    usual: Sizes | None = None  # the sizes of the first batch, for which a session is specialised
-
-    def __post_init__(self) -> None:
-        self.inputs = tuple(v.name or "" for v in self.model.graph.inputs)
-        for value in self.model.graph.inputs:
-            names = [d if isinstance(d, str) else None for d in shapes.dims(value) or ()]
-            if any(names):
-                self.free[value.name or ""] = names
-
-    def sizes(self, feeds: Mapping[str, np.ndarray]) -> Sizes:
-        """Return the sizes of the free dimensions in a batch."""
-        found: dict[str, int] = {}
-        for name, dimensions in self.free.items():
-            if name in feeds:
-                for dimension, size in zip(dimensions, np.shape(feeds[name]), strict=False):
-                    if dimension is not None and found.setdefault(dimension, size) != size:
-                        return ()  # ONNX Runtime will say what does not fit
-        return tuple(sorted(found.items()))
-
-    @property
-    def threads(self) -> int:
-        """Threads of the fused update."""
-        return max((buffers.threads for buffers in self.buffers), default=1)
-
-    @property
-    def fetched(self) -> list[str]:
-        """Outputs whose shapes may change with the batch."""
-        rows = [n for buffer in self.rows for n in (buffer.source.indices, buffer.source.rows)]
-        return list(dict.fromkeys([*self.graph.outputs, *self.scalars, *rows]))
 
 
 class OnnxRuntimeSession(Session):
@@ -134,7 +84,7 @@ class OnnxRuntimeSession(Session):
         self._fused = (pays and size >= FUSE_AT_ONCE) if fused is None else fused
         self._later = fused_update.Later() if pays and not self._fused else None
         self._sessions: dict[tuple[PlainGraph, Sizes], onnxruntime.InferenceSession] = {}
-        self._steps: dict[str, _Step] = {}
+        self._steps: dict[str, Step] = {}
         self._arrays: list[dict[str, np.ndarray]] = [{}, {}]
         self._values: list[dict[str, onnxruntime.OrtValue]] = [{}, {}]
         self._current: dict[str, int] = {}
@@ -196,7 +146,7 @@ class OnnxRuntimeSession(Session):
         self._values[side][name] = _ort_value(array)
         self._lent.discard(name)
         for step in self._steps.values():
-            step.bindings.clear()  # they hold the array that was there before
+            step.bound.clear()  # they hold the array that was there before
 
     def _make_writable(self, name: str) -> None:
         """Give a state that a graph replaces its two buffers."""
@@ -234,7 +184,7 @@ class OnnxRuntimeSession(Session):
         others = {s for n, e in self.program.entries.items() if n != name for s in e.step.replaces.values()}
         return fused_update.plan_update(model, graph.replaces, claimed | others)  # two entries share the rest
 
-    def _prepare_step(self, name: str, graph: PlainGraph) -> _Step:
+    def _prepare_step(self, name: str, graph: PlainGraph) -> Step:
         model = _rewritten(graph)
         plan = self._plan(name, graph, model) if self._fused else None
         in_place = frozenset() if plan is None else plan.states
@@ -243,8 +193,8 @@ class OnnxRuntimeSession(Session):
             self._make_writable(state)
         sort_for_memory((model if plan is None else plan.model).graph)
         if plan is None:
-            return _Step(graph, model, replaces)
-        step = _Step(graph, plan.model, replaces, in_place=in_place, scalars=plan.scalars)
+            return Step(graph, model, replaces)
+        step = Step(graph, plan.model, replaces, in_place=in_place, scalars=plan.scalars)
         by_rows = {found.gradient: found for found in plan.rows}
         for group in plan.groups:
             buffers = fused_update.FlatBuffers(group, self.threads)
@@ -262,7 +212,7 @@ class OnnxRuntimeSession(Session):
                     step.copied[tensor] = view
         return step
 
-    def _run_step(self, step: _Step, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _run_step(self, step: Step, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         graph = step.graph
         sizes = step.sizes(feeds)
         if step.usual is None:
@@ -274,32 +224,22 @@ class OnnxRuntimeSession(Session):
         held = [n for n in step.inputs if n in self._current]
         if _has_text(step.inputs, feeds):
             return self._run_step_on_text(step, session, held, feeds)
-        key = (fixed, *(self._current[n] for n in [*held, *step.replaces.values()]))
-        binding = step.bindings.get(key)
-        if binding is None:
-            binding = session.io_binding()
-            for state in held:
-                binding.bind_ortvalue_input(state, self._values[self._current[state]][state])
-            for output, state in step.replaces.items():
-                binding.bind_ortvalue_output(output, self._values[self._current[state] ^ 1][state])
-            for gradient, value in step.gradients.items():
-                binding.bind_ortvalue_output(gradient, value)
-            step.bindings[key] = binding
-        for output in step.fetched:  # again at each step: their shapes may change with the batch
-            binding.bind_output(output)
-        self._bind_feeds(binding, [n for n in step.inputs if n not in self._current], feeds)
+        key = (fixed, *map(self._current.__getitem__, [*held, *step.replaces.values()]))
+        if (bound := step.bound.get(key)) is None:
+            read = {state: self._values[self._current[state]][state] for state in held}
+            new = {output: self._values[self._current[state] ^ 1][state] for output, state in step.replaces.items()}
+            bound = step.bound[key] = Bound(session, read, {**new, **step.gradients}, step.fetched)
+        self._feed(bound, [n for n in step.inputs if n not in self._current], feeds)
         refused = fixed if session is self._sessions.get((graph, ())) else ()
-        self._run_bound(session, binding, graph, refused)
-        bound = [*step.replaces, *step.gradients, *step.fetched]
-        results = dict(zip(bound, binding.get_outputs(), strict=True))
-        outputs = self._read(results, graph)
+        self._run_bound(session, bound.binding, graph, refused)
+        results, outputs = self._read(bound, graph)
         self._update(step, results, feeds)
         for state in step.replaces.values():
             self._current[state] ^= 1
         return outputs
 
     def _run_step_on_text(
-        self, step: _Step, session: onnxruntime.InferenceSession, held: Sequence[str], feeds: Mapping[str, np.ndarray]
+        self, step: Step, session: onnxruntime.InferenceSession, held: Sequence[str], feeds: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Run a step without bindings, which hold no text (ONNX Runtime 1.31), and copy the new state."""
         bound = [*step.replaces, *step.gradients, *step.fetched]
@@ -308,7 +248,7 @@ class OnnxRuntimeSession(Session):
             np.copyto(self._arrays[self._current[state] ^ 1][state], arrays[output])
         for gradient, value in step.gradients.items():
             value.update_inplace(arrays[gradient])
-        self._update(step, {n: _Result(a) for n, a in arrays.items()}, feeds)
+        self._update(step, arrays, feeds)
         for state in step.replaces.values():
             self._current[state] ^= 1
         return {o: arrays[o] for o in step.graph.outputs}
@@ -331,19 +271,20 @@ class OnnxRuntimeSession(Session):
         except _RUNTIME_ERRORS as error:
             raise _failure(error, graph.name) from error
 
-    def _update(self, step: _Step, results: Mapping[str, Any], feeds: Mapping[str, np.ndarray]) -> None:
+    def _update(self, step: Step, results: Mapping[str, np.ndarray], feeds: Mapping[str, np.ndarray]) -> None:
         """Run the fused update, if there is one."""
         if not step.buffers:
             return
-        scalars = {**self.program.settings, **feeds, **{n: results[n].numpy() for n in step.scalars}}
-        for name, side in self._current.items():
-            if self._arrays[side][name].ndim == 0:
-                scalars.setdefault(name, self._arrays[side][name])
+        scalars = {**self.program.settings, **feeds, **{n: results[n] for n in step.scalars}}
+        for buffers in step.buffers:
+            for name in buffers.group.scalars:
+                if name not in scalars:
+                    scalars[name] = self._arrays[self._current[name]][name]
         for name, view in step.copied.items():
             np.copyto(view, feeds[name])
         try:
             for row in step.rows:
-                row.add(results[row.source.indices].numpy(), results[row.source.rows].numpy())
+                row.add(results[row.source.indices], results[row.source.rows])
             for buffers in step.buffers:
                 buffers.run(scalars)
         except IndexError as error:  # as ScatterElements in the plain graph would
@@ -352,30 +293,23 @@ class OnnxRuntimeSession(Session):
             for row in step.rows:
                 row.clear()
 
-    def _bind_feeds(
-        self, binding: onnxruntime.IOBinding, names: Sequence[str], feeds: Mapping[str, np.ndarray]
-    ) -> None:
+    def _feed(self, bound: Bound, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
         given = {**self.program.settings, **feeds}
         states.require_feeds(names, given, self.program)
-        for name in names:
-            binding.bind_cpu_input(name, np.ascontiguousarray(given[name]).reshape(np.shape(given[name])))
+        bound.feed(names, given)
 
     def run_graph(self, graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         session = self._session(graph, graph.model)
-        binding = session.io_binding()
         inputs = [i.name for i in session.get_inputs()]
         held = [n for n in inputs if n in self._current and n not in feeds]
         outputs = [o.name for o in session.get_outputs()]
         if _has_text(inputs, feeds):
             arrays = self._run_on_text(session, outputs, held, inputs, feeds, graph)
             return dict(zip(outputs, arrays, strict=True))
-        for state in held:
-            binding.bind_ortvalue_input(state, self._values[self._current[state]][state])
-        self._bind_feeds(binding, [n for n in inputs if n not in held], feeds)
-        for output in outputs:
-            binding.bind_output(output)
-        self._run_bound(session, binding, graph)
-        return {n: v.numpy() for n, v in zip(outputs, binding.get_outputs(), strict=True)}
+        bound = Bound(session, {s: self._values[self._current[s]][s] for s in held}, {}, outputs)
+        self._feed(bound, [n for n in inputs if n not in held], feeds)
+        self._run_bound(session, bound.binding, graph)
+        return bound.results()
 
     def _run_bound(
         self,
@@ -390,8 +324,10 @@ class OnnxRuntimeSession(Session):
         except _RUNTIME_ERRORS as error:
             raise _failure(error, graph.name, refused) from error
 
-    def _read(self, results: Mapping[str, onnxruntime.OrtValue], graph: PlainGraph) -> dict[str, np.ndarray]:
-        return {name: results[name].numpy() for name in graph.outputs}
+    def _read(self, bound: Bound, graph: PlainGraph) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return all results of a step, and copies of those for the caller."""
+        results = bound.results()
+        return results, {name: results[name].copy() for name in graph.outputs}
 
     def _options(self, fixed: Sizes, *, spin: bool) -> onnxruntime.SessionOptions:
         options = onnxruntime.SessionOptions()
@@ -429,16 +365,6 @@ class OnnxRuntimeSession(Session):
                     )
                 ) from error
         return self._sessions[graph, fixed]
-
-
-class _Result:
-    """An array where `_update` expects an OrtValue."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-
-    def numpy(self) -> np.ndarray:
-        return self._array
 
 
 def _has_text(inputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> bool:

@@ -1,7 +1,7 @@
 """Threads that help with one compiled loop, chunk by chunk.
 
-A thread that sleeps wakes within 20 to 100 microseconds, which is as long as a small update takes. So the caller begins at
-once, helpers take chunks as they come, and a helper that comes too late finds none left: nobody waits for it.
+A thread that sleeps wakes within 20 to 100 microseconds, which is as long as a small update takes. So the caller begins
+at once, helpers take chunks as they come, and a helper that comes too late finds none left: nobody waits for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Team:
         function(progress, chunks, *arguments)
 
     def _start(self) -> queue.SimpleQueue[Job | None]:
-        self._jobs = jobs = queue.SimpleQueue()
+        jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs = jobs
         for _ in range(self._helpers):
             threading.Thread(target=_help, args=(jobs,), name="onward-update", daemon=True).start()
         weakref.finalize(self, _stop, jobs, self._helpers)
@@ -67,7 +68,7 @@ def __getattr__(name: str) -> Any:
 @functools.cache
 def _atomics() -> dict[str, Any]:
     """Return `count(counters, k)`, which adds one and returns what was there before, and `read(counters, k)`."""
-    from llvmlite import ir
+    from llvmlite import ir  # type: ignore[import-untyped]
     from numba import types
     from numba.core import cgutils
     from numba.extending import intrinsic
