@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from onward.backends.onnxruntime.batch_statistics import ShareBatchStatistics
 from onward.backends.onnxruntime.lstm_gates import KeepGates
+from onward.backends.onnxruntime.relu import MaskByHardSigmoid
 from onward.backends.onnxruntime.sums import SumRowsByProducts
+from onward.backends.onnxruntime.unpooling import UnpoolGradients
 from onward.passes.base import Pass
 
-REWRITES: tuple[Pass, ...] = (KeepGates(), ShareBatchStatistics(), SumRowsByProducts())
+REWRITES: tuple[Pass, ...] = (
+    KeepGates(),
+    ShareBatchStatistics(),
+    SumRowsByProducts(),
+    UnpoolGradients(),
+    MaskByHardSigmoid(),
+)
