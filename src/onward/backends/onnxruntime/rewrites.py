@@ -6,6 +6,7 @@ from onward.backends.onnxruntime.batch_statistics import ShareBatchStatistics
 from onward.backends.onnxruntime.lstm_gates import KeepGates
 from onward.backends.onnxruntime.relu import MaskByHardSigmoid
 from onward.backends.onnxruntime.sums import SumRowsByProducts
+from onward.backends.onnxruntime.transposed_convolutions import TransposeConvolutionsAtOnce
 from onward.backends.onnxruntime.unpooling import UnpoolGradients
 from onward.passes.base import Pass
 
@@ -16,3 +17,4 @@ REWRITES: tuple[Pass, ...] = (
     UnpoolGradients(),
     MaskByHardSigmoid(),
 )
+ON_SEVERAL_THREADS: tuple[Pass, ...] = (TransposeConvolutionsAtOnce(),)

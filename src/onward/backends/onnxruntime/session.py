@@ -20,7 +20,7 @@ from onward.backends.interrupts import interrupts_kept
 from onward.backends.measurement import Measurement
 from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.order import sort_for_memory
-from onward.backends.onnxruntime.rewrites import REWRITES
+from onward.backends.onnxruntime.rewrites import ON_SEVERAL_THREADS, REWRITES
 from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.backends.onnxruntime.step import Bound, Sizes, Step
 from onward.compiler.program import PlainGraph, Program
@@ -158,7 +158,7 @@ class OnnxRuntimeSession(Session):
         """Compile the fused update of every entry in use. It only reads the program, so a thread may call it."""
         for name in list(self._steps):
             graph = self.program.entries[name].step
-            plan = self._plan(name, graph, _rewritten(graph))
+            plan = self._plan(name, graph, _rewritten(graph, self.threads))
             if plan is not None:
                 fused_update.compile_ahead(plan)
 
@@ -185,7 +185,7 @@ class OnnxRuntimeSession(Session):
         return fused_update.plan_update(model, graph.replaces, claimed | others)  # two entries share the rest
 
     def _prepare_step(self, name: str, graph: PlainGraph) -> Step:
-        model = _rewritten(graph)
+        model = _rewritten(graph, self.threads)
         plan = self._plan(name, graph, model) if self._fused else None
         in_place = frozenset() if plan is None else plan.states
         replaces = {o: s for o, s in graph.replaces.items() if s not in in_place}
@@ -408,10 +408,10 @@ def run_once(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np
     return loaded(graph)(feeds)
 
 
-def _rewritten(graph: PlainGraph) -> ir.Model:
+def _rewritten(graph: PlainGraph, threads: int) -> ir.Model:
     """Return a copy of a step's graph, as ONNX Runtime runs it best."""
     unit = Unit(TrainingModel(graph.copy_model()), name=graph.name, trains=True)
-    run_passes(REWRITES, unit)
+    run_passes((*REWRITES, *ON_SEVERAL_THREADS) if threads > 1 else REWRITES, unit)
     return unit.model
 
 
