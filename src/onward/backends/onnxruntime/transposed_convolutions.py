@@ -46,7 +46,10 @@ def _replace(node: ir.Node, op: Builder) -> bool:
     flat = op.Transpose(op.Reshape(W, _vector([channels, columns])), perm=[1, 0])
     product = op.MatMul(flat, op.Reshape(X, _vector([0, channels, height * width])))
     windows = {k: node.attributes[k].value for k in ("dilations", "pads", "strides") if k in node.attributes}
-    folded = op.Col2Im(product, _vector([out_high, out_wide]), _vector([high, wide]), **windows)
+    if (high, wide, out_high, out_wide) == (1, 1, height, width):  # the columns are the image
+        folded = op.Reshape(product, _vector([0, made, height, width]))
+    else:
+        folded = op.Col2Im(product, _vector([out_high, out_wide]), _vector([high, wide]), **windows)
     edit.replace_node(node, op, [folded])
     return True
 
