@@ -1,8 +1,8 @@
 """Compute sizes that are known before the run.
 
-Exporters write sizes as nodes even where they are numbers: the rows of a gate of an LSTM layer are a multiple of the size
-of its hidden state, read from a tensor of zeros by Shape. The gradient of a Slice with such bounds would compute its pads
-at each step, and nobody would see that the parts of a weight lie side by side.
+Exporters write sizes as nodes even where they are numbers: the rows of a gate of an LSTM layer are a multiple of the
+size of its hidden state, read from a tensor of zeros by Shape. The gradient of a Slice with such bounds would compute
+its pads at each step, and nobody would see that the parts of a weight lie side by side.
 """
 
 from __future__ import annotations

@@ -375,7 +375,8 @@ def compile_ahead(plan: Plan) -> None:
         progress = np.zeros(2, np.int64)
         compiled(group.source)(progress, 0, number(1), number(0), *(empty for _ in group.slots), *numbers)
         if any(row.gradient in names for names in group.slots for row in plan.rows):
-            add_rows()(empty.reshape(0, 0), np.zeros(0, np.int64), empty.reshape(0, 0))
+            nothing = empty.reshape(0, 0)
+            add_rows()(progress, 0, nothing, np.zeros(0, np.int64), nothing, number(0))
 
 
 def available() -> bool:
@@ -404,7 +405,7 @@ class FlatBuffers:
         self._constants = [number(c) for c in group.constants]
         self._number = number
         self.threads = min(threads, max(1, self.size // SMALLEST_PART))
-        self._team = Team(self.threads - 1)
+        self.team = Team(self.threads - 1)
 
     def views(self) -> Iterable[tuple[str, np.ndarray]]:
         """Yield (tensor name, view) for every tensor of every slot."""
@@ -416,7 +417,7 @@ class FlatBuffers:
         """Apply the update to every tensor of the group."""
         values = [self._number(np.asarray(scalars[name]).reshape(())) for name in self.group.scalars]
         chunks = -(-self.size // CHUNK)
-        self._team.run(self._function, chunks, (*self._fixed, *self.arrays, *values, *self._constants))
+        self.team.run(self._function, chunks, (*self._fixed, *self.arrays, *values, *self._constants))
 
 
 class Later:

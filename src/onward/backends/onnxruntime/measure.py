@@ -76,14 +76,10 @@ class MeasuredSession(OnnxRuntimeSession):
             super()._feed(bound, names, feeds)
 
     def _run_bound(
-        self,
-        session: onnxruntime.InferenceSession,
-        binding: onnxruntime.IOBinding,
-        graph: PlainGraph,
-        refused: Sizes = (),
+        self, session: onnxruntime.InferenceSession, bound: Bound, graph: PlainGraph, refused: Sizes = ()
     ) -> None:
         with self._timed(GRAPH):
-            super()._run_bound(session, binding, graph, refused)
+            super()._run_bound(session, bound, graph, refused)
 
     def _read(self, bound: Bound, graph: PlainGraph) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         with self._timed(READING):

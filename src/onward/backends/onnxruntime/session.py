@@ -207,7 +207,7 @@ class OnnxRuntimeSession(Session):
                 elif tensor in plan.gradients:
                     step.gradients[tensor] = _ort_value(view)
                 elif tensor in by_rows:
-                    step.rows.append(RowBuffer(by_rows[tensor], view))
+                    step.rows.append(RowBuffer(by_rows[tensor], view, buffers.team))
                 else:  # an array that is neither state nor computed: a batch input of a parameter's shape
                     step.copied[tensor] = view
         return step
@@ -228,10 +228,11 @@ class OnnxRuntimeSession(Session):
         if (bound := step.bound.get(key)) is None:
             read = {state: self._values[self._current[state]][state] for state in held}
             new = {output: self._values[self._current[state] ^ 1][state] for output, state in step.replaces.items()}
-            bound = step.bound[key] = Bound(session, read, {**new, **step.gradients}, step.fetched)
+            whole = bool(fixed) or not step.free  # of no other sizes
+            bound = step.bound[key] = Bound(session, read, {**new, **step.gradients}, step.fetched, keep=whole)
         self._feed(bound, [n for n in step.inputs if n not in self._current], feeds)
         refused = fixed if session is self._sessions.get((graph, ())) else ()
-        self._run_bound(session, bound.binding, graph, refused)
+        self._run_bound(session, bound, graph, refused)
         results, outputs = self._read(bound, graph)
         self._update(step, results, feeds)
         for state in step.replaces.values():
@@ -308,19 +309,20 @@ class OnnxRuntimeSession(Session):
             return dict(zip(outputs, arrays, strict=True))
         bound = Bound(session, {s: self._values[self._current[s]][s] for s in held}, {}, outputs)
         self._feed(bound, [n for n in inputs if n not in held], feeds)
-        self._run_bound(session, bound.binding, graph)
+        self._run_bound(session, bound, graph)
         return bound.results()
 
     def _run_bound(
-        self,
-        session: onnxruntime.InferenceSession,
-        binding: onnxruntime.IOBinding,
-        graph: PlainGraph,
-        refused: Sizes = (),
+        self, session: onnxruntime.InferenceSession, bound: Bound, graph: PlainGraph, refused: Sizes = ()
     ) -> None:
         """Run a session; `refused` are the sizes for which it could not be specialised, as an error should say."""
         try:
-            session.run_with_iobinding(binding)
+            try:
+                session.run_with_iobinding(bound.binding)
+            except _RUNTIME_ERRORS:
+                if not bound.let_go():  # a result may have another shape now, because that depends on the data
+                    raise
+                session.run_with_iobinding(bound.binding)
         except _RUNTIME_ERRORS as error:
             raise _failure(error, graph.name, refused) from error
 

@@ -69,8 +69,8 @@ class Step:
 class Bound:
     """The memory of the steps of one size: where ONNX Runtime reads the state and writes the results.
 
-    Results whose shapes cannot change keep the memory that they got at the first step, so that a step is little more
-    than a run of the session.
+    With `keep`, results keep the memory that they got at the first step, so that a step is little more than a run of
+    the session.
     """
 
     def __init__(
@@ -79,6 +79,8 @@ class Bound:
         read: Mapping[str, onnxruntime.OrtValue],
         written: Mapping[str, onnxruntime.OrtValue],
         fetched: Sequence[str],
+        *,
+        keep: bool = False,
     ) -> None:
         self.binding = session.io_binding()
         for name, value in read.items():
@@ -86,8 +88,7 @@ class Bound:
         for name, value in written.items():
             self.binding.bind_ortvalue_output(name, value)
         self._first, self._fetched = len(written), fetched
-        declared = {o.name: o.shape for o in session.get_outputs()}
-        self._shapes = [tuple(declared[name]) for name in fetched]  # numbers, or names where they may change
+        self._keep = keep
         self._given: dict[str, Any] = {}
         self._kept: dict[str, np.ndarray] = {}
 
@@ -101,8 +102,18 @@ class Bound:
             shared = isinstance(value, np.ndarray) and value.flags.c_contiguous
             self._given[name] = value if shared else None
         if not self._kept:
-            for name in self._fetched:  # again at each step: their shapes may change with the batch
-                self.binding.bind_output(name)
+            self._bind_fetched()
+
+    def _bind_fetched(self) -> None:
+        for name in self._fetched:  # again at each step: their shapes may change with the batch
+            self.binding.bind_output(name)
+
+    def let_go(self) -> bool:
+        """Let the results have new memory from now on; return whether they had kept some."""
+        kept, self._kept, self._keep = self._kept, {}, False
+        if kept:
+            self._bind_fetched()
+        return bool(kept)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the session computed; the next step may write over it."""
@@ -110,7 +121,7 @@ class Bound:
             return self._kept
         found = [value.numpy() for value in self.binding.get_outputs()[self._first :]]
         results = dict(zip(self._fetched, found, strict=True))
-        if self._shapes == [a.shape for a in found] and all(a.dtype.kind in "fiub" for a in found):
+        if self._keep and all(array.dtype.kind in "fiub" for array in found):
             self._kept = results
             for name, array in results.items():
                 self.binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
