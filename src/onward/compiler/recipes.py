@@ -45,6 +45,7 @@ from onward.passes.running_statistics import ProtectRunningStatistics
 from onward.passes.scatter import ScatterInFloat32
 from onward.passes.sequences import SequencesToTensors
 from onward.passes.sizes import FoldSizes
+from onward.passes.transposes import SelectBeforeTransposing, TransposeFactors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +275,9 @@ def _nothing(unit: Unit) -> Outputs:
 _PREPARE = (InlineFunctionsWithoutRules(), SequencesToTensors(), MapsToTensors())
 _PLAIN = (LowerGradients(), InlineFunctions(), LowerOptimizers())
 
-LOWERED = Recipe("lowered", sources.combined, (*_PREPARE, LowerRandomness(), FoldSizes(), *_PLAIN), _nothing)
+_SIMPLER = (FoldSizes(), SelectBeforeTransposing())
+
+LOWERED = Recipe("lowered", sources.combined, (*_PREPARE, LowerRandomness(), *_SIMPLER, *_PLAIN), _nothing)
 STEP = Recipe("step", LOWERED, (), _step)
 GRADIENTS = Recipe("gradients", LOWERED, (), _gradients)
 UPDATE = Recipe("update", LOWERED, (CutAtGradients(),), _update)
@@ -297,6 +300,7 @@ FINISH: tuple[Pass, ...] = (
     RemoveDeadNodes(),
     PadEveryAxis(),
     JoinPaddedParts(),
+    TransposeFactors(),
     ScatterInFloat32(),
     MergeEqualNodes(),
     ProtectRunningStatistics(),

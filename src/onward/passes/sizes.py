@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph import edit, shapes, walk
+from onward.graph import shapes, walk
 from onward.graph.builder import Value
 from onward.passes.base import Pass, Unit
 
@@ -24,6 +24,8 @@ Known = np.ndarray
 
 class FoldSizes(Pass):
     """Replace nodes that compute a known size by constants.
+
+    The nodes stay until dead ones are removed: something may need one of their values by its name.
 
     Only what follows from constants, from the inputs of the graph and from tensors that are made with a known shape
     counts: what a file states about the shapes of other values may be wrong.
@@ -42,13 +44,9 @@ class FoldSizes(Pass):
         for node, result in folded:
             op = unit.builder(f"{node.name or node.op_type}/")
             made = op.constant(result.astype(np.int64))
-            if node.outputs[0].is_graph_output():
-                continue
             assert node.graph is not None
             node.graph.insert_before(node, op.nodes)
             node.outputs[0].replace_all_uses_with(made)
-        if folded:
-            edit.remove_dead_nodes(unit.graph, [node for node, _ in folded])
         return bool(folded)
 
 
