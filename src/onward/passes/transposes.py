@@ -25,7 +25,7 @@ class SelectBeforeTransposing(Pass):
 def _select(node: ir.Node, op: Builder) -> bool:
     data, index = node.inputs
     place = walk.constant_of(index)
-    if data is None or data.shape is None or place is None or place.ndim or node.outputs[0].is_graph_output():
+    if data is None or data.shape is None or place is None or place.ndim:
         return False
     selected = node.attributes.get_int("axis", 0) % len(data.shape)
     order, value, found = list(range(len(data.shape))), data, None
