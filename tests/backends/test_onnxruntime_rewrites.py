@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import numpy as np
 import onnx
@@ -226,15 +225,15 @@ def test_every_element_is_updated_once_in_each_run_however_many_threads_help(hel
 
 
 def test_the_threads_of_a_team_end_with_it() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     team = Team(4)
     team.run(lambda progress, awaited: None, 0, ())
-    assert threading.active_count() == before + 4
+    started = set(threading.enumerate()) - before
+    assert len(started) == 4
 
     del team
     gc.collect()
 
-    limit = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    for thread in started:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in started)
