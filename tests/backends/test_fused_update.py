@@ -274,7 +274,7 @@ def test_the_plain_graph_goes_on_where_numba_fails(wide: onward.Program, monkeyp
 def test_the_loops_are_compiled_for_the_types_of_the_first_update(wide: onward.Program) -> None:
     session = open_session(wide, "onnxruntime", fused=True)
     graph = next(iter(wide.entries.values())).step
-    plan = plan_update(session_module._rewritten(graph), graph.replaces)
+    plan = plan_update(session_module._rewritten(graph, 1), graph.replaces)
     assert plan is not None
     fused_update.compile_ahead(plan)
     loops = [fused_update.compiled(group.source) for group in plan.groups]
