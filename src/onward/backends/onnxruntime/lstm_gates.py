@@ -16,7 +16,7 @@ from onward.graph.builder import Builder, Value
 from onward.passes.base import Pass, Unit, rewrite_nodes
 
 WORTH_IT = 64  # hidden units; below this, the steps of a Scan cost more than computing the gates twice
-_DEFAULTS = {"layout": 0, "input_forget": 0, "direction": "forward"}
+_DEFAULTS = {"layout": 0, "input_forget": 0, "direction": "forward", "linear_before_reset": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class KeepGates(Pass):
         return rewrite_nodes(unit, "LSTM", _replace_with_scan)
 
 
-def _is_plain(node: ir.Node) -> bool:
+def is_plain(node: ir.Node) -> bool:
     """Return whether this is a forward layer with the usual activations, no lengths and no peepholes, large enough."""
     if set(node.attributes) - {*_DEFAULTS, "hidden_size"}:
         return False
@@ -44,16 +44,16 @@ def _is_plain(node: ir.Node) -> bool:
     return inputs[4] is None and inputs[7] is None and node.attributes.get_int("hidden_size", 0) >= WORTH_IT
 
 
-def _user(value: Value, op_type: str, position: int = 0) -> ir.Node | None:
+def user(value: Value, op_type: str, position: int = 0) -> ir.Node | None:
     """Return the one node of this type that reads `value` at `position`."""
     found = [use.node for use in value.uses() if use.node.op_type == op_type and use.idx == position]
     return found[0] if len(found) == 1 else None
 
 
-def _products(weight: Value) -> list[ir.Node]:
+def products(weight: Value) -> list[ir.Node]:
     """Return the products with the transposed weights of all steps."""
-    squeezed = _user(weight, "Squeeze")
-    transposed = None if squeezed is None else _user(squeezed.outputs[0], "Transpose")
+    squeezed = user(weight, "Squeeze")
+    transposed = None if squeezed is None else user(squeezed.outputs[0], "Transpose")
     uses = [] if transposed is None else transposed.outputs[0].uses()
     return [use.node for use in uses if use.node.op_type == "MatMul" and use.idx == 1]
 
@@ -64,24 +64,24 @@ def _find_recomputed(node: ir.Node) -> _Recomputed | None:
     assert X is not None
     assert W is not None
     assert R is not None
-    from_X = [n for n in _products(W) if n.inputs[0] is X]
-    from_H = _products(R)
+    from_X = [n for n in products(W) if n.inputs[0] is X]
+    from_H = products(R)
     if len(from_X) != 1 or len(from_H) != 1 or not _is_shifted_output(from_H[0].inputs[0], node.outputs[0]):
         return None
-    total = _user(from_X[0].outputs[0], "Add")
+    total = user(from_X[0].outputs[0], "Add")
     if total is None or total.inputs[1] is not from_H[0].outputs[0]:
         return None
     if len(node.inputs) > 3 and node.inputs[3] is not None:
-        total = _user(total.outputs[0], "Add")
-    split = None if total is None else _user(total.outputs[0], "Split")
+        total = user(total.outputs[0], "Add")
+    split = None if total is None else user(total.outputs[0], "Split")
     if split is None or len(split.outputs) != 4:
         return None
     kinds = ("Sigmoid", "Sigmoid", "Sigmoid", "Tanh")
-    found = [_user(part, kind) for part, kind in zip(split.outputs, kinds, strict=True)]
+    found = [user(part, kind) for part, kind in zip(split.outputs, kinds, strict=True)]
     i, o, f, c = (None if n is None else n.outputs[0] for n in found)
     if i is None or o is None or f is None or c is None:
         return None
-    scan = _user(f, "Scan", 1)
+    scan = user(f, "Scan", 1)
     if scan is None or len(scan.inputs) != 3 or len(scan.outputs) != 2:
         return None
     product = scan.inputs[2].producer() if scan.inputs[2] is not None else None
@@ -103,7 +103,7 @@ def _is_shifted_output(value: Value | None, Y: Value) -> bool:
 
 def _replace_with_scan(node: ir.Node, op: Builder) -> bool:
     """Replace the layer and the recomputed values by a Scan."""
-    recomputed = _find_recomputed(node) if _is_plain(node) else None
+    recomputed = _find_recomputed(node) if is_plain(node) else None
     if recomputed is None:
         return False
     X, W, R, B, _, initial_h, initial_c = [*node.inputs, *[None] * (7 - len(node.inputs))][:7]
@@ -115,10 +115,7 @@ def _replace_with_scan(node: ir.Node, op: Builder) -> bool:
         gates = op.Add(gates, op.Add(*op.multi("Split", op.Squeeze(B, [0]), outputs=2, axis=0, num_outputs=2)))
     recurrent = op.Transpose(op.Squeeze(R, [0]), perm=[1, 0])
     size = node.attributes.get_int("hidden_size", 0)
-    if initial_h is None or initial_c is None:
-        batch = op.Concat(op.Shape(X, start=1, end=2), op.constant([size], ir.DataType.INT64), axis=0)
-        zeros = op.Expand(op.constant(0.0, X.dtype), batch)
-    start = [zeros if s is None else op.Squeeze(s, [0]) for s in (initial_h, initial_c)]
+    start = [initial_state(op, X, size, given) for given in (initial_h, initial_c)]
     H, C, hidden, cells, bounded, candidates = op.call(
         "Scan", [*start, gates], outputs=6, body=_step(op, X.dtype, recurrent, size), num_scan_inputs=1
     )
@@ -130,6 +127,14 @@ def _replace_with_scan(node: ir.Node, op: Builder) -> bool:
     for before, after in [*old, (recomputed.cells, cells)]:
         edit.take_place(before, after)
     return True
+
+
+def initial_state(op: Builder, X: Value, size: int, given: Value | None) -> Value:
+    """Return the state before the first step: what is given, or zeros."""
+    if given is not None:
+        return op.Squeeze(given, [0])
+    batch = op.Concat(op.Shape(X, start=1, end=2), op.constant([size], ir.DataType.INT64), axis=0)
+    return op.Expand(op.constant(0.0, X.dtype), batch)
 
 
 def _step(op: Builder, dtype: ir.DataType | None, recurrent: Value, size: int) -> ir.Graph:

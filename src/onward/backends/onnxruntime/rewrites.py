@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onward.backends.onnxruntime.batch_statistics import ShareBatchStatistics
+from onward.backends.onnxruntime.gru_gates import KeepGatesOfGru
 from onward.backends.onnxruntime.lstm_gates import KeepGates
 from onward.backends.onnxruntime.relu import MaskByHardSigmoid
 from onward.backends.onnxruntime.sums import SumRowsByProducts
@@ -12,6 +13,7 @@ from onward.passes.base import Pass
 
 REWRITES: tuple[Pass, ...] = (
     KeepGates(),
+    KeepGatesOfGru(),
     ShareBatchStatistics(),
     SumRowsByProducts(),
     UnpoolGradients(),
