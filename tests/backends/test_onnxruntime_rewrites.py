@@ -13,7 +13,7 @@ import pytest
 from onward.backends.onnxruntime.relu import MaskByHardSigmoid
 from onward.backends.onnxruntime.sums import SumRowsByProducts
 from onward.backends.onnxruntime.team import Team
-from onward.backends.onnxruntime.transposed_convolutions import TransposeConvolutionsAtOnce
+from onward.backends.onnxruntime.transposed_convolutions import MergeThinProducts, TransposeConvolutionsAtOnce
 from onward.backends.onnxruntime.unpooling import UnpoolGradients
 from onward.model import serde
 from onward.model.serde import to_proto
@@ -175,6 +175,20 @@ def test_small_transposed_convolutions_have_the_same_bits(
     assert "ConvTranspose" not in operators
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_thin_products_are_one(kernel: int) -> None:
+    text = f"""
+    net (float[N, 256, 3, 2] x, float[256, 2, {kernel}, {kernel}] w) => (float[N, 2, {kernel + 2}, {kernel + 1}] y) {{
+        y = ConvTranspose (x, w)
+    }}"""
+
+    operators = compared(
+        text, MergeThinProducts(), exact=False, x=array(3, 256, 3, 2) / 16, w=array(256, 2, kernel, kernel)
+    )
+
+    assert "ConvTranspose" not in operators
+
+
 def test_groups_a_bias_and_large_images_stay() -> None:
     text = """
     net (float[N, 4, 5, 5] x, float[4, 2, 3, 3] w, float[2] b, float[N, 4, 90, 90] z) =>
@@ -184,12 +198,12 @@ def test_groups_a_bias_and_large_images_stay() -> None:
         large = ConvTranspose (z, w)
     }"""
 
-    operators = compared(
-        text, TransposeConvolutionsAtOnce(),
-        x=array(3, 4, 5, 5), w=array(4, 2, 3, 3), b=array(2), z=array(1, 4, 90, 90),
-    )  # fmt: skip
+    feeds = {"x": array(3, 4, 5, 5), "w": array(4, 2, 3, 3), "b": array(2), "z": array(1, 4, 90, 90)}
+
+    operators = compared(text, TransposeConvolutionsAtOnce(), **feeds)
 
     assert operators == ["ConvTranspose"] * 3
+    assert compared(text, MergeThinProducts(), **feeds) == operators
 
 
 # -- the team --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from onward.backends.onnxruntime.gru_gates import KeepGatesOfGru
 from onward.backends.onnxruntime.lstm_gates import KeepGates
 from onward.backends.onnxruntime.relu import MaskByHardSigmoid
 from onward.backends.onnxruntime.sums import SumRowsByProducts
-from onward.backends.onnxruntime.transposed_convolutions import TransposeConvolutionsAtOnce
+from onward.backends.onnxruntime.transposed_convolutions import MergeThinProducts, TransposeConvolutionsAtOnce
 from onward.backends.onnxruntime.unpooling import UnpoolGradients
 from onward.passes.base import Pass
 
@@ -18,5 +18,6 @@ REWRITES: tuple[Pass, ...] = (
     SumRowsByProducts(),
     UnpoolGradients(),
     MaskByHardSigmoid(),
+    MergeThinProducts(),
 )
 ON_SEVERAL_THREADS: tuple[Pass, ...] = (TransposeConvolutionsAtOnce(),)
