@@ -92,9 +92,11 @@ bench-peers:
 	$(PYTHON) -m venv benchmarks/.venvs/onnxruntime-training
 	benchmarks/.venvs/onnxruntime-training/bin/pip install -q onnxruntime-training-cpu==1.19.2 onnx==1.17.0 'numpy<2.3' 'protobuf<6' torch==2.13.0
 	$(PYTHON) -m venv benchmarks/.venvs/onnxsim
-	benchmarks/.venvs/onnxsim/bin/pip install -q onnxsim==0.8.1 onnxruntime==1.31.1
+	benchmarks/.venvs/onnxsim/bin/pip install -q -c constraints.txt onnxsim onnxruntime
+	$(PYTHON) -m venv benchmarks/.venvs/onnx-ad
+	benchmarks/.venvs/onnx-ad/bin/pip install -q -c constraints.txt onnx-ad onnx onnxruntime
 	$(PYTHON) -m venv benchmarks/.venvs/jax
-	benchmarks/.venvs/jax/bin/pip install -q jax==0.10.2
+	benchmarks/.venvs/jax/bin/pip install -q -c constraints.txt jax keras
 
 # The conformance suite (conformance/SPEC.md): its data, a run on each backend, and a wheel of its own.
 conformance-data: $(VENV)/.dev

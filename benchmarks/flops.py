@@ -7,11 +7,11 @@ import math
 import numpy as np
 import onnx
 
-PRODUCTS = ("MatMul", "Gemm", "Conv", "LSTM")
+PRODUCTS = ("MatMul", "Gemm", "Conv", "LSTM", "GRU")
 
 
 def count(model: onnx.ModelProto, x: np.ndarray) -> int:
-    """Return the operations of all matrix products, convolutions and LSTMs in one step on a batch like `x`.
+    """Return the operations of all matrix products, convolutions, LSTMs and GRUs in one step on a batch like `x`.
 
     A product of two operands is done once forward, and once more for each operand that needs a gradient. Element-wise
     work and the update are not counted.
@@ -50,7 +50,7 @@ def product_shapes(model: onnx.ModelProto, x: np.ndarray) -> dict[str, tuple[int
 
 def _cost(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], differentiable: set[str]) -> int:
     first, second = node.input[:2]
-    if node.op_type == "LSTM":
+    if node.op_type in ("LSTM", "GRU"):
         steps, batch, width = shapes[first]
         gates, hidden = shapes[second][1], shapes[node.input[2]][2]
         inward, recurrent = 2 * steps * batch * gates * width, 2 * steps * batch * gates * hidden

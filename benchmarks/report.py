@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 OURS = ("onward", "onward plain")
-ONNX_PEERS = ("onnxruntime-training", "onnxsim")
+ONNX_PEERS = ("onnxruntime-training", "onnxsim", "onnx-ad")
 GOALS = {"mlp": 0.8, "embedding": 0.8, "lstm": 0.9, "gru": 0.9, "transformer": 0.9}  # × the fastest peer; else 1.0
 COLUMNS = (
     "peer", "ms per step", "quartiles", "× fastest peer", "× torch eager", "of GEMM peak", "first step s", "peak MiB",
@@ -55,9 +55,10 @@ def rows(workload: str, run: dict[str, Any]) -> list[list[str]]:
             found.append([peer, f"cannot: {r['error']}" if installed else r["error"]])
             continue
         share = result["flops"] / r["median_ms"] / 1e6 / gemm_peak(run)
+        mark = "*" * bool(r["disturbed"]) + "†" * (r["rounds"] < run["rounds"])
         found.append(
             [
-                peer + "*" * bool(r["disturbed"]), f"{r['median_ms']:.2f}", f"{r['low_ms']:.2f} to {r['high_ms']:.2f}",
+                peer + mark, f"{r['median_ms']:.2f}", f"{r['low_ms']:.2f} to {r['high_ms']:.2f}",
                 ratio(r["median_ms"], fastest(result)), ratio(r["median_ms"], of(result, "torch eager", "median_ms")),
                 f"{share:.0%}", f"{r['first_step_s']:.1f}", f"{r['peak_mib']:.0f}",
                 "" if r["loss_off"] is None else f"{r['loss_off']:.0e}",
@@ -124,7 +125,8 @@ def markdown(run: dict[str, Any]) -> str:
     """Return the results as a part of a page."""
     lines = [
         f"{run['machine']}; float32 matrix products at {gemm_peak(run):.0f} GFLOPS with two threads; "
-        f"{run['rounds']} turns of {run['turn_s']:g} s for each peer, in one run. {disturbance(run)}",
+        f"{run['rounds']} turns of {run['turn_s']:g} s for each peer, in one run of {run['minutes']:.0f} minutes. "
+        + disturbance(run),
         "",
         "![time, memory and first step of every peer relative to PyTorch eager](benchmarks.svg)",
         "",
@@ -149,8 +151,13 @@ def disturbance(run: dict[str, Any]) -> str:
     """Return how quiet the machine was."""
     peers = [r for result in run["workloads"].values() for r in measured(result).values()]
     repeated, disturbed = sum(r["repeated"] for r in peers), sum(r["disturbed"] for r in peers)
-    loads = [result["load_before"] for result in run["workloads"].values()]
-    text = f"The load before the workloads was {min(loads):.1f} to {max(loads):.1f}. " if loads else ""
+    text = ""
+    for when in ("before", "after"):  # the peers themselves are the load of two threads that is there afterwards
+        loads = [result[f"load_{when}"] for result in run["workloads"].values()]
+        text += f"The load {when} a workload was {min(loads):.1f} to {max(loads):.1f}. " if loads else ""
+    short = sum(r["rounds"] < run["rounds"] for r in peers)
+    if short:
+        text += f"Slow peers sat out some turns ({short} of the rows; they have a dagger). "
     text += f"Other processes disturbed {repeated} turns, which were repeated" if repeated else "No turn was disturbed"
     return text + (f"; {disturbed} were disturbed again (their peers have a star)." if disturbed else ".")
 
@@ -167,6 +174,7 @@ STYLES = {
     "onward": ("#d1495b", "o"), "onward plain": ("#d1495b", "D"), "torch eager": ("#333333", "|"),
     "torch fused": ("#30638e", "s"), "torch.compile": ("#30638e", "^"), "jax jit": ("#00798c", "P"),
     "torch tuned": ("#30638e", "d"), "jax kept": ("#00798c", "p"),
+    "keras": ("#00798c", "*"), "iree": ("#6a994e", "<"), "onnx-ad": ("#8d6a9f", ">"),
     "onnxruntime-training": ("#edae49", "v"), "onnxsim": ("#8d6a9f", "X"),
 }  # fmt: skip
 PANELS = {"median_ms": "time per step", "peak_mib": "peak memory", "first_step_s": "time to first step"}

@@ -1,10 +1,13 @@
 """`make bench`: Onward beside its peers, each in a process of its own, timed in turn in one run.
 
-    python benchmarks/run.py [--quick] [--workloads mlp-64,lenet-64] [--peers onward,"torch eager"] [--docs]
+    python benchmarks/run.py [--quick] [--workload mlp-64,lenet-64] [--peer onward,"torch eager"] [--docs]
+    python benchmarks/run.py --workload mlp:batch=128,width=1024 --peer onward,"torch fused"
 
 Prints a table for each workload and writes bench.json, bench.svg and bench.png into benchmarks/results. `--docs` also
 writes the tables into docs/benchmarks.md and the plot to docs/benchmarks.svg. `--quick` is three small workloads and
 the peers of this environment, for a look in a minute.
+
+A process that waits for its turn is stopped (SIGSTOP), so that its threads do not spin beside those of another peer.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,15 +31,16 @@ from typing import Any
 import report
 from peers import MEMORY_LIMIT, PEERS, THREADS
 from rich.console import Console
-from workloads import WORKLOADS
+from workloads import WORKLOADS, find
 
 HERE = Path(__file__).parent
 ROUNDS = 5
 DISTURBED = 0.1  # of the cores, used by others during a turn
 REPEATS = 3  # times that a disturbed turn is repeated
-TURN = 0.4  # seconds: long enough that the first steps after a pause, on cold caches, do not decide
-SPEND = 16.0  # seconds of timed steps after which a peer sits out the other turns of a workload
-START_LIMIT, TURN_LIMIT = 240.0, 60.0  # seconds until a process is ended
+TURN = 0.4  # seconds
+SPEND = 8.0  # seconds of timed steps after which a peer sits out the other turns of a workload
+WARM = 1  # steps at the beginning of each turn that are not counted: caches are cold after a pause
+START_LIMIT, TURN_LIMIT = 120.0, 60.0  # seconds until a process is ended
 QUICK_WORKLOADS = ("mlp-64", "lenet-64", "embedding-256")
 QUICK_PEERS = ("onward", "onward plain", "torch eager", "torch fused")
 SAME_LOSS = 1e-3
@@ -52,6 +57,7 @@ class Worker:
         self.last: dict[str, Any] = {}
         self.disturbed = 0  # turns that others disturbed, however often they were repeated
         self.repeated = 0
+        self.rounds = 0
         self.error = ""
         self._process: subprocess.Popen[str] | None = None
         if not PEERS[peer].python.exists():
@@ -66,20 +72,23 @@ class Worker:
                 env={**environment(), "TORCHINDUCTOR_CACHE_DIR": self._cache.name},
             )  # fmt: skip
         self.first = self._read(START_LIMIT)
+        self._pause()
 
     def run(self, steps: int) -> float:
         """Train for some steps; return the share of the cores that other processes used meanwhile."""
         assert self._process is not None
         assert self._process.stdin is not None
         began, busy = time.perf_counter(), machine_seconds()
+        self._signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):  # it ended meanwhile: reading finds out why
             self._process.stdin.write(f"{steps}\n")
             self._process.stdin.flush()
         self.last = self._read(TURN_LIMIT) or self.last
-        if busy is None or self.error:
+        now, seconds = machine_seconds(), time.perf_counter() - began
+        self._pause()
+        if busy is None or now is None or self.error:
             return 0.0
-        others = (machine_seconds() or 0.0) - busy - self.last["processor"]
-        return others / (time.perf_counter() - began) / (os.cpu_count() or 1)
+        return (now - busy - self.last["processor"]) / seconds / (os.cpu_count() or 1)
 
     def turn(self, seconds: float) -> None:
         """Train for about that long and keep the times, unless enough was spent; a disturbed turn is repeated."""
@@ -88,13 +97,14 @@ class Worker:
         typical = statistics.median(self.times or self.last["times"])
         steps = max(2, min(200, round(seconds / typical)))
         for attempt in range(1 + REPEATS):
-            others = self.run(steps)
+            others = self.run(WARM + steps)
             if others <= DISTURBED or attempt == REPEATS:
                 break
             self.repeated += 1
         if not self.error:
             self.disturbed += others > DISTURBED
-            self.times += self.last["times"]
+            self.times += self.last["times"][WARM:]
+            self.rounds += 1
 
     def result(self, reference: list[float]) -> dict[str, Any]:
         """Return what was measured; `reference` are the losses that the first steps should have had."""
@@ -111,11 +121,20 @@ class Worker:
             "best_ms": min(self.times) * 1e3,
             "disturbed": self.disturbed,
             "repeated": self.repeated,
+            "rounds": self.rounds,
             "steps": len(self.times),
             "first_step_s": self.first["first"],
             "peak_mib": self.last["peak"] / 2**20,
             "loss_off": max(off, default=None),
         }
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _pause(self) -> None:
+        """Stop the process until its next turn: threads that wait would spin for a while."""
+        self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
         if self._process is not None:
@@ -186,12 +205,12 @@ def ask(*command: str) -> dict[str, Any]:
 
 
 def take_turns(workload: str, peers: Iterable[str], folder: Path, rounds: int, turn: float) -> list[Worker]:
-    """Return one worker for each peer, with its times; two steps to warm up are not among them."""
+    """Return one worker for each peer, with its times; the steps to warm up are not among them."""
     workers = [Worker(peer, workload, folder) for peer in peers]
     try:
         for worker in workers:
             if not worker.error:
-                worker.run(2)
+                worker.run(PEERS[worker.peer].warm)
         for _ in range(rounds):
             for worker in workers:
                 worker.turn(turn)
@@ -212,21 +231,42 @@ def measure(workload: str, peers: list[str], folder: Path, rounds: int, turn: fl
         "flops": operations,
         "gemm_gflops": gemm,
         "load_before": before,
+        "load_after": os.getloadavg()[0],
         "peers": {worker.peer: worker.result(reference) for worker in workers},
     }
 
 
-def names(text: str | None, quick: tuple[str, ...], everything: dict[str, Any], fast: bool) -> list[str]:
-    chosen = text.split(",") if text else list(quick if fast else everything)
-    if unknown := [name for name in chosen if name not in everything]:
-        raise SystemExit(f"unknown: {', '.join(unknown)}; known: {', '.join(everything)}")
+def split(texts: list[str]) -> list[str]:
+    """Return the names in comma-separated lists; a comma before a parameter belongs to the name.
+
+    >>> split(["mlp-64,mlp:batch=128,width=1024,lenet-64", "gru-32"])
+    ['mlp-64', 'mlp:batch=128,width=1024', 'lenet-64', 'gru-32']
+    """
+    return [name for text in texts for name in re.split(r",(?!\w+=)", text)]
+
+
+def chosen_workloads(texts: list[str], fast: bool) -> list[str]:
+    chosen = split(texts) or list(QUICK_WORKLOADS if fast else WORKLOADS)
+    try:
+        for name in chosen:
+            find(name)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    return chosen
+
+
+def chosen_peers(texts: list[str], fast: bool) -> list[str]:
+    chosen = split(texts) or list(QUICK_PEERS if fast else PEERS)
+    if unknown := [name for name in chosen if name not in PEERS]:
+        raise SystemExit(f"unknown: {', '.join(unknown)}; known: {', '.join(PEERS)}")
     return chosen
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", help="comma-separated")
-    parser.add_argument("--peers", help="comma-separated")
+    parser.add_argument("--workload", "--workloads", action="append", default=[], metavar="NAME,...",
+                        help="a name of the table, or FAMILY:PARAMETER=VALUE,...; may be repeated")  # fmt: skip
+    parser.add_argument("--peer", "--peers", action="append", default=[], metavar="NAME,...", help="may be repeated")
     parser.add_argument("--rounds", type=int, help=f"turns of each peer ({ROUNDS}; 2 with --quick)")
     parser.add_argument("--turn", type=float, default=TURN, help="seconds of a turn")
     parser.add_argument("--quick", action="store_true")
@@ -237,8 +277,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.docs and arguments.keep:
         raise SystemExit("--docs writes the page of one run, and --keep puts several together: leave one of them out")
-    workloads = names(arguments.workloads, QUICK_WORKLOADS, WORKLOADS, arguments.quick)
-    peers = names(arguments.peers, QUICK_PEERS, PEERS, arguments.quick)
+    workloads = chosen_workloads(arguments.workload, arguments.quick)
+    peers = chosen_peers(arguments.peer, arguments.quick)
     rounds = arguments.rounds or (2 if arguments.quick else ROUNDS)
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
@@ -248,10 +288,12 @@ def main() -> None:
     run: dict[str, Any] = {"machine": report.machine(), "rounds": rounds, "turn_s": arguments.turn, "workloads": {}}
     if arguments.render or (arguments.keep and stored.exists()):
         run = json.loads(stored.read_text())
+    began = time.perf_counter()
     for workload in run["workloads"] if arguments.render else workloads:
         if not arguments.render:
             with tempfile.TemporaryDirectory() as folder:
                 run["workloads"][workload] = measure(workload, peers, Path(folder), rounds, arguments.turn)
+            run["minutes"] = (time.perf_counter() - began) / 60
             stored.write_text(json.dumps(run, indent=2) + "\n")
         console.print(report.table(workload, run))
     report.plot(run, output / "bench.svg")

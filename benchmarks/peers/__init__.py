@@ -7,6 +7,7 @@ before the update.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 THREADS = 2
-MEMORY_LIMIT = 8 * 2**30  # bytes: a peer that makes a dense matrix of an embedding fails alone, not the machine
+# Bytes of a process: a peer that makes a dense matrix of an embedding fails alone, not the machine.
+MEMORY_LIMIT = int(os.environ.get("BENCH_GIB", "8")) * 2**30
 Step = Callable[[int], float]
 Batches = list[tuple[np.ndarray, np.ndarray]]
 
@@ -27,6 +29,7 @@ class Peer:
     module: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     environment: str = ""
+    warm: int = 2  # steps before the first turn
 
     @property
     def python(self) -> Path:
@@ -40,12 +43,15 @@ PEERS = {
     "onward plain": Peer("onward_program", {"fused": False}),
     "torch eager": Peer("pytorch"),
     "torch fused": Peer("pytorch", {"fused": True}),
-    "torch tuned": Peer("pytorch", {"fused": True, "tuned": True}),
+    "torch tuned": Peer("pytorch", {"fused": True, "tuned": True}, warm=8),
     "torch.compile": Peer("pytorch", {"fused": True, "compiled": True}),
     "jax jit": Peer("jax_jit", environment="jax"),
     "jax kept": Peer("jax_jit", {"donate": False}, environment="jax"),
+    "keras": Peer("keras_jax", environment="jax"),
     "onnxruntime-training": Peer("ort_training", environment="onnxruntime-training"),
     "onnxsim": Peer("onnx_simplifier", environment="onnxsim"),
+    "onnx-ad": Peer("onnx_adjoint", environment="onnx-ad"),
+    "iree": Peer("onward_program", {"backend": "iree", "profile": "portable", "verify": False, "cache": False}),
 }
 
 

@@ -40,6 +40,18 @@ class Layers:
     def max_pool(x: Any) -> Any:
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
+    @staticmethod
+    def mean(x: Any, axes: int | tuple[int, ...]) -> Any:
+        return x.mean(axes)
+
+    @staticmethod
+    def flatten(x: Any) -> Any:
+        return x.reshape(x.shape[0], -1)
+
+    @staticmethod
+    def concatenate(*parts: Any) -> Any:
+        return jnp.concatenate(parts, -1)
+
     def linear(self, x: Any, name: str) -> Any:
         return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
 
@@ -78,7 +90,8 @@ class Layers:
         return self.linear(y.transpose(0, 2, 1, 3).reshape(batch, length, width), f"{name}.out_proj")
 
     def lstm(self, x: Any, name: str, layer: int) -> Any:
-        """Return all outputs of one layer; time comes first."""
+        """Return all outputs of one layer, batch first."""
+        x = x.swapaxes(0, 1)
         inward, recurrent, *biases = (
             self.weights[f"{name}.{part}_l{layer}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
@@ -92,10 +105,11 @@ class Layers:
             return (h, c), h
 
         start = jnp.zeros((x.shape[1], recurrent.shape[1]), x.dtype)
-        return lax.scan(cell, (start, start), gates)[1]
+        return lax.scan(cell, (start, start), gates)[1].swapaxes(0, 1)
 
     def gru(self, x: Any, name: str, layer: int) -> Any:
-        """Return all outputs of one layer; time comes first."""
+        """Return all outputs of one layer, batch first."""
+        x = x.swapaxes(0, 1)
         inward, recurrent, before, after = (
             self.weights[f"{name}.{part}_l{layer}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
@@ -109,7 +123,7 @@ class Layers:
             return h, h
 
         start = jnp.zeros((x.shape[1], recurrent.shape[1]), x.dtype)
-        return lax.scan(cell, start, gates)[1]
+        return lax.scan(cell, start, gates)[1].swapaxes(0, 1)
 
     @staticmethod
     def enlarge(x: Any) -> Any:
@@ -150,7 +164,7 @@ def build(workload: Workload, batches: Batches, files: Files, *, donate: bool = 
 
     def loss_of(weights: Tree, statistics: Tree, x: Any, t: Any) -> Any:
         layers = Layers(weights, statistics)
-        logits = jax.nn.log_softmax(workload.jax(layers, x))
+        logits = jax.nn.log_softmax(workload.forward(layers, x))
         return -jnp.take_along_axis(logits, t[:, None], axis=1).mean(), layers.statistics
 
     def train(state: Any, x: Any, t: Any) -> Any:

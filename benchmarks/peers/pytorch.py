@@ -10,7 +10,7 @@ from workloads import LEARNING_RATE, MOMENTUM, Workload
 
 from peers import THREADS, Batches, Files, Step
 
-TRIES = 8  # steps with each number of threads, before one is chosen
+TRIES = 4  # steps with each number of threads, before one is chosen; `warm` in `PEERS` covers them
 
 
 def fresh(workload: Workload) -> Any:

@@ -1,4 +1,4 @@
-"""What a workload is: the same network for PyTorch and for JAX, its batch and its optimizer."""
+"""What a workload is: the same network for PyTorch and for JAX and Keras, its batch and its optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Workload:
 
     name: str
     build: Callable[[], Any]  # the PyTorch module
-    jax: Callable[[Any, Any], Any]  # (layers, x) -> logits, with the weights under PyTorch's names
+    forward: Callable[[Any, Any], Any]  # (layers, x) -> logits, with the weights under PyTorch's names
     shape: tuple[int, ...]  # of a batch
     vocabulary: int = 0  # the batch is tokens below it; 0: floats
     optimizer: str = "adam"

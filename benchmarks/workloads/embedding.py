@@ -1,22 +1,21 @@
-"""A bag of embeddings: 32 of 100,000 rows of 64, their mean classified."""
+"""A bag of embeddings: the mean of some rows of a large table is classified."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from workloads.base import CLASSES, Workload
 
-VOCABULARY, WIDTH = 100_000, 64
 
-
-def build() -> Any:
+def build(vocabulary: int, width: int) -> Any:
     from torch import nn
 
     class Bag(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed = nn.Embedding(VOCABULARY, WIDTH)
-            self.fc = nn.Linear(WIDTH, CLASSES)
+            self.embed = nn.Embedding(vocabulary, width)
+            self.fc = nn.Linear(width, CLASSES)
 
         def forward(self, x: Any) -> Any:
             return self.fc(self.embed(x).mean(1))
@@ -24,8 +23,23 @@ def build() -> Any:
     return Bag()
 
 
-def jax(layers: Any, x: Any) -> Any:
-    return layers.linear(layers.embedding(x, "embed").mean(1), "fc")
+def forward(layers: Any, x: Any) -> Any:
+    return layers.linear(layers.mean(layers.embedding(x, "embed"), 1), "fc")
 
 
-WORKLOADS = (Workload("embedding-256", build, jax, (256, 32), VOCABULARY),)
+def sized(
+    name: str = "",
+    *,
+    batch: int = 256,
+    length: int = 32,
+    width: int = 64,
+    vocabulary: int = 100_000,
+    optimizer: str = "adam",
+) -> Workload:
+    """Return the bag of `length` rows of `width`."""
+    return Workload(
+        name, functools.partial(build, vocabulary, width), forward, (batch, length), vocabulary, optimizer
+    )  # fmt: skip
+
+
+WORKLOADS = (sized("embedding-256"),)

@@ -1,4 +1,4 @@
-"""A perceptron, 784-512-512-10 in the table and of any width and depth in `growth.py`."""
+"""A perceptron, 784-512-512-10 if nothing else is said."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from workloads.base import CLASSES, Workload
 
 
-def sized(batch: int, width: int, depth: int, optimizer: str = "adam", name: str = "") -> Workload:
+def sized(name: str = "", *, batch: int = 64, width: int = 512, depth: int = 2, optimizer: str = "adam") -> Workload:
     """Return the perceptron with `depth` hidden layers of `width`."""
 
     def build() -> Any:
@@ -18,16 +18,16 @@ def sized(batch: int, width: int, depth: int, optimizer: str = "adam", name: str
             layers += [nn.Linear(before, width), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(width, CLASSES))
 
-    def jax(layers: Any, x: Any) -> Any:
+    def forward(layers: Any, x: Any) -> Any:
         for i in range(depth):
             x = layers.relu(layers.linear(x, f"{2 * i}"))
         return layers.linear(x, f"{2 * depth}")
 
-    return Workload(name or f"mlp:{batch}x{width}x{depth}", build, jax, (batch, 784), optimizer=optimizer)
+    return Workload(name, build, forward, (batch, 784), optimizer=optimizer)
 
 
 WORKLOADS = (
-    sized(64, 512, 2, name="mlp-64"),
-    sized(256, 512, 2, name="mlp-256"),
-    sized(64, 512, 2, "sgd", name="mlp-64-sgd"),
+    sized("mlp-64"),
+    sized("mlp-256", batch=256),
+    sized("mlp-64-sgd", optimizer="sgd"),
 )

@@ -1,24 +1,25 @@
-"""A transformer encoder: four layers of width 256 with four heads, sequences of 128."""
+"""A transformer encoder: layers with heads of 64, and a feed-forward part four times as wide."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from workloads.base import CLASSES, Workload
 
-VOCABULARY, WIDTH, HEADS, LAYERS = 1000, 256, 4, 4
+HEAD = 64  # the width of a head
 
 
-def build() -> Any:
+def build(vocabulary: int, width: int, depth: int) -> Any:
     from torch import nn
 
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed = nn.Embedding(VOCABULARY, WIDTH)
-            layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True)
-            self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-            self.fc = nn.Linear(WIDTH, CLASSES)
+            self.embed = nn.Embedding(vocabulary, width)
+            layer = nn.TransformerEncoderLayer(width, width // HEAD, 4 * width, dropout=0.0, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+            self.fc = nn.Linear(width, CLASSES)
 
         def forward(self, x: Any) -> Any:
             return self.fc(self.layers(self.embed(x)).mean(1))
@@ -26,14 +27,29 @@ def build() -> Any:
     return Encoder()
 
 
-def jax(layers: Any, x: Any) -> Any:
+def forward(width: int, depth: int, layers: Any, x: Any) -> Any:
     x = layers.embedding(x, "embed")
-    for i in range(LAYERS):
+    for i in range(depth):
         at = f"layers.layers.{i}"
-        x = layers.layer_norm(x + layers.attention(x, f"{at}.self_attn", HEADS), f"{at}.norm1")
+        x = layers.layer_norm(x + layers.attention(x, f"{at}.self_attn", width // HEAD), f"{at}.norm1")
         y = layers.linear(layers.relu(layers.linear(x, f"{at}.linear1")), f"{at}.linear2")
         x = layers.layer_norm(x + y, f"{at}.norm2")
-    return layers.linear(x.mean(1), "fc")
+    return layers.linear(layers.mean(x, 1), "fc")
 
 
-WORKLOADS = (Workload("transformer-8", build, jax, (8, 128), VOCABULARY),)
+def sized(
+    name: str = "",
+    *,
+    batch: int = 8,
+    length: int = 128,
+    width: int = 256,
+    depth: int = 4,
+    vocabulary: int = 1000,
+    optimizer: str = "adam",
+) -> Workload:
+    """Return `depth` layers of `width` over sequences of `length`."""
+    parts = functools.partial(build, vocabulary, width, depth), functools.partial(forward, width, depth)
+    return Workload(name, *parts, (batch, length), vocabulary, optimizer)
+
+
+WORKLOADS = (sized("transformer-8"),)

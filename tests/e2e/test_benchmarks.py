@@ -25,7 +25,7 @@ import report
 import run
 import workloads
 
-NAME = "mlp:4x8x1"
+NAME = "mlp:batch=4,width=8,depth=1"
 IN_PROCESS = ("onward", "onward plain", "torch eager", "torch fused", "torch tuned")
 
 
@@ -79,7 +79,7 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
 
     error = worker.result([])["error"]
 
-    assert "mlp-4x8x1.train.onnx" in error
+    assert "mlp-batch=4,width=8,depth=1.train.onnx" in error
     assert str(tmp_path) not in error
 
 
@@ -90,7 +90,7 @@ def test_a_turn_that_others_disturb_is_repeated(
     shares = iter([0.5] * quiet_after + [0.0] * 9)
 
     def train(steps: int) -> float:
-        absent.last = {"times": [0.1] * steps}
+        absent.last = {"times": [9.0] * run.WARM + [0.1] * (steps - run.WARM)}
         return next(shares)
 
     absent.error, absent.last = "", {"times": [0.1]}
@@ -159,14 +159,15 @@ def test_operations_are_counted_forward_and_for_each_gradient() -> None:
 
 def measured(ms: float) -> dict[str, float]:
     times = {"median_ms": ms, "low_ms": ms - 0.5, "high_ms": ms + 0.5, "best_ms": ms, "disturbed": 0, "repeated": 1}
+    times["rounds"] = 1
     return {**times, "steps": 2, "first_step_s": 1.0, "peak_mib": 100.0, "loss_off": 0.0}
 
 
 RUN = {
-    "machine": "m", "rounds": 1, "turn_s": 0.1,
+    "machine": "m", "rounds": 1, "turn_s": 0.1, "minutes": 3.0,
     "workloads": {
         "mlp-64": {
-            "flops": 2e8, "gemm_gflops": 100.0, "load_before": 0.25,
+            "flops": 2e8, "gemm_gflops": 100.0, "load_before": 0.25, "load_after": 2.0,
             "peers": {"onward": measured(3.0), "torch eager": measured(4.0), "jax jit": measured(2.0),
                       "onnxsim": {"error": "no rule"}},
         }
@@ -191,7 +192,10 @@ def test_the_page_says_which_goals_are_missed_and_who_cannot(tmp_path: Path) -> 
 
 
 def test_the_plots_are_drawn(tmp_path: Path) -> None:
-    points = {axis: {str(s): {p: float(s) for p in growth.PEERS} for s in growth.SIZES[axis]} for axis in growth.SIZES}
+    points = {
+        axis: {str(s): {p: {"ms": float(s), "mib": 1.0} for p in growth.PEERS} for s in growth.SIZES[axis]}
+        for axis in growth.SIZES
+    }
 
     report.plot(RUN, tmp_path / "bench.svg")
     growth.plot(points, tmp_path / "growth.svg")
@@ -200,7 +204,7 @@ def test_the_plots_are_drawn(tmp_path: Path) -> None:
     assert "<!-- onward, slope 1.00 -->" in (tmp_path / "growth.svg").read_text()
 
 
-@pytest.mark.parametrize("module", [run, report, growth], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [run, report, growth, workloads], ids=lambda m: m.__name__)
 def test_its_examples_are_true(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 

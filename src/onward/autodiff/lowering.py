@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -181,18 +182,19 @@ def _finish(
     op = backward.op
     results = [g if g is not None else zeros(op, x) for g, x in zip(grads, xs, strict=True)]
     made = set(op.nodes)
-    finals: list[Value] = []
+    finals: dict[Value, None] = {}
     for found in results:
         producer = found.producer()
         if found in finals or producer not in made or producer.op_type == "Constant":
             copy = ir.Node("", "Identity", [found], num_outputs=1, name=scope.names.unique("grad/Identity"))
             op.nodes.append(copy)
             found = copy.outputs[0]
-        finals.append(found)
+        finals[found] = None
     graph.insert_before(node, op.nodes)
-    for output, x, final in zip(outputs, xs, finals, strict=True):
-        edit.take_place(output, final)
+    edit.take_places(dict(zip(outputs, finals, strict=True)))
+    for x, final in zip(xs, finals, strict=True):
         final.type, final.shape = x.type, x.shape
+    edit.set_inputs(node, [])
     graph.remove(node, safe=True)
     scope.emitted += op.nodes
 
@@ -246,7 +248,7 @@ def _type_problems(named: Sequence[Value], points: Sequence[Value], place: str) 
 def _dependence_problems(cut: Sequence[Value], place: str) -> list[Diagnostic]:
     """Return one problem for each member of the cut that is computed from another, and one for repeated names."""
     problems = []
-    twice = [v for v in dict.fromkeys(cut) if list(cut).count(v) > 1]
+    twice = [v for v, times in Counter(cut).items() if times > 1]
     if twice:
         found = ", ".join(sorted(f"`{v.name}`" for v in twice))
         text = "xs and zs name a tensor twice"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -142,9 +143,8 @@ def remove_dead_nodes(graph: GraphLike, candidates: Iterable[ir.Node] | None = N
             if not any(v.is_graph_output() for v in node.outputs) and all(u in dead or u in inside for u in uses):
                 dead.add(node)
                 inside.update(n for inner in subgraphs(node) if owners[id(inner)] == 1 for n in all_nodes(inner))
-    for node in inside:
-        for index in range(len(node.inputs)):
-            node.replace_input_with(index, None)
+    for node in (*inside, *dead):
+        set_inputs(node, [])
     graph.remove(dead, safe=True)  # at once: each call looks at all outputs of the graph
     return len(dead)
 
@@ -153,18 +153,47 @@ def forget(nodes: Iterable[ir.Node]) -> None:
     """Let nodes that are in no graph, and those of their bodies, read nothing: what they read counts as unread."""
     for node in nodes:
         for inner in (node, *(n for body in subgraphs(node) for n in all_nodes(body))):
-            for index in range(len(inner.inputs)):
-                inner.replace_input_with(index, None)
+            set_inputs(inner, [])
+
+
+def set_inputs(node: ir.Node, inputs: Sequence[Value | None]) -> None:
+    """Let `node` read `inputs` and nothing else, in time linear in their number.
+
+    onnx-ir changes one input at a time and copies all of them each time. An optimizer has four inputs for each
+    parameter, so that took most of the compilation of models with a thousand parameters. Hence the private names.
+    """
+    before, node._inputs = node.inputs, tuple(inputs)
+    for index, (old, new) in enumerate(itertools.zip_longest(before, inputs)):
+        if old is not new:
+            if old is not None:
+                old._remove_usage(node, index)
+            if new is not None:
+                new._add_usage(node, index)
+
+
+def replace_uses(replaced: Mapping[Value, Value]) -> None:
+    """Replace every use of each key of `replaced` by its value; graphs that return the key return the value."""
+    for node in dict.fromkeys(use.node for old in replaced for use in old.uses()):
+        set_inputs(node, [None if v is None else replaced.get(v, v) for v in node.inputs])
+    for graph in dict.fromkeys(old.graph for old in replaced if old.is_graph_output()):
+        assert graph is not None
+        for index, output in enumerate(list(graph.outputs)):
+            if output in replaced:
+                graph.outputs[index] = replaced[output]
 
 
 def take_place(old: ir.Value, new: ir.Value) -> None:
     """Replace every use of `old` by `new`, which gets its name, and its type and shape if it has a type."""
-    name = old.name
-    if old.type is not None:
-        new.type, new.shape = old.type, old.shape
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    old.name = None
-    new.name = name
+    take_places({old: new})
+
+
+def take_places(replaced: Mapping[Value, Value]) -> None:
+    """Do what `take_place` does for each key of `replaced` and its value; nodes that read many of them change once."""
+    replace_uses(replaced)
+    for old, new in replaced.items():
+        if old.type is not None:
+            new.type, new.shape = old.type, old.shape
+        old.name, new.name = None, old.name
 
 
 def replace_node(node: ir.Node, op: Builder, outputs: Sequence[Value]) -> None:
@@ -172,20 +201,20 @@ def replace_node(node: ir.Node, op: Builder, outputs: Sequence[Value]) -> None:
     graph = node.graph
     assert graph is not None
     made = set(op.nodes)
-    finals: list[Value] = []
+    finals: dict[Value, None] = {}
     for value in outputs:
         producer = value.producer()
         if producer not in made or producer.op_type == "Constant" or value in finals:
             value = op.Identity(value)
-        finals.append(value)
+        finals[value] = None
     graph.insert_before(node, op.nodes)
-    for old, new in zip(node.outputs, finals, strict=False):
-        name = old.name
+    replaced = dict(zip(node.outputs, finals, strict=False))
+    replace_uses(replaced)
+    for old, new in replaced.items():
         if new.type is None:
             new.type = old.type
         if new.shape is None:
             new.shape = old.shape
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name = None
-        new.name = name
+        old.name, new.name = None, old.name
+    set_inputs(node, [])
     graph.remove(node, safe=True)

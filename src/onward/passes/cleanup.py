@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass
-
-from onward.graph import edit, shapes
+from onward.graph import edit, merge, shapes
 from onward.model import roles
 from onward.passes.base import NO_GRADIENTS, STATE_AS_INPUTS, Pass, Unit
 
@@ -24,7 +22,7 @@ class MergeEqualNodes(Pass):
     requires = (STATE_AS_INPUTS, NO_GRADIENTS)  # so that equal parameters are not merged
 
     def run(self, unit: Unit) -> bool:
-        return CommonSubexpressionEliminationPass()(unit.model).modified
+        return merge.merge_equal_nodes(unit.graph)
 
 
 class RemoveUnusedInputs(Pass):
