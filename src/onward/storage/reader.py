@@ -60,6 +60,9 @@ class SparseTensor:
     dims: tuple[int, ...]
 
 
+LARGE = 65_536  # bytes
+
+
 class ProtoTensor(ir.serde.TensorProtoTensor):
     """A tensor over a `TensorProto`. Renaming it does not change a message that the caller owns."""
 
@@ -82,6 +85,27 @@ class ProtoTensor(ir.serde.TensorProtoTensor):
             copy.CopyFrom(self._proto)
             self._proto, self._owned = copy, True
         self._proto.name = value or ""
+
+
+def _own(proto: onnx.TensorProto) -> ir.TensorProtocol:
+    """Return a tensor that does not keep the file in memory of which the message is a part.
+
+    Protobuf frees a parsed file only when no message of it is in use, and copies the bytes at each access: a large
+    model would be in memory twice while it trains.
+    """
+    read = ProtoTensor(proto, owned=True)
+    if len(proto.raw_data) < LARGE or read.dtype.bitwidth < 8:
+        copy = onnx.TensorProto()
+        copy.CopyFrom(proto)
+        return ProtoTensor(copy, owned=True)
+    return ir.Tensor(
+        read.numpy(),
+        dtype=read.dtype,
+        shape=read.shape,
+        name=proto.name,
+        doc_string=proto.doc_string or None,
+        metadata_props=metadata(proto.metadata_props),
+    )
 
 
 class Reader:
@@ -276,7 +300,7 @@ class Reader:
                 metadata_props=metadata(proto.metadata_props),
             )
         if proto.data_location != onnx.TensorProto.EXTERNAL:
-            return ProtoTensor(proto, self.owned)
+            return _own(proto) if self.owned else ProtoTensor(proto, owned=False)
         try:
             tensor = self.folder.tensor(proto, place)
         except ModelError as error:
