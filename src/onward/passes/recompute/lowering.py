@@ -29,7 +29,9 @@ class RecomputeForward(Pass):
 
     requires = (NO_GRADIENTS,)
 
-    def __init__(self, wanted: Recompute, report: Callable[[str, Estimate], None] = lambda name, estimate: None) -> None:
+    def __init__(
+        self, wanted: Recompute, report: Callable[[str, Estimate], None] = lambda name, estimate: None
+    ) -> None:
         self._wanted = wanted
         self._report = report
 

@@ -1,4 +1,4 @@
-"""What the argument `recompute` says: cheap values, those that patterns name, or as many as a budget of memory needs."""
+"""What the argument `recompute` says: what is cheap, what patterns name, or as much as a budget of memory needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onward.arguments import shown, whole
-from onward.errors import A101, ArgumentError, Diagnostic
+from onward.errors import A101, ArgumentError, Diagnostic, counted
 
 AUTO = "auto"
 ASSUMED = 32  # for a free size of the batch that nobody states
@@ -35,6 +35,10 @@ class Recompute:
         if self.budget is not None:
             return f"{self.budget}B"
         return list(self.patterns) or AUTO
+
+    def arguments(self) -> dict[str, Any]:
+        """Return it as arguments of `onward.compile`."""
+        return {"recompute": self.asked, "sizes": dict(self.sizes)}
 
 
 def read_recompute(asked: Asked | None, sizes: Mapping[str, int] | None = None) -> Recompute | None:
@@ -83,6 +87,13 @@ class Estimate:
     bytes_before: int  # at most in use at once, with everything kept
     bytes_after: int
     extra_time: float  # of the nodes that run twice, as a share of the time of the step before
+
+    def told(self) -> str:
+        """Return it in words."""
+        return (
+            f"recomputes {counted(self.nodes, 'node')}: about {amount(self.bytes_after)} of memory instead of "
+            f"{amount(self.bytes_before)}, for {self.extra_time:.1%} more operations"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a manifest has it."""
