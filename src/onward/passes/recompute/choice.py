@@ -78,7 +78,7 @@ def _allowed(tape: Tape, index: int) -> bool:
     return (
         tape.forward[index]
         and may_run_twice(tape.nodes[index])
-        and all(tape.known[v] for v in (*tape.reads[index], *tape.makes[index]))
+        and all(tape.known[v] and tape.known[tape.root[v]] for v in (*tape.reads[index], *tape.makes[index]))
     )
 
 

@@ -60,9 +60,10 @@ def split_passes(unit: Unit) -> tuple[set[ir.Node], set[ir.Node]]:
 
 
 def _require_sizes(unit: Unit, sizes: dict[str, int]) -> None:
-    free = {d: v.name for v in unit.data for d in shapes.dims(v) or () if isinstance(d, str) and d not in sizes}
+    named = [d for v in unit.data for d in shapes.dims(v) or () if isinstance(d, str)]
+    free = list(dict.fromkeys(d for d in named if d not in sizes))
     if free:
-        shown = ", ".join(f"`{size}` (of `{name}`)" for size, name in free.items())
+        shown = ", ".join(f"`{size}`" for size in free)
         example = ", ".join(f"{size!r}: {ASSUMED}" for size in free)
         raise ArgumentError(
             Diagnostic(

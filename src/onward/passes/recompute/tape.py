@@ -103,7 +103,7 @@ class Tape:
         """Return the values that each copy of a node needs for itself: what a BatchNormalization overwrites."""
         found: set[int] = set()
         for index, node in enumerate(self.nodes):
-            if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0):
+            if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
                 queue = self.reads[index][3:5]
                 while queue:
                     value = queue.pop()
