@@ -109,7 +109,7 @@ def markdown(rows: list[dict[str, Any]], batch: int) -> str:
     lines = [
         f"{WORKLOAD}'s encoder with {batch} sequences of 128 on ONNX Runtime, {THREADS} threads:",
         "",
-        "| `recompute` | nodes twice | estimated MB | measured MB | ms per step | time | largest difference of a loss |",
+        "| `recompute` | nodes twice | estimated MB | measured MB | ms per step | time | loss differs by |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
