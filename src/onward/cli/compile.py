@@ -40,6 +40,15 @@ def compile_command(
             help="`default`: fast on ONNX Runtime's CPU kernels. `portable`: avoids what other runtimes get wrong.",
         ),
     ] = "default",
+    recompute: Annotated[
+        list[str],
+        Option(
+            metavar="auto|2GB|GLOB",
+            help="Compute values again for the backward pass instead of keeping them: cheap ones, as many as an amount "
+            "of memory needs, or those of these names.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006  # typer copies it
     self_test: Annotated[
         Path | None,
         Option("--self-test", metavar="FILE", help="Data for the self-test (default: made up).", show_default=False),
@@ -60,7 +69,7 @@ def compile_command(
     ] = None,
     size: Annotated[
         list[str],
-        Option(metavar="NAME=N", help="Another free size of the inputs.", show_default=False, rich_help_panel="Native"),
+        Option(metavar="NAME=N", help="A free size of the inputs (--target, --recompute).", show_default=False),
     ] = [],  # noqa: B006  # typer copies it
     int32: Annotated[
         bool, Option("--int32", help="Compute int64 in 32 bits, for devices without it.", rich_help_panel="Native")
@@ -87,6 +96,7 @@ def compile_command(
         onward compile net.train.onnx --target iree:cpu --batch 32 -o native/
     """
     from onward.cli.console import print_diagnostics, stderr_console, stdout_console
+    from onward.cli.options import recompute_options
     from onward.compiler.compile import compile_model
     from onward.errors import A101, ArgumentError, Diagnostic, counted
 
@@ -102,14 +112,14 @@ def compile_command(
         chosen = {"seed": seed, "core": core, "target_opset": target_opset, "target_ir": target_ir}
         given = None if self_test is None else functools.partial(_batch, self_test)
         wanted = NativeOptions(target, batch, size, int32, runner, seconds, gigabytes, given)
-        if output is None or explain or split or no_self_test:
-            raise ArgumentError(
-                Diagnostic(A101, "--target needs -o DIR, and goes with neither --explain, --split nor --no-self-test")
-            )
+        if output is None or explain or split or no_self_test or recompute:
+            text = "--target needs -o DIR, and goes with neither --explain, --split, --no-self-test nor --recompute"
+            raise ArgumentError(Diagnostic(A101, text))
         compile_native(file, output, chosen, wanted)
         return
-    if batch is not None or size or int32 or runner:
-        raise ArgumentError(Diagnostic(A101, "--batch, --size, --int32 and --runner belong to --target"))
+    if batch is not None or int32 or runner or (size and not recompute):
+        text = "--batch, --int32 and --runner belong to --target, --size to --target or --recompute"
+        raise ArgumentError(Diagnostic(A101, text))
     trace: list[Trace] | None = [] if explain else None
     program = compile_model(
         file,
@@ -119,6 +129,7 @@ def compile_command(
         split=split,
         core=core,
         profile=profile,
+        **recompute_options(recompute, size),
         trace=trace,
     )
     console = stdout_console()
@@ -142,6 +153,8 @@ def compile_command(
         return
     taken = sum(v.nbytes for v in program.state.values())
     state = f"state: {counted(len(program.state), 'tensor')}, {counted(taken, 'byte')}"
+    for name, estimate in program.estimates.items():
+        console.print(f"{name}: {estimate.told()}")
     line = f"profile: {program.profile}; {state}"
     console.print(f"{line}; see {output}/README.md for the loop" if output else line)
 

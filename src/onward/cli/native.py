@@ -34,10 +34,11 @@ def compile_native(file: Path, output: Path, chosen: Mapping[str, Any], options:
     from onward import versions
     from onward.backends.iree import installed_iree
     from onward.backends.iree.targets import find_target
+    from onward.cli.options import read_size
     from onward.compiler.compile import compile_model
 
     target = find_target(options.target, narrow_integers=options.int32)
-    sizes = dict(map(_size, options.sizes))
+    sizes = dict(map(read_size, options.sizes))
     versions.check(installed_iree("a native program"))
     from onward.backends.iree.compiler import Limits
     from onward.backends.iree.native import write_native
@@ -73,12 +74,3 @@ def _print(file: Path, output: Path, target: Target, written: Native) -> None:
         console.print(f"verified: {written.compared} outputs are those of ONNX Runtime on the batch of the self-test")
     else:
         console.print("compiled, not run: run the self-test on the device before you trust it (docs/native.md)")
-
-
-def _size(text: str) -> tuple[str, int]:
-    from onward.errors import A101, ArgumentError, Diagnostic
-
-    name, _, number = text.partition("=")
-    if not name or not number.isdecimal():
-        raise ArgumentError(Diagnostic(A101, f"`{text}` is no size", place="--size", needed="NAME=N"))
-    return name, int(number)

@@ -237,3 +237,19 @@ def split_names(names: Sequence[str] | None) -> list[str]:
     ['accuracy', 'f1', 'auc']
     """
     return [part.strip() for text in names or () for part in text.split(",") if part.strip()]
+
+
+def read_size(text: str) -> tuple[str, int]:
+    """Return the name and the number of a `--size`."""
+    name, _, number = text.partition("=")
+    if not name or not number.isdecimal():
+        raise ArgumentError(Diagnostic(A101, f"`{text}` is no size", place="--size", needed="NAME=N"))
+    return name, int(number)
+
+
+def recompute_options(recompute: Sequence[str], sizes: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments `recompute` and `sizes` of `--recompute` and `--size`; none if there are none."""
+    if not recompute:
+        return {}
+    asked = recompute[0] if len(recompute) == 1 else list(recompute)
+    return {"recompute": asked, "sizes": dict(map(read_size, sizes))}

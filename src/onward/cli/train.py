@@ -14,7 +14,7 @@ from typer import Argument, Option
 from onward.cli.finetune import FineTuneOptions, fine_tune, is_plain, refuse_making
 from onward.cli.learning_rate import course
 from onward.cli.make_trainable import parse_settings
-from onward.cli.options import as_fraction, data_option, open_data, split_names, takes, with_columns
+from onward.cli.options import as_fraction, data_option, open_data, recompute_options, split_names, takes, with_columns
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
 
 if TYPE_CHECKING:
@@ -52,6 +52,18 @@ class TrainOptions(FineTuneOptions):
     backend: Annotated[str | None, Option(help="What runs the model (default: onnxruntime).")] = None
     threads: Annotated[
         int | None, Option(help="Number of threads (results are bit-identical only for equal counts).")
+    ] = None
+    recompute: Annotated[
+        list[str] | None,
+        Option(
+            metavar="auto|2GB|GLOB",
+            help="Compute values again for the backward pass instead of keeping them: cheap ones, as many as an amount "
+            "of memory needs (see --size), or those of these names; may be repeated.",
+        ),
+    ] = None
+    size: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=N", help="A free size of the batch, for the estimates of --recompute; may be repeated."),
     ] = None
     shard: Annotated[bool, Option("--shard", help="With several processes, keep a part of the state in each.")] = False
     backend_setting: Annotated[
@@ -200,7 +212,10 @@ class TrainOptions(FineTuneOptions):
         """Return the settings of the backend."""
         settings = parse_settings(self.backend_setting or [], "--set-backend")
         settings |= {} if self.threads is None else {"threads": self.threads}
-        return settings | ({"shard": True} if self.shard else {})
+        settings |= {"shard": True} if self.shard else {}
+        if self.size and not self.recompute:
+            raise ArgumentError(Diagnostic(A101, "--size is for --recompute"))
+        return settings | recompute_options(self.recompute or (), self.size or ())
 
     def callbacks(self) -> list[Callback]:
         """Return the callbacks that the options ask for."""

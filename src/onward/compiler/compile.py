@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -25,6 +26,7 @@ from onward.compiler.recipes import (
     INFER,
     INITIALIZE,
     RATE,
+    RECOMPUTED,
     STEP,
     UPDATE,
     Output,
@@ -41,9 +43,11 @@ from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, averages, en
 from onward.model.serde import Source
 from onward.model.task import TASK, task_of
 from onward.model.training_model import TrainingEntry, TrainingModel
-from onward.passes.base import Trace, Unit, collector_paused, run_passes
+from onward.passes.base import Pass, Trace, Unit, collector_paused, run_passes
 from onward.passes.cleanup import RestateShapesInBranches
 from onward.passes.opset import LabelOpset
+from onward.passes.recompute.lowering import RecomputeForward
+from onward.passes.recompute.settings import Asked, Estimate, Recompute, read_recompute
 from onward.upgrade import normalise
 from onward.upgrade.graph_call import other_names
 
@@ -57,6 +61,8 @@ def compile_model(
     split: bool = False,
     core: bool = False,
     profile: str = DEFAULT,
+    recompute: Asked | None = None,
+    sizes: Mapping[str, int] | None = None,
     trace: list[Trace] | None = None,
 ) -> Program:
     """Return `model` as a `Program`: step, initialize, infer and evaluate as plain ONNX graphs.
@@ -72,9 +78,16 @@ def compile_model(
             larger and slower.
         profile: `"default"`, the fast form on ONNX Runtime's CPU kernels, or `"portable"`, which avoids what other
             runtimes get wrong (docs/portable.md).
+        recompute: compute values of the forward pass again for the backward pass instead of keeping them: `"auto"`
+            those that cost little time, patterns (`["layer1.*"]`) those of the nodes, values, weights or modules that
+            they name, an amount of memory (`"2GB"`) the fewest that bring the estimated memory of a step below it
+            (docs/training.md). The gradients are the same.
+        sizes: the free sizes of a batch by name, such as `{"N": 32}`, for which `recompute` estimates memory. A budget
+            needs all of them; otherwise each is 32 if it is not given.
         trace: a list that receives one record per pass, with its duration.
 
     Raises:
+        ArgumentError: `recompute` names nothing that is there, or a budget that cannot be reached.
         NotDifferentiable: lists every node that blocks a gradient.
         ModelError: plain operators, those of the target opset, of the profile, or core operators cannot express the
             model.
@@ -82,11 +95,18 @@ def compile_model(
     """
     _check_target(target_opset, target_ir)
     check_name("profile", profile, PROFILES)
+    wanted = read_recompute(recompute, sizes)
     training = normalise(model, trace=trace)
     try:
         with collector_paused():
             compiler = Compiler(
-                training, target_opset=target_opset, target_ir=target_ir, core=core, profile=profile, trace=trace
+                training,
+                target_opset=target_opset,
+                target_ir=target_ir,
+                core=core,
+                profile=profile,
+                recompute=wanted,
+                trace=trace,
             )
             return compiler.program(seed, split)
     except OnwardError:
@@ -107,10 +127,12 @@ class Compiler:
         target_ir: int | None = None,
         core: bool = False,
         profile: str = DEFAULT,
+        recompute: Recompute | None = None,
         trace: list[Trace] | None = None,
     ) -> None:
         self.model = model
-        self._core, self._profile = core, profile
+        self._core, self._profile, self._recompute = core, profile, recompute
+        self._estimates: dict[str, Estimate] = {}
         self._label = LabelOpset(target_opset, target_ir)
         self._trace = trace
         self._lowered: dict[tuple[str, int], Unit] = {}
@@ -124,7 +146,10 @@ class Compiler:
         chosen = recipe.outputs(unit)
         set_outputs(unit, chosen.outputs)
         portable = ANYWHERE if self._profile == PORTABLE else ()
-        finish = (*FINISH, *(CORE if self._core else ()), *portable, RestateShapesInBranches(), self._label)
+        copies: tuple[Pass, ...] = ()
+        if self._recompute is not None and recipe.name in RECOMPUTED:
+            copies = (RecomputeForward(self._recompute, self._estimates.__setitem__),)
+        finish = (*FINISH, *(CORE if self._core else ()), *portable, *copies, RestateShapesInBranches(), self._label)
         run_passes(finish, unit)
         outputs = name_outputs(unit, chosen.outputs)
         unit.model.producer_name = "onward"
@@ -192,6 +217,8 @@ class Compiler:
             metadata={"name": model.graph.name or "", "producer": "onward"},
             core=self._core,
             profile=self._profile,
+            recompute=self._recompute,
+            estimates=dict(self._estimates),
         )
 
     def _entry(self, name: str, entry: TrainingEntry, split: bool, first: bool) -> Entry:

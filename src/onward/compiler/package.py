@@ -34,6 +34,7 @@ from onward.graph import shapes
 from onward.model.readings import Reading
 from onward.model.roles import PROGRAM_STATE, averages_by_name, learning_rates_by_name
 from onward.model.serde import from_proto, read_proto, serialize
+from onward.passes.recompute.settings import Estimate, Recompute, read_recompute
 from onward.storage.atomic import write_directory
 from onward.storage.foreign import refuse_files
 from onward.storage.tensor_file import Damaged, read_tensor_bytes, read_tensor_file, tensor_file_chunks
@@ -260,6 +261,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
         "ir_version": max(graph.model.ir_version or 0 for graph in every),
         **({"core": True} if program.core else {}),
         "profile": program.profile,
+        **({} if program.recompute is None else {"recompute": _recompute(program.recompute, program.estimates)}),
         "entries": list(program.entries),
         "loss": program.loss,
         "readings": {name: [dataclasses.asdict(r) for r in e.readings] for name, e in program.entries.items()},
@@ -351,6 +353,7 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
     read = {role: _plain_graph(role, manifest, data) for role, data in graphs.items()}
     rates = [n for n, s in settings.items() if s.get("role") == "learning_rate"] or learning_rates_by_name(settings)
     parameters = tuple(t["name"] for t in tensors if t["trained"])
+    again = manifest.get("recompute", {})
     entries = {}
     for name in manifest["entries"]:
         of = {kind: read.get(f"{kind}:{name}") for kind in ("step", "gradients", "update", "evaluate", "rate")}
@@ -381,7 +384,13 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
         metadata={"name": manifest["name"], "producer": "onward"},
         core=bool(manifest.get("core", False)),
         profile=str(manifest.get("profile", DEFAULT)),
+        recompute=read_recompute(again.get("recompute"), again.get("sizes")),
+        estimates={name: Estimate(**found) for name, found in again.get("estimates", {}).items()},
     )
+
+
+def _recompute(wanted: Recompute, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+    return {**wanted.arguments(), "estimates": {name: found.as_dict() for name, found in estimates.items()}}
 
 
 def _plain_graph(role: str, manifest: Mapping[str, Any], data: bytes) -> PlainGraph:

@@ -20,6 +20,7 @@ from onward.graph.edit import copy_graph
 from onward.model import serde
 from onward.model.readings import Reading
 from onward.model.training_model import TrainingModel
+from onward.passes.recompute.settings import Estimate, Recompute
 
 M306 = "M306"
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -131,6 +132,8 @@ class Program:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     core: bool = False  # whether its graphs have only core operators
     profile: str = DEFAULT  # `default` or `portable` (docs/portable.md)
+    recompute: Recompute | None = None  # what the backward passes compute again (docs/training.md)
+    estimates: Mapping[str, Estimate] = dataclasses.field(default_factory=dict)  # of it, by graph
     self_test: SelfTest | None = None  # of a program that was read: what a step gives
 
     @property

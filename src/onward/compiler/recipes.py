@@ -308,6 +308,8 @@ FINISH: tuple[Pass, ...] = (
     InferShapes(),
     RemoveRoles(),
 )
+RECOMPUTED = (STEP.name, GRADIENTS.name)
+"""The graphs with a forward and a backward pass, to which `recompute` applies, behind all other passes."""
 CORE: tuple[Pass, ...] = (LowerToCore(), RemoveDeadNodes(), MergeEqualNodes(), RemoveUnusedInputs(), InferShapes())
 """After `FINISH`, where only core operators are wanted."""
 ANYWHERE: tuple[Pass, ...] = (AvoidDenied(), RemoveDeadNodes(), MergeEqualNodes(), RemoveUnusedInputs(), InferShapes())

@@ -72,8 +72,13 @@ def _opened(items: list[Item]) -> list[Item]:
 
 def _scopes(nodes: Sequence[ir.Node]) -> dict[ir.Node, tuple[str, ...]]:
     """Return the module of each node as PyTorch's exporter notes it: `['', 'blocks.0', 'blocks.0.attn', 'linear']`."""
-    noted = {node: re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, "")) for node in nodes}
+    noted = {node: scopes_of(node) for node in nodes}
     return {node: tuple(scopes[-2].split(".")) if len(scopes) > 2 else () for node, scopes in noted.items()}
+
+
+def scopes_of(node: ir.Node) -> list[str]:
+    """Return the modules that a node is in, the outermost first, and its name, as PyTorch's exporter notes them."""
+    return re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))
 
 
 def _paths(nodes: Sequence[ir.Node]) -> dict[ir.Node, tuple[str, ...]]:

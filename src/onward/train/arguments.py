@@ -17,6 +17,7 @@ from onward.augment.base import Augmentation
 from onward.augment.text import as_augmentations, describe, restore
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
+from onward.passes.recompute.settings import Recompute
 from onward.train.asked import class_count, default_output
 from onward.train.callbacks import Callback, as_callback
 from onward.train.checkpoint import Checkpoint
@@ -211,6 +212,21 @@ def check_profile(profile: str | None, program: Program) -> None:
                 f"the program has the profile `{program.profile}`",
                 needed=f"a program of the profile `{profile}`",
                 hint="compile the model again with that profile, or leave out `profile`",
+            )
+        )
+
+
+def check_recompute(wanted: Recompute | None, program: Program) -> None:
+    """Raise if a program that was compiled before recomputes something else than what is asked for."""
+    if wanted is not None and wanted != program.recompute:
+        found = "nothing" if program.recompute is None else shown(program.recompute.asked)
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "the program was compiled with another `recompute`",
+                found=found,
+                needed=shown(wanted.asked),
+                hint="compile the model again with it, or leave out `recompute`",
             )
         )
 

@@ -14,8 +14,9 @@ from onward.backends.base import Outputs, Session, open_session, profile_of, wan
 from onward.backends.self_test import open_tested
 from onward.compiler.program import Program, TensorSpec
 from onward.errors import A101, ArgumentError, Diagnostic
+from onward.passes.recompute.settings import Asked, read_recompute
 from onward.train import evaluation
-from onward.train.arguments import check_entry, check_profile
+from onward.train.arguments import check_entry, check_profile, check_recompute
 from onward.train.checkpoint import Checkpoint
 from onward.train.data.feed import Feed, numpy_dtype
 from onward.train.data.matching import SizeRule
@@ -37,14 +38,18 @@ class RunningModel:
         backend: str = "onnxruntime",
         *,
         profile: str | None = None,
+        recompute: Asked | None = None,
+        sizes: Mapping[str, int] | None = None,
         self_test: bool | None = None,
         **backend_options: Any,
     ) -> None:
         self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
         self._stored.split, self._stored.profile = wants_split(backend), profile or profile_of(backend)
+        self._stored.recompute = read_recompute(recompute, sizes)
         self._backend = backend
         self._options = backend_options
         check_profile(profile, self._stored.program)
+        check_recompute(self._stored.recompute, self._stored.program)
         self.program: Program
         self.session: Session
         self.program, self.session = open_tested(self._stored.program, backend, self_test, **backend_options)

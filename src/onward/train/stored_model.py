@@ -23,6 +23,7 @@ from onward.compiler.package import pack_program, unpack_program
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.class_names import PREPARATION as PREPARATION
+from onward.passes.recompute.settings import Recompute
 from onward.storage.checkpoints import CheckpointReader, is_run
 from onward.train.data.embed import embed_preparation
 from onward.train.data.preparation import Preparation
@@ -45,6 +46,8 @@ class StoredModel:
     """Whether a program that is compiled here has gradients and updates as graphs of their own."""
     profile: str = DEFAULT
     """The profile of a program that is compiled here."""
+    recompute: Recompute | None = None
+    """What the backward passes of a program that is compiled here compute again."""
 
     @classmethod
     def of(cls, source: Any) -> StoredModel:
@@ -102,7 +105,12 @@ class StoredModel:
         from onward.compiler.compile import compile_model
 
         assert self.model is not None
-        program: Program = compile_model(self.model, split=self.split, profile=self.profile)
+        program: Program = compile_model(
+            self.model,
+            split=self.split,
+            profile=self.profile,
+            **({} if self.recompute is None else self.recompute.arguments()),
+        )
         return program
 
     @property

@@ -147,6 +147,8 @@ class TorchSession(Session):
         reason = why_not(entry)
         if not reason and self.sharded:
             reason = "each process has only a part of the parameters"
+        if not reason and self.program.recompute is not None:
+            reason = "the program says what is recomputed, and autograd keeps everything"
         if gradients == "graph" or reason:
             if gradients == "autograd":
                 raise ArgumentError(
