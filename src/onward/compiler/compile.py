@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
 
 from onward.arguments import check_name
+from onward.autodiff.forms import Forms
 from onward.autodiff.profile import DEFAULT, PORTABLE, PROFILES
 from onward.check import check
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec
@@ -31,6 +33,7 @@ from onward.compiler.recipes import (
     Recipe,
 )
 from onward.compiler.sources import state_names
+from onward.compiler.tuning import Tuner
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 from onward.graph import shapes, walk
 from onward.graph.builder import Value
@@ -57,6 +60,8 @@ def compile_model(
     split: bool = False,
     core: bool = False,
     profile: str = DEFAULT,
+    tune: bool | int | Tuner = False,
+    choices: Mapping[str, str] | None = None,
     trace: list[Trace] | None = None,
 ) -> Program:
     """Return `model` as a `Program`: step, initialize, infer and evaluate as plain ONNX graphs.
@@ -72,6 +77,9 @@ def compile_model(
             larger and slower.
         profile: `"default"`, the fast form on ONNX Runtime's CPU kernels, or `"portable"`, which avoids what other
             runtimes get wrong (docs/portable.md).
+        tune: where a gradient has several forms, time them on this machine's ONNX Runtime and take the fastest
+            (docs/tuning.md). A number is the samples in a batch, for a model that takes any number; True means 32.
+        choices: the forms that another program took (its `choices`), so that this one takes the same.
         trace: a list that receives one record per pass, with its duration.
 
     Raises:
@@ -82,13 +90,33 @@ def compile_model(
     """
     _check_target(target_opset, target_ir)
     check_name("profile", profile, PROFILES)
+    tuner = Tuner.of(tune)
+    if tuner is not None:
+        _check_tunable(core, profile)
     training = normalise(model, trace=trace)
+    forms, before = Forms(choices), len(trace or ())
+
+    def build() -> Program:
+        return Compiler(
+            training,
+            target_opset=target_opset,
+            target_ir=target_ir,
+            core=core,
+            profile=profile,
+            forms=forms,
+            trace=trace,
+        ).program(seed, split)
+
     try:
         with collector_paused():
-            compiler = Compiler(
-                training, target_opset=target_opset, target_ir=target_ir, core=core, profile=profile, trace=trace
-            )
-            return compiler.program(seed, split)
+            program = build()
+        while tuner is not None and (asked := forms.unanswered()):  # another form may ask further questions
+            forms = Forms({**forms.chosen, **tuner.answer(asked)})
+            if trace is not None:
+                del trace[before:]  # of the program with the usual forms
+            with collector_paused():
+                program = build()
+        return program
     except OnwardError:
         raise
     except Exception:  # an invalid model may break a pass anywhere
@@ -107,10 +135,12 @@ class Compiler:
         target_ir: int | None = None,
         core: bool = False,
         profile: str = DEFAULT,
+        forms: Forms | None = None,
         trace: list[Trace] | None = None,
     ) -> None:
         self.model = model
         self._core, self._profile = core, profile
+        self._forms = Forms() if forms is None else forms
         self._label = LabelOpset(target_opset, target_ir)
         self._trace = trace
         self._lowered: dict[tuple[str, int], Unit] = {}
@@ -155,6 +185,7 @@ class Compiler:
         else:
             unit = recipe.source(self.model, entry)
             unit.name, unit.trace, unit.profile = recipe.name, self._trace, self._profile
+            unit.forms = self._forms
             unit.roles = None if entry is None else self.roles(entry)
             unit.readings = () if entry is None else readings(self.model, entry, self.roles(entry))
         unit.trains = recipe.trains
@@ -192,6 +223,7 @@ class Compiler:
             metadata={"name": model.graph.name or "", "producer": "onward"},
             core=self._core,
             profile=self._profile,
+            choices=self._forms.answered(),
         )
 
     def _entry(self, name: str, entry: TrainingEntry, split: bool, first: bool) -> Entry:
@@ -248,6 +280,18 @@ def name_outputs(unit: Unit, outputs: list[Output]) -> list[Output]:
             taken = holder is not None and holder.name == output.name
             value.name = unit.names.unique(output.name) if taken else output.name
     return [dataclasses.replace(o, name=v.name or "") for o, v in zip(outputs, unit.graph.outputs, strict=True)]
+
+
+def _check_tunable(core: bool, profile: str) -> None:
+    if core or profile == PORTABLE:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "tune measures ONNX Runtime's CPU kernels, and the program is for other runtimes",
+                found="core=True" if core else f"profile={profile!r}",
+                needed="tune without core, in the default profile",
+            )
+        )
 
 
 def _check_target(opset: int | None, ir_version: int | None) -> None:

@@ -260,6 +260,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
         "ir_version": max(graph.model.ir_version or 0 for graph in every),
         **({"core": True} if program.core else {}),
         "profile": program.profile,
+        **({"choices": dict(program.choices)} if program.choices else {}),
         "entries": list(program.entries),
         "loss": program.loss,
         "readings": {name: [dataclasses.asdict(r) for r in e.readings] for name, e in program.entries.items()},
@@ -381,6 +382,7 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
         metadata={"name": manifest["name"], "producer": "onward"},
         core=bool(manifest.get("core", False)),
         profile=str(manifest.get("profile", DEFAULT)),
+        choices={str(key): str(form) for key, form in manifest.get("choices", {}).items()},
     )
 
 

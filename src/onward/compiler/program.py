@@ -131,6 +131,7 @@ class Program:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     core: bool = False  # whether its graphs have only core operators
     profile: str = DEFAULT  # `default` or `portable` (docs/portable.md)
+    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)  # forms of gradients (docs/tuning.md)
     self_test: SelfTest | None = None  # of a program that was read: what a step gives
 
     @property
