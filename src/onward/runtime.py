@@ -176,16 +176,41 @@ class Timed:
         for value in self._session.get_outputs():
             self._binding.bind_output(value.name)
 
-    def seconds(self) -> float:
-        """Run the model once; return how long that took."""
-        began = time.perf_counter()
+    def run(self) -> tuple[float, float]:
+        """Run the model once; return the seconds that it took, and those that the cores worked on it."""
+        began, worked = time.perf_counter(), time.process_time()
         self._session.run_with_iobinding(self._binding)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - worked
 
     def outputs(self) -> dict[str, np.ndarray]:
         """Return the outputs of the last run by name."""
         names = [value.name for value in self._session.get_outputs()]
         return {n: v.numpy() for n, v in zip(names, self._binding.get_outputs(), strict=True)}
+
+
+class BusyWatch:
+    """Watches how much of the processor others use from now on."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.perf_counter(), _busy_seconds(), time.process_time()
+
+    def others(self) -> float:
+        """Return the share of all cores that other processes have used; 0 where that is not known."""
+        now, elapsed = _busy_seconds(), time.perf_counter() - self._began
+        if now is None or self._busy is None or not elapsed:
+            return 0.0
+        own = time.process_time() - self._own
+        return max(0.0, (now - self._busy - own) / elapsed / (os.cpu_count() or 1))
+
+
+def _busy_seconds() -> float | None:
+    """Return for how many seconds the cores were busy, or taken by another machine; None where that is unknown."""
+    try:
+        told = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except (OSError, IndexError):
+        return None
+    user, nice, system, _, _, interrupts, soft, stolen = map(int, told)
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def cores() -> int:

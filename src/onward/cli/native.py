@@ -37,7 +37,7 @@ def compile_native(file: Path, output: Path, chosen: Mapping[str, Any], options:
     from onward.compiler.compile import compile_model
 
     target = find_target(options.target, narrow_integers=options.int32)
-    sizes = dict(map(_size, options.sizes))
+    sizes = dict(map(parse_size, options.sizes))
     versions.check(installed_iree("a native program"))
     from onward.backends.iree.compiler import Limits
     from onward.backends.iree.native import write_native
@@ -75,7 +75,8 @@ def _print(file: Path, output: Path, target: Target, written: Native) -> None:
         console.print("compiled, not run: run the self-test on the device before you trust it (docs/native.md)")
 
 
-def _size(text: str) -> tuple[str, int]:
+def parse_size(text: str) -> tuple[str, int]:
+    """Return the name and the number of `NAME=N`."""
     from onward.errors import A101, ArgumentError, Diagnostic
 
     name, _, number = text.partition("=")

@@ -22,8 +22,11 @@ from onward.arguments import shown, whole
 from onward.autodiff.forms import Dims, Forms, Question, answering
 from onward.compiler.derivatives import vjp
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.runtime import Timed, cores, this_processor
+from onward.runtime import BusyWatch, Timed, cores, this_processor
 from onward.storage.cache import Cache
+
+Sizes = tuple[tuple[int, ...] | None, ...]
+Times = tuple[float, float]  # the seconds of a run, and those that the cores worked
 
 CACHE = Cache("tuning", 16 << 20)
 BATCH = 32
@@ -31,10 +34,14 @@ BATCH = 32
 
 _FORMAT = 1  # another one when a form emits other operators, or the measurement changes
 _IR_VERSION = 8  # every ONNX Runtime that we support reads it
-_SECONDS = 0.5  # that one question may take, after two runs of each form
-_ROUNDS = 40
+_SECONDS = 0.5  # that the forms of one gradient are timed
+_PATIENCE = 4  # times as long where others disturb it
+_ROUNDS, _LEAST_ROUNDS = 200, 3
 _GAIN = 0.95  # another form than the usual one takes at most this share of its time
-_HOPELESS = 1.5  # a form that takes so many times the best one after two runs is not timed further
+_GAIN_IF_DISTURBED = 0.8
+_HOPELESS = 1.5  # a form that takes so many times the best one is not timed further
+DISTURBED = 0.1
+"""The share of the cores that other processes use, from which on a measurement counts as disturbed."""
 _SAME = {"float64": 1e-9, "float32": 1e-4, "float16": 3e-2}  # by which two forms may differ, of the largest number
 
 
@@ -44,11 +51,13 @@ class Tuned:
 
     question: Question
     form: str
-    sizes: tuple[tuple[int, ...] | None, ...] = ()
+    sizes: Sizes = ()
     """The sizes of the inputs of the node, for which it was measured."""
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     kept: bool = False
     """Whether the times were on disk."""
+    disturbed: bool = False
+    """Whether other processes used the cores meanwhile: a gain must then be larger to count."""
     reason: str = ""
     """Why nothing was measured, so that the form is the usual one."""
 
@@ -105,10 +114,13 @@ class Tuner:
         """Return in one line what was found."""
         others = [t for t in self.found if t.form != t.question.usual]
         measured = sum(not (t.kept or t.reason) for t in self.found)
-        return (
+        told = (
             f"tuned: {len(others)} of {len(self.found)} gradients with a choice take another form than usual "
             f"({measured} measured now, {sum(t.kept for t in self.found)} before)"
         )
+        if disturbed := sum(t.disturbed for t in self.found):
+            told += f"; other processes disturbed {disturbed} of the measurements"
+        return told
 
     # -- one question ----------------------------------------------------------------------------------------
 
@@ -124,14 +136,15 @@ class Tuner:
         if any(0 in s for s in sizes if s is not None):
             return Tuned(question, question.usual, sizes, reason="there is nothing to compute")
         key = self._key(question, sizes)
-        seconds = _read(key, question)
-        if seconds is not None:
-            return Tuned(question, _best(seconds, question.usual), sizes, seconds, kept=True)
-        seconds = self._measure(question, sizes)
-        if question.usual not in seconds:
-            return Tuned(question, question.usual, sizes, reason="ONNX Runtime does not run the usual form alone")
-        CACHE.write(key, json.dumps({"about": key_text(question, sizes), "seconds": seconds}).encode())
-        return Tuned(question, _best(seconds, question.usual), sizes, seconds)
+        kept = _read(key, question)
+        times, disturbed = self._measure(question, sizes) if kept is None else kept
+        if len(times) < 2:
+            return Tuned(question, question.usual, sizes, reason="ONNX Runtime does not run two forms of it")
+        if kept is None:
+            record = {"about": key_text(question, sizes), "seconds": times, "disturbed": disturbed}
+            CACHE.write(key, json.dumps(record).encode())
+        form = _fastest(times, question.usual, disturbed)
+        return Tuned(question, form, sizes, {f: t[0] for f, t in times.items()}, kept is not None, disturbed)
 
     def _resolved(self, dims: Dims) -> tuple[int, ...] | None:
         """Return the sizes of a tensor; None where one is not known. The first axis is the batch."""
@@ -147,7 +160,7 @@ class Tuner:
                 return None
         return tuple(found) or None
 
-    def _key(self, question: Question, sizes: tuple[tuple[int, ...] | None, ...]) -> str:
+    def _key(self, question: Question, sizes: Sizes) -> str:
         """Return the name of the file that keeps the times."""
         import onnxruntime
 
@@ -157,60 +170,86 @@ class Tuner:
         )  # fmt: skip
         return hashlib.sha256("\0".join(told).encode()).hexdigest()
 
-    def _measure(self, question: Question, sizes: tuple[tuple[int, ...] | None, ...]) -> dict[str, float]:
-        """Return the best seconds of each form that ONNX Runtime runs, and with the same numbers as the usual one."""
+    def _measure(self, question: Question, sizes: Sizes) -> tuple[dict[str, Times], bool]:
+        """Return the best times of each form, and whether other processes disturbed the measurement.
+
+        A form that ONNX Runtime does not run, or with other numbers than the usual one, has none.
+        """
+        ready = self._ready(question, sizes)
+        best = dict.fromkeys(ready, (math.inf, math.inf))
+        racing, watch = list(ready), BusyWatch()
+        began = time.perf_counter()
+        for round_ in range(_ROUNDS if len(ready) > 1 else 0):
+            spent = time.perf_counter() - began
+            if spent > _PATIENCE * self.seconds:
+                break
+            if spent > self.seconds and round_ >= _LEAST_ROUNDS and watch.others() <= DISTURBED:
+                break
+            for form in racing:
+                taken, worked = ready[form].run()
+                best[form] = min(best[form][0], taken), min(best[form][1], worked)
+            if round_ + 1 >= _LEAST_ROUNDS:
+                racing = [f for f in racing if f == question.usual or not _is_hopeless(best[f], best.values())]
+        return best, watch.others() > DISTURBED
+
+    def _ready(self, question: Question, sizes: Sizes) -> dict[str, Timed]:
+        """Return the forms that run and give the same numbers, each after its first run; none without the usual one."""
         feeds, free = _feeds(question, sizes)
+        kind = next(t[0] for t in question.inputs if t is not None)
         ready: dict[str, Timed] = {}
-        best: dict[str, float] = {}
         expected: dict[str, np.ndarray] = {}
         for form in sorted(question.forms, key=lambda form: form != question.usual):
             try:
-                model = gradient_in(question, form).SerializeToString()
-                timed = Timed(model, feeds, threads=self.threads, sizes=free)
-                timed.seconds()
+                timed = Timed(gradient_in(question, form).SerializeToString(), feeds, threads=self.threads, sizes=free)
+                timed.run()
                 outputs = timed.outputs()
-                best[form] = timed.seconds()
             except Exception:  # noqa: BLE001  # its exceptions have no common base; a form that does not run is out
                 if form == question.usual:
                     return {}
                 continue
             expected = expected or outputs
-            if _same(outputs, expected, _SAME[question.inputs[0][0] if question.inputs[0] else "float32"]):
+            if _same(outputs, expected, _SAME[kind]):
                 ready[form] = timed
-            else:
-                del best[form]
-        least = min(best.values())
-        racing = {f: t for f, t in ready.items() if f == question.usual or best[f] <= _HOPELESS * least}
-        began = time.perf_counter()
-        for _ in range(_ROUNDS if len(racing) > 1 else 0):
-            for form, timed in racing.items():
-                best[form] = min(best[form], timed.seconds())
-            if time.perf_counter() - began > self.seconds:
-                break
-        return best
+        return ready
 
 
-def key_text(question: Question, sizes: tuple[tuple[int, ...] | None, ...]) -> str:
+def key_text(question: Question, sizes: Sizes) -> str:
     """Return a question in words, with the sizes for which it is measured."""
     inputs = tuple(None if t is None or s is None else (t[0], s) for t, s in zip(question.inputs, sizes, strict=True))
     return dataclasses.replace(question, inputs=inputs).key
 
 
-def _best(seconds: Mapping[str, float], usual: str) -> str:
-    """Return the fastest form; the usual one unless another one is clearly faster."""
-    form = min(seconds, key=lambda each: seconds[each])
-    return form if seconds[form] <= _GAIN * seconds[usual] else usual
+def _fastest(times: Mapping[str, Times], usual: str, disturbed: bool) -> str:
+    """Return the form that takes least; the usual one unless another one is clearly faster.
+
+    Beside other processes a form may never have the cores for itself. It must then also give the cores less work.
+    """
+    form = min(times, key=lambda each: times[each][0])
+    (taken, worked), (usually, work) = times[form], times[usual]
+    if disturbed:
+        pays = taken <= _GAIN_IF_DISTURBED * usually and worked <= _GAIN_IF_DISTURBED * work
+    else:
+        pays = taken <= _GAIN * usually
+    return form if pays else usual
 
 
-def _read(key: str, question: Question) -> dict[str, float] | None:
-    """Return the times that are kept on disk; None where there are none, or a file that we did not write."""
+def _is_hopeless(times: Times, best: Iterable[Times]) -> bool:
+    """Return whether a form takes so long, and so much work, that further runs will not make it the best."""
+    known = list(best)
+    return all(times[kind] > _HOPELESS * min(each[kind] for each in known) for kind in (0, 1))
+
+
+def _read(key: str, question: Question) -> tuple[dict[str, Times], bool] | None:
+    """Return the times on disk and whether they were disturbed; None where there are none, or in a file not of ours."""
     data = CACHE.read(key)
     try:
-        seconds = {str(form): float(s) for form, s in json.loads(data)["seconds"].items()} if data else {}
+        record = json.loads(data) if data else {"seconds": {}}
+        times = {str(form): (float(taken), float(worked)) for form, (taken, worked) in record["seconds"].items()}
+        disturbed = bool(record.get("disturbed"))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    fits = question.usual in seconds and set(seconds) <= set(question.forms)
-    return seconds if fits and all(s > 0 and math.isfinite(s) for s in seconds.values()) else None
+    fits = question.usual in times and set(times) <= set(question.forms)
+    return (times, disturbed) if fits and all(0 <= s < math.inf for t in times.values() for s in t) else None
 
 
 def _same(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], tolerance: float) -> bool:
@@ -274,9 +313,7 @@ def _named_dims(question: Question) -> list[Dims | None]:
     ]
 
 
-def _feeds(
-    question: Question, sizes: tuple[tuple[int, ...] | None, ...]
-) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def _feeds(question: Question, sizes: Sizes) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Return random numbers for the inputs and dY, and the sizes of the free dimensions by name."""
     generator = np.random.default_rng(0)
     free = {

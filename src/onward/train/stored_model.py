@@ -28,6 +28,7 @@ from onward.train.data.embed import embed_preparation
 from onward.train.data.preparation import Preparation
 
 if TYPE_CHECKING:
+    from onward.compiler.tuning import Tuner
     from onward.model.training_model import TrainingModel
 
 MODEL_FILE = "model.onnx"
@@ -45,6 +46,10 @@ class StoredModel:
     """Whether a program that is compiled here has gradients and updates as graphs of their own."""
     profile: str = DEFAULT
     """The profile of a program that is compiled here."""
+    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The forms of gradients in a program that is compiled here, where they are not the usual ones."""
+    tuner: Tuner | None = None
+    """What chooses the forms that `choices` does not name; None: the usual ones."""
 
     @classmethod
     def of(cls, source: Any) -> StoredModel:
@@ -102,7 +107,9 @@ class StoredModel:
         from onward.compiler.compile import compile_model
 
         assert self.model is not None
-        program: Program = compile_model(self.model, split=self.split, profile=self.profile)
+        program: Program = compile_model(
+            self.model, split=self.split, profile=self.profile, choices=self.choices, tune=self.tuner or False
+        )
         return program
 
     @property

@@ -47,7 +47,9 @@ def weighted_program(program: Program, model: TrainingModel | None, entry: str |
                 hint="make the Trainer from the model or its file",
             )
         )
-    weighted = compile_model(add_sample_weight(model, entry)[0], split=split, profile=program.profile)
+    weighted = compile_model(
+        add_sample_weight(model, entry)[0], split=split, profile=program.profile, choices=program.choices
+    )
     entries = {
         name: dataclasses.replace(
             e,
