@@ -1,11 +1,11 @@
 """What `tune=` chooses and gains: for the layers of several networks, and for a whole training step of each.
 
-    python benchmarks/tuning.py [--networks lenet mobilenet] [--batch 32] [--threads 2] [--rounds 40] [--json tuning.json]
+    python benchmarks/tuning.py [--networks lenet mobilenet] [--batch 32] [--threads 2] [--rounds 40] [--json FILE]
 
 Every gradient is measured anew, in a folder of its own, not in the user's cache. Prints for each gradient that has
-several forms the time of each, the one that was taken, and its gain over the usual one. Then the step of the usual and of
-the tuned program run in turn on stock sessions, so that what else the machine does meets both alike: the median of each,
-and the median of the quotients of neighbouring runs.
+several forms the time of each, the one that was taken, and its gain over the usual one. Then the step of the usual and
+of the tuned program run in turn on stock sessions, so that what else the machine does meets both alike: the median of
+each, and the median of the quotients of neighbouring runs.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def main() -> None:
             print(f"{name}: {len(tuner.found)} gradients with a choice, tuned in {seconds:.1f} s")
             for each in sorted(tuner.found, key=lambda t: -t.gain):
                 times = sorted(each.seconds.items(), key=lambda item: item[1])
-                told = ", ".join(f"{form}{'*' * (form == each.form)} {1e3 * t:.3f}" for form, t in times)
-                print(f"  {each.gain:5.2f}  {each.question.key}{' (disturbed)' * each.disturbed}\n         {told} ms")
+                told = ", ".join(f"{form}{'*' * (form == each.form)} {1e3 * t:.3f} ms" for form, t in times)
+                print(f"  {each.gain:5.2f}  {each.question.key}{' (disturbed)' * each.disturbed}")
+                print(f"         {each.reason or told}")
             steps = measure([usual, program], arguments.batch, arguments.rounds, arguments.threads)
             before, after = (float(s) * 1e3 for s in np.median(steps, axis=0))
             gain = float(np.median(steps[:, 0] / steps[:, 1]))

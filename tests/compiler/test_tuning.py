@@ -13,12 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import onward
+from onward import runtime
 from onward.autodiff.forms import Forms, answering
 from onward.cli import build_app
 from onward.compiler import tuning
 from onward.compiler.tuning import Tuned, Tuner
 from onward.errors import ArgumentError
-from onward.runtime import Timed
+from onward.runtime import BusyWatch, Timed
 from onward.train.weights import weighted_program
 
 
@@ -28,6 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ONWARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "_LEAST_ROUNDS", 1)
     monkeypatch.setattr(tuning, "_ROUNDS", 2)
+    monkeypatch.setattr(BusyWatch, "others", lambda self: 0.0)  # whatever else the machine does
     return tmp_path / "cache" / "tuning"
 
 
@@ -61,7 +63,7 @@ def fake_times(monkeypatch: pytest.MonkeyPatch, fast: set[str]) -> list[str]:
 
     def measure(self: Tuner, question: Any, sizes: Any) -> Any:
         measured.append(question.key)
-        return {f: (0.5, 0.5) if f in fast else (1.0, 1.0) for f in question.forms}, False
+        return {f: (0.5, 0.5) if f in fast else (1.0, 1.0) for f in question.forms}, 0.0
 
     monkeypatch.setattr(Tuner, "_measure", measure)
     return measured
@@ -146,7 +148,7 @@ def test_a_damaged_file_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPat
         data = {
             "no JSON": b"{",
             "other words": b'{"seconds": 3}',
-            "other forms": b'{"seconds": {"none of ours": [1, 1]}, "disturbed": false}',
+            "other forms": b'{"seconds": {"none of ours": [1, 1]}, "others": 0}',
         }.get(damage)
         whole = None if data is None else hashlib.sha256(data).digest() + data
         file.write_bytes(whole or (content[:20] if damage == "cut" else content[:-1] + b"X"))
@@ -220,6 +222,28 @@ def test_a_size_by_name() -> None:
 )
 def test_a_gain_must_be_clear_and_beside_other_processes_clearer(times: Any, disturbed: bool, form: str) -> None:
     assert tuning._fastest(times, "a", disturbed) == form
+
+
+def test_a_busy_machine_chooses_nothing_and_keeps_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BusyWatch, "others", lambda self: 0.9)
+    tuner = Tuner(4)
+
+    program = onward.compile(network(), tune=tuner)
+
+    assert program.step == onward.compile(network()).step
+    assert all(t.reason.startswith("other processes used 90% of the cores") for t in tuner.found)
+    assert not cache.exists()
+    assert "other processes disturbed 4 of the measurements" in tuner.described()
+
+
+def test_the_watch_sees_what_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(runtime, "_busy_seconds", iter([10.0, 10.0 + 1.0]).__next__)
+    monkeypatch.setattr(runtime.time, "perf_counter", iter([0.0, 1.0]).__next__)
+    monkeypatch.setattr(runtime.time, "process_time", iter([0.0, 0.5]).__next__)
+    monkeypatch.setattr(runtime.os, "cpu_count", lambda: 2)
+
+    assert BusyWatch().others() == 0.25
 
 
 @pytest.mark.parametrize(

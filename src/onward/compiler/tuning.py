@@ -42,6 +42,8 @@ _GAIN_IF_DISTURBED = 0.8
 _HOPELESS = 1.5  # a form that takes so many times the best one is not timed further
 DISTURBED = 0.1
 """The share of the cores that other processes use, from which on a measurement counts as disturbed."""
+TOO_BUSY = 0.5
+"""The share from which on nothing is chosen."""
 _SAME = {"float64": 1e-9, "float32": 1e-4, "float16": 3e-2}  # by which two forms may differ, of the largest number
 
 
@@ -137,12 +139,16 @@ class Tuner:
             return Tuned(question, question.usual, sizes, reason="there is nothing to compute")
         key = self._key(question, sizes)
         kept = _read(key, question)
-        times, disturbed = self._measure(question, sizes) if kept is None else kept
+        times, others = self._measure(question, sizes) if kept is None else kept
         if len(times) < 2:
             return Tuned(question, question.usual, sizes, reason="ONNX Runtime does not run two forms of it")
+        if others > TOO_BUSY:  # no time means anything: it is measured again the next time
+            reason = f"other processes used {others:.0%} of the cores; compile again when the machine is quiet"
+            return Tuned(question, question.usual, sizes, reason=reason, disturbed=True)
         if kept is None:
-            record = {"about": key_text(question, sizes), "seconds": times, "disturbed": disturbed}
+            record = {"about": key_text(question, sizes), "seconds": times, "others": others}
             CACHE.write(key, json.dumps(record).encode())
+        disturbed = others > DISTURBED
         form = _fastest(times, question.usual, disturbed)
         return Tuned(question, form, sizes, {f: t[0] for f, t in times.items()}, kept is not None, disturbed)
 
@@ -170,8 +176,8 @@ class Tuner:
         )  # fmt: skip
         return hashlib.sha256("\0".join(told).encode()).hexdigest()
 
-    def _measure(self, question: Question, sizes: Sizes) -> tuple[dict[str, Times], bool]:
-        """Return the best times of each form, and whether other processes disturbed the measurement.
+    def _measure(self, question: Question, sizes: Sizes) -> tuple[dict[str, Times], float]:
+        """Return the best times of each form, and the share of the cores that other processes used meanwhile.
 
         A form that ONNX Runtime does not run, or with other numbers than the usual one, has none.
         """
@@ -183,14 +189,14 @@ class Tuner:
             spent = time.perf_counter() - began
             if spent > _PATIENCE * self.seconds:
                 break
-            if spent > self.seconds and round_ >= _LEAST_ROUNDS and watch.others() <= DISTURBED:
+            if spent > self.seconds and round_ >= _LEAST_ROUNDS and not DISTURBED < watch.others() <= TOO_BUSY:
                 break
             for form in racing:
                 taken, worked = ready[form].run()
                 best[form] = min(best[form][0], taken), min(best[form][1], worked)
             if round_ + 1 >= _LEAST_ROUNDS:
                 racing = [f for f in racing if f == question.usual or not _is_hopeless(best[f], best.values())]
-        return best, watch.others() > DISTURBED
+        return best, watch.others()
 
     def _ready(self, question: Question, sizes: Sizes) -> dict[str, Timed]:
         """Return the forms that run and give the same numbers, each after its first run; none without the usual one."""
@@ -239,17 +245,17 @@ def _is_hopeless(times: Times, best: Iterable[Times]) -> bool:
     return all(times[kind] > _HOPELESS * min(each[kind] for each in known) for kind in (0, 1))
 
 
-def _read(key: str, question: Question) -> tuple[dict[str, Times], bool] | None:
-    """Return the times on disk and whether they were disturbed; None where there are none, or in a file not of ours."""
+def _read(key: str, question: Question) -> tuple[dict[str, Times], float] | None:
+    """Return the times on disk, and what others used; None where there are none, or in a file that we did not write."""
     data = CACHE.read(key)
     try:
         record = json.loads(data) if data else {"seconds": {}}
         times = {str(form): (float(taken), float(worked)) for form, (taken, worked) in record["seconds"].items()}
-        disturbed = bool(record.get("disturbed"))
+        others = float(record.get("others", 0.0))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     fits = question.usual in times and set(times) <= set(question.forms)
-    return (times, disturbed) if fits and all(0 <= s < math.inf for t in times.values() for s in t) else None
+    return (times, others) if fits and all(0 <= s < math.inf for t in times.values() for s in t) else None
 
 
 def _same(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], tolerance: float) -> bool:
