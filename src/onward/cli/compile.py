@@ -109,7 +109,6 @@ def compile_command(
 
     Examples:
         onward compile net.train.onnx --profile portable -o program/
-        onward compile net.train.onnx --tune --batch 64 --explain -o program/
         onward compile net.train.onnx --target iree:cpu --batch 32 -o native/
     """
     from onward.cli.console import print_diagnostics, stderr_console, stdout_console
