@@ -213,6 +213,13 @@ def _busy_seconds() -> float | None:
     return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
+def runtime_version() -> str:
+    """Return the version of ONNX Runtime."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
 def cores() -> int:
     """Return how many cores this process may use."""
     try:

@@ -22,7 +22,7 @@ from onward.arguments import shown, whole
 from onward.autodiff.forms import Dims, Forms, Question, answering
 from onward.compiler.derivatives import vjp
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.runtime import BusyWatch, Timed, cores, this_processor
+from onward.runtime import BusyWatch, Timed, cores, runtime_version, this_processor
 from onward.storage.cache import Cache
 
 Sizes = tuple[tuple[int, ...] | None, ...]
@@ -168,11 +168,9 @@ class Tuner:
 
     def _key(self, question: Question, sizes: Sizes) -> str:
         """Return the name of the file that keeps the times."""
-        import onnxruntime
-
         told = (
             str(_FORMAT), key_text(question, sizes), str(question.opset), *question.forms, question.usual,
-            f"threads {self.threads}", f"onnxruntime {onnxruntime.__version__}", this_processor(),
+            f"threads {self.threads}", f"onnxruntime {runtime_version()}", this_processor(),
         )  # fmt: skip
         return hashlib.sha256("\0".join(told).encode()).hexdigest()
 
