@@ -1,18 +1,24 @@
-"""Ask ONNX Runtime whether it loads and runs a file, in a process of its own: a file may take a process down.
+"""Ask ONNX Runtime: whether it loads and runs a file, what a model gives, and how long a run takes.
 
-The process calls `main` with FILE and perhaps `run`, and prints JSON. It imports nothing from the folder in which the
-user stands, as `python -m` would: files of strangers may lie there.
+A file may take a process down, so that the first question has a process of its own. That process calls `main` with FILE
+and perhaps `run`, and prints JSON. It imports nothing from the folder in which the user stands, as `python -m` would:
+files of strangers may lie there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
+import os
+import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,6 +146,98 @@ def evaluate(
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     for feed in feeds:
         yield session.run(None, dict(feed))
+
+
+class Timed:
+    """A model in ONNX Runtime with its inputs in place, to be run again and again.
+
+    `sizes` fixes free dimensions by name, as a training step does for its usual batch. The threads do not go on
+    spinning after a run, so that several of these can be timed in turn.
+    """
+
+    def __init__(
+        self, model: bytes, feeds: Mapping[str, np.ndarray], *, threads: int, sizes: Mapping[str, int]
+    ) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.enable_mem_pattern = False
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        for name, size in sizes.items():
+            options.add_free_dimension_override_by_name(name, size)
+        self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self._values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(a)) for n, a in feeds.items()}
+        self._binding = self._session.io_binding()
+        for value in self._session.get_inputs():
+            self._binding.bind_ortvalue_input(value.name, self._values[value.name])
+        for value in self._session.get_outputs():
+            self._binding.bind_output(value.name)
+
+    def run(self) -> tuple[float, float]:
+        """Run the model once; return the seconds that it took, and those that the cores worked on it."""
+        began, worked = time.perf_counter(), time.process_time()
+        self._session.run_with_iobinding(self._binding)
+        return time.perf_counter() - began, time.process_time() - worked
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Return the outputs of the last run by name."""
+        names = [value.name for value in self._session.get_outputs()]
+        return {n: v.numpy() for n, v in zip(names, self._binding.get_outputs(), strict=True)}
+
+
+class BusyWatch:
+    """Watches how much of the processor others use from now on."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.perf_counter(), _busy_seconds(), time.process_time()
+
+    def others(self) -> float:
+        """Return the share of all cores that other processes have used; 0 where that is not known."""
+        now, elapsed = _busy_seconds(), time.perf_counter() - self._began
+        if now is None or self._busy is None or not elapsed:
+            return 0.0
+        own = time.process_time() - self._own
+        return max(0.0, (now - self._busy - own) / elapsed / (os.cpu_count() or 1))
+
+
+def _busy_seconds() -> float | None:
+    """Return for how many seconds the cores were busy, or taken by another machine; None where that is unknown."""
+    try:
+        told = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except (OSError, IndexError):
+        return None
+    user, nice, system, _, _, interrupts, soft, stolen = map(int, told)
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def runtime_version() -> str:
+    """Return the version of ONNX Runtime."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def this_processor() -> str:
+    """Return a name for the processor of this machine: what is compiled or measured for it holds for the same name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    features = told.get("flags") or told.get("Features") or platform.processor()
+    digest = hashlib.sha256(features.encode()).hexdigest()[:12]
+    return f"{platform.machine()} {told.get('model name') or platform.processor() or 'unknown'} {digest}"
 
 
 def main() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.autodiff import sequences
+from onward.autodiff.forms import Question, answer
 from onward.autodiff.profile import PORTABLE, current
 from onward.autodiff.sizes import Sizes
 from onward.graph import shapes, walk
@@ -46,6 +47,27 @@ class Rule(Sizes):
     def portable(self) -> bool:
         """Whether the rule may emit only what the deny-list (docs/portable.md) does not name."""
         return current() == PORTABLE
+
+    def choose(
+        self, of: str, forms: Mapping[str, Callable[[], Value]], usual: str, *, changes_forward: bool = False
+    ) -> Value:
+        """Return the gradient of the input called `of` in one of several forms with the same result.
+
+        It is the form `usual`, unless a table in force names another one (docs/tuning.md). The portable profile has the
+        usual form only. `changes_forward` says that a form asks more of the forward node, such as a further output.
+        """
+        if len(forms) == 1 or self.portable:
+            return forms[usual]()
+        inputs = tuple(
+            None if v is None else ("" if v.dtype is None else str(v.dtype.numpy()), shapes.dims(v) or ())
+            for v in self.node.inputs
+        )
+        attributes = tuple(sorted((name, a.value) for name, a in self.node.attributes.items()))
+        question = Question(
+            self.node.op_type, of, self._index(of), self.op.opset, attributes, inputs, tuple(forms), usual,
+            changes_forward,
+        )  # fmt: skip
+        return forms[answer(question)]()
 
     # -- the forward node ------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from onward.compiler.program import Program
+    from onward.compiler.tuning import Tuned
     from onward.passes.base import Trace
 
 
@@ -54,6 +56,23 @@ def compile_command(
         Option("--self-test", metavar="FILE", help="Data for the self-test (default: made up).", show_default=False),
     ] = None,
     no_self_test: Annotated[bool, Option("--no-self-test", help="Leave the self-test out.")] = False,
+    tune: Annotated[
+        bool,
+        Option(
+            "--tune",
+            help="Where a gradient has several forms, time them on this machine and take the fastest (docs/tuning.md).",
+            rich_help_panel="Tuning",
+        ),
+    ] = False,
+    threads: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            help="The threads of ONNX Runtime (default: all).",
+            show_default=False,
+            rich_help_panel="Tuning",
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         Option(
@@ -65,11 +84,17 @@ def compile_command(
         ),
     ] = None,
     batch: Annotated[
-        int | None, Option(metavar="N", help="The samples in a batch.", show_default=False, rich_help_panel="Native")
+        int | None,
+        Option(metavar="N", help="The samples in a batch.", show_default=False, rich_help_panel="Native and tuning"),
     ] = None,
     size: Annotated[
         list[str],
-        Option(metavar="NAME=N", help="A free size of the inputs (--target, --recompute).", show_default=False),
+        Option(
+            metavar="NAME=N",
+            help="A free size of the inputs (--target, --tune, --recompute).",
+            show_default=False,
+            rich_help_panel="Native and tuning",
+        ),
     ] = [],  # noqa: B006  # typer copies it
     int32: Annotated[
         bool, Option("--int32", help="Compute int64 in 32 bits, for devices without it.", rich_help_panel="Native")
@@ -112,14 +137,23 @@ def compile_command(
         chosen = {"seed": seed, "core": core, "target_opset": target_opset, "target_ir": target_ir}
         given = None if self_test is None else functools.partial(_batch, self_test)
         wanted = NativeOptions(target, batch, size, int32, runner, seconds, gigabytes, given)
-        if output is None or explain or split or no_self_test or recompute:
-            text = "--target needs -o DIR, and goes with neither --explain, --split, --no-self-test nor --recompute"
-            raise ArgumentError(Diagnostic(A101, text))
+        if output is None or explain or split or no_self_test or tune or recompute:
+            others = "--explain, --split, --no-self-test, --tune nor --recompute"
+            raise ArgumentError(Diagnostic(A101, f"--target needs -o DIR, and goes with neither {others}"))
         compile_native(file, output, chosen, wanted)
         return
-    if batch is not None or int32 or runner or (size and not recompute):
-        text = "--batch, --int32 and --runner belong to --target, --size to --target or --recompute"
-        raise ArgumentError(Diagnostic(A101, text))
+    if int32 or runner:
+        raise ArgumentError(Diagnostic(A101, "--int32 and --runner belong to --target"))
+    if (batch is not None or threads is not None) and not tune:
+        raise ArgumentError(Diagnostic(A101, "--batch belongs to --target or --tune, --threads to --tune"))
+    if size and not tune and not recompute:
+        raise ArgumentError(Diagnostic(A101, "--size belongs to --target, --tune or --recompute"))
+    tuner = None
+    if tune:
+        from onward.cli.options import read_size
+        from onward.compiler.tuning import BATCH, Tuner
+
+        tuner = Tuner(BATCH if batch is None else batch, sizes=dict(map(read_size, size)), threads=threads)
     trace: list[Trace] | None = [] if explain else None
     program = compile_model(
         file,
@@ -130,6 +164,7 @@ def compile_command(
         core=core,
         profile=profile,
         **recompute_options(recompute, size),
+        tune=tuner or False,
         trace=trace,
     )
     console = stdout_console()
@@ -137,6 +172,11 @@ def compile_command(
         console.print(_explained(trace))
         total = sum(t.seconds for t in trace)
         console.print(f"passes run: {len(trace)}, in {total * 1e3:.1f} ms; docs/how_it_compiles.md describes them\n")
+        if tuner is not None:
+            console.print(_forms(tuner.found))
+            console.print("* the form that was taken; docs/tuning.md describes them\n")
+    if tuner is not None:
+        console.print(tuner.described())
     if output is not None:
         program.save(output, self_test=not no_self_test if self_test is None else _batch(self_test, program))
     table = _table(f"{file.name} → {output}/" if output else file.name, "graph", "nodes", "opset", "inputs", "outputs")
@@ -186,6 +226,21 @@ def _explained(trace: list[Trace]) -> Table:
         counts = (str(row.before), str(row.after) if row.after != row.before else "·")
         table.add_row(row.unit if row.unit != last else "", row.name, *counts, f"{row.seconds * 1e3:.1f}")
         last = row.unit
+    return table
+
+
+def _forms(found: Sequence[Tuned]) -> Table:
+    """Return a row for each gradient that has several forms, with the time of each."""
+    table = _table("", "gradient", "forms, in ms", "gain", "")
+    table.columns[1].justify = table.columns[3].justify = "left"
+    for each in found:
+        times = [
+            f"{form}{'*' * (form == each.form)} {seconds * 1e3:.3f}"
+            for form, seconds in sorted(each.seconds.items(), key=lambda item: item[1])
+        ]
+        gain = f"{each.gain:.2f}" if each.form != each.question.usual else "·"
+        how = each.reason or ("kept" if each.kept else "measured") + ", disturbed" * each.disturbed
+        table.add_row(each.question.key, ", ".join(times) or f"{each.form}*", gain, how)
     return table
 
 

@@ -65,6 +65,10 @@ class TrainOptions(FineTuneOptions):
         list[str] | None,
         Option(metavar="NAME=N", help="A free size of the batch, for the estimates of --recompute; may be repeated."),
     ] = None
+    tune: Annotated[
+        bool,
+        Option("--tune", help="Time the forms of gradients on this machine, and take the fastest (docs/tuning.md)."),
+    ] = False
     shard: Annotated[bool, Option("--shard", help="With several processes, keep a part of the state in each.")] = False
     backend_setting: Annotated[
         list[str] | None,
@@ -372,7 +376,15 @@ def _open(options: TrainOptions, model: Any) -> Trainer:
             )
         )
     if checkpoint is None or not CheckpointDirectory(checkpoint).step_files():
-        return Trainer(model, backend or "onnxruntime", **settings)
+        if not options.tune:
+            return Trainer(model, backend or "onnxruntime", **settings)
+        from onward.compiler.tuning import BATCH, Tuner
+
+        tuner = Tuner(options.batch_size or BATCH, threads=options.threads)
+        trainer = Trainer(model, backend or "onnxruntime", tune=tuner, **settings)
+        if not (options.quiet or options.as_json):
+            typer.echo(tuner.described(), err=True)
+        return trainer
     if not options.resume:
         raise CheckpointError(
             Diagnostic(

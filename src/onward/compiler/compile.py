@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from onward.arguments import check_name
+from onward.autodiff.forms import Forms
 from onward.autodiff.profile import DEFAULT, PORTABLE, PROFILES
 from onward.check import check
 from onward.compiler.program import Entry, PlainGraph, Program, TensorSpec
@@ -33,6 +34,7 @@ from onward.compiler.recipes import (
     Recipe,
 )
 from onward.compiler.sources import state_names
+from onward.compiler.tuning import Tuner
 from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 from onward.graph import shapes, walk
 from onward.graph.builder import Value
@@ -63,6 +65,8 @@ def compile_model(
     profile: str = DEFAULT,
     recompute: Asked | None = None,
     sizes: Mapping[str, int] | None = None,
+    tune: bool | int | Tuner = False,
+    choices: Mapping[str, str] | None = None,
     trace: list[Trace] | None = None,
 ) -> Program:
     """Return `model` as a `Program`: step, initialize, infer and evaluate as plain ONNX graphs.
@@ -84,6 +88,9 @@ def compile_model(
             (docs/training.md). The gradients are the same.
         sizes: the free sizes of a batch by name, such as `{"N": 32}`, for which `recompute` estimates memory. A budget
             needs all of them; otherwise each is 32 if it is not given.
+        tune: where a gradient has several forms, time them on this machine's ONNX Runtime and take the fastest
+            (docs/tuning.md). A number is the samples in a batch, for a model that takes any number; True means 32.
+        choices: the forms that another program took (its `choices`), so that this one takes the same.
         trace: a list that receives one record per pass, with its duration.
 
     Raises:
@@ -96,19 +103,34 @@ def compile_model(
     _check_target(target_opset, target_ir)
     check_name("profile", profile, PROFILES)
     wanted = read_recompute(recompute, sizes)
+    tuner = Tuner.of(tune)
+    if tuner is not None:
+        _check_tunable(core, profile)
     training = normalise(model, trace=trace)
+    forms, before = Forms(choices), len(trace or ())
+
+    def build() -> Program:
+        return Compiler(
+            training,
+            target_opset=target_opset,
+            target_ir=target_ir,
+            core=core,
+            profile=profile,
+            recompute=wanted,
+            forms=forms,
+            trace=trace,
+        ).program(seed, split)
+
     try:
         with collector_paused():
-            compiler = Compiler(
-                training,
-                target_opset=target_opset,
-                target_ir=target_ir,
-                core=core,
-                profile=profile,
-                recompute=wanted,
-                trace=trace,
-            )
-            return compiler.program(seed, split)
+            program = build()
+        while tuner is not None and (asked := forms.unanswered()):  # another form may ask further questions
+            forms = Forms({**forms.chosen, **tuner.answer(asked)})
+            if trace is not None:
+                del trace[before:]  # of the program with the usual forms
+            with collector_paused():
+                program = build()
+        return program
     except OnwardError:
         raise
     except Exception:  # an invalid model may break a pass anywhere
@@ -128,11 +150,13 @@ class Compiler:
         core: bool = False,
         profile: str = DEFAULT,
         recompute: Recompute | None = None,
+        forms: Forms | None = None,
         trace: list[Trace] | None = None,
     ) -> None:
         self.model = model
         self._core, self._profile, self._recompute = core, profile, recompute
         self._estimates: dict[str, Estimate] = {}
+        self._forms = Forms() if forms is None else forms
         self._label = LabelOpset(target_opset, target_ir)
         self._trace = trace
         self._lowered: dict[tuple[str, int], Unit] = {}
@@ -180,6 +204,7 @@ class Compiler:
         else:
             unit = recipe.source(self.model, entry)
             unit.name, unit.trace, unit.profile = recipe.name, self._trace, self._profile
+            unit.forms = self._forms
             unit.roles = None if entry is None else self.roles(entry)
             unit.readings = () if entry is None else readings(self.model, entry, self.roles(entry))
         unit.trains = recipe.trains
@@ -219,6 +244,7 @@ class Compiler:
             profile=self._profile,
             recompute=self._recompute,
             estimates=dict(self._estimates),
+            choices=self._forms.answered(),
         )
 
     def _entry(self, name: str, entry: TrainingEntry, split: bool, first: bool) -> Entry:
@@ -275,6 +301,18 @@ def name_outputs(unit: Unit, outputs: list[Output]) -> list[Output]:
             taken = holder is not None and holder.name == output.name
             value.name = unit.names.unique(output.name) if taken else output.name
     return [dataclasses.replace(o, name=v.name or "") for o, v in zip(outputs, unit.graph.outputs, strict=True)]
+
+
+def _check_tunable(core: bool, profile: str) -> None:
+    if core or profile == PORTABLE:
+        raise ArgumentError(
+            Diagnostic(
+                A101,
+                "tune measures ONNX Runtime's CPU kernels, and the program is for other runtimes",
+                found="core=True" if core else f"profile={profile!r}",
+                needed="tune without core, in the default profile",
+            )
+        )
 
 
 def _check_target(opset: int | None, ir_version: int | None) -> None:

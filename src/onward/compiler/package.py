@@ -262,6 +262,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
         **({"core": True} if program.core else {}),
         "profile": program.profile,
         **({} if program.recompute is None else {"recompute": _recompute(program.recompute, program.estimates)}),
+        **({"choices": dict(program.choices)} if program.choices else {}),
         "entries": list(program.entries),
         "loss": program.loss,
         "readings": {name: [dataclasses.asdict(r) for r in e.readings] for name, e in program.entries.items()},
@@ -386,6 +387,7 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
         profile=str(manifest.get("profile", DEFAULT)),
         recompute=read_recompute(again.get("recompute"), again.get("sizes")),
         estimates={name: Estimate(**found) for name, found in again.get("estimates", {}).items()},
+        choices={str(key): str(form) for key, form in manifest.get("choices", {}).items()},
     )
 
 

@@ -134,6 +134,7 @@ class Program:
     profile: str = DEFAULT  # `default` or `portable` (docs/portable.md)
     recompute: Recompute | None = None  # what the backward passes compute again (docs/training.md)
     estimates: Mapping[str, Estimate] = dataclasses.field(default_factory=dict)  # of it, by graph
+    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)  # forms of gradients (docs/tuning.md)
     self_test: SelfTest | None = None  # of a program that was read: what a step gives
 
     @property

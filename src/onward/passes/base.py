@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from onward.autodiff.forms import Forms
 from onward.autodiff.profile import DEFAULT
 from onward.graph import walk
 from onward.graph.builder import Builder, Names, Value
@@ -79,7 +80,9 @@ class Unit:
     """Inputs with a default, such as the learning rate."""
     state: list[Value] = dataclasses.field(default_factory=list)
     profile: str = DEFAULT
-    """Which of its forms each gradient has (`autodiff.profile`)."""
+    """For which runtimes each gradient is lowered (`autodiff.profile`)."""
+    forms: Forms | None = None
+    """Which of its forms each gradient has, where a rule offers several; None: the usual ones."""
     trains: bool = False
     """Whether the unit computes a training step: passes that are not safe for training are refused."""
     facts: set[Fact] = dataclasses.field(default_factory=set)

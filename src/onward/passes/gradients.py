@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onward.autodiff import rules as rules  # importing the package registers every rule
+from onward.autodiff.forms import answering
 from onward.autodiff.lowering import lower_model
 from onward.autodiff.profile import lowering_for
 from onward.autodiff.registry import is_own
@@ -52,7 +53,7 @@ class LowerGradients(Pass):
     def run(self, unit: Unit) -> bool:
         unit.gradients |= _gradients(unit)
         entries = unit.training.entries
-        with lowering_for(unit.profile):
+        with lowering_for(unit.profile), answering(unit.forms):
             return lower_model(unit.model, [e.algorithm for e in entries if e.algorithm is not None]) > 0
 
 

@@ -13,6 +13,7 @@ from onward.arguments import check_path, shown, whole
 from onward.backends.base import Outputs, Session, open_session, profile_of, wants_split
 from onward.backends.self_test import open_tested
 from onward.compiler.program import Program, TensorSpec
+from onward.compiler.tuning import Tuner
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.passes.recompute.settings import Asked, read_recompute
 from onward.train import evaluation
@@ -27,6 +28,7 @@ from onward.train.loop import Steps
 from onward.train.position import Position
 from onward.train.state_file import read_state, write_state
 from onward.train.stored_model import StoredModel, stored_preparation
+from onward.train.tuned import tuner_of
 
 
 class RunningModel:
@@ -41,11 +43,13 @@ class RunningModel:
         recompute: Asked | None = None,
         sizes: Mapping[str, int] | None = None,
         self_test: bool | None = None,
+        tune: bool | int | Tuner = False,
         **backend_options: Any,
     ) -> None:
         self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
         self._stored.split, self._stored.profile = wants_split(backend), profile or profile_of(backend)
         self._stored.recompute = read_recompute(recompute, sizes)
+        self._stored.tuner = tuner_of(tune, self._stored, backend, backend_options)
         self._backend = backend
         self._options = backend_options
         check_profile(profile, self._stored.program)

@@ -29,6 +29,7 @@ from onward.train.data.embed import embed_preparation
 from onward.train.data.preparation import Preparation
 
 if TYPE_CHECKING:
+    from onward.compiler.tuning import Tuner
     from onward.model.training_model import TrainingModel
 
 MODEL_FILE = "model.onnx"
@@ -48,6 +49,10 @@ class StoredModel:
     """The profile of a program that is compiled here."""
     recompute: Recompute | None = None
     """What the backward passes of a program that is compiled here compute again."""
+    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The forms of gradients in a program that is compiled here, where they are not the usual ones."""
+    tuner: Tuner | None = None
+    """What chooses the forms that `choices` does not name; None: the usual ones."""
 
     @classmethod
     def of(cls, source: Any) -> StoredModel:
@@ -109,6 +114,8 @@ class StoredModel:
             self.model,
             split=self.split,
             profile=self.profile,
+            choices=self.choices,
+            tune=self.tuner or False,
             **({} if self.recompute is None else self.recompute.arguments()),
         )
         return program

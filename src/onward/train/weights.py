@@ -48,7 +48,9 @@ def weighted_program(program: Program, model: TrainingModel | None, entry: str |
             )
         )
     again = {} if program.recompute is None else program.recompute.arguments()
-    weighted = compile_model(add_sample_weight(model, entry)[0], split=split, profile=program.profile, **again)
+    weighted = compile_model(
+        add_sample_weight(model, entry)[0], split=split, profile=program.profile, choices=program.choices, **again
+    )
     entries = {
         name: dataclasses.replace(
             e,

@@ -1,4 +1,6 @@
-"""Windows as slices, for the portable profile: no Indices, no kernels of ones and zeros, only Slice, Pad, arithmetic.
+"""Windows as slices: no Indices, no kernels of ones and zeros, only Slice, Pad, arithmetic.
+
+The portable profile has these forms, and `Rule.choose` offers them.
 
 A tap is one place of a kernel. The elements of the data under one tap of all windows are one Slice. Windows over
 several axes are windows over one axis after the other, the last axis first: a kernel of 5 x 5 needs 10 slices, not 25.
@@ -175,17 +177,15 @@ def columns(rule: Rule, win: Window, X: Value, Y: Value) -> Value:
     return data
 
 
-def sums(rule: Rule, win: Window, X: Value, dY: Value, Y: Value) -> Value | None:
+def sums(rule: Rule, win: Window, X: Value, dY: Value, Y: Value) -> Value:
     """Return for each channel the sums of dY times the elements of X under each tap of a Conv: [1, C, taps].
 
     Each image is one line of numbers, of which one Slice reads what is under a tap of all windows: the places of two
     taps differ by the same number everywhere. Behind each row of dY come zeros, for what is between the last window of
-    a row and the first of the next. With strides there is such a line for each place modulo the stride. None if a size
-    is not known.
+    a row and the first of the next. With strides there is such a line for each place modulo the stride. All spatial
+    sizes are known.
     """
     every = lines(rule, win, X, Y)
-    if not all(isinstance(s, int) for line in every for s in (line.size, line.count, line.begin, line.end)):
-        return None
     op, none = rule.op, [0, 0]
     steps = [[divmod(tap * line.dilation, line.stride) for tap in range(line.kernel)] for line in every]
     begins, sizes, counts = (np.array([getattr(line, n) for line in every]) for n in ("begin", "size", "count"))

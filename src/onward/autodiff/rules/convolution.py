@@ -5,13 +5,14 @@ Runtime than a matrix product with the columns of X (im2col). A grouped Conv wit
 ONNX Runtime executes in parallel, with the same strides, pads and dilations. Some runtimes compute that Conv wrongly:
 in the portable profile, slices of X make the columns, and a depthwise kernel needs none. Columns of large images would
 need many times the memory of the image: there, one product for each tap of the kernel reads a slice of X. The textbook
-form remains for kernels whose size is not known before the run.
+form remains for kernels whose size is not known before the run. Which of them is the fastest depends on the sizes and
+the machine: `Rule.choose` offers those that are possible, and the usual one is the fastest in most cases.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -130,19 +131,30 @@ def _kernel(rule: Rule, W: Value, rank: int) -> tuple[int | None, ...]:
     return tuple(given) if given else spatial(rule, W, rank)
 
 
-def scatter(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value, *, flip: bool = True) -> Value:
+def scatter(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value) -> Value:
     """Return the gradient of the input `like` of a Conv with output Y: each dY, spread over its window.
 
-    This is a ConvTranspose, or, with stride 1, sometimes a Conv with the flipped kernel, which is faster.
+    This is a ConvTranspose. With stride 1 it is also a Conv with the flipped kernel, and with a kernel of one element a
+    matrix product for each sample.
     """
+    forms = {"transpose": lambda: transposed(rule, win, dY, W, Y, like)}
+    usual = "transpose"
+    if _can_flip(rule, win, W):
+        forms["flipped"] = lambda: _flipped(rule, win, dY, W, like)
+        usual = "flipped" if _flipping_pays(rule, win, W, Y) else usual
+    if _is_product(win) and win.group == 1 and rule.static_shape(W) is not None:
+        forms["product"] = lambda: _product_with_kernel(rule, win, dY, W, Y, like)
+    return rule.choose("X", forms, usual)
+
+
+def transposed(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value) -> Value:
+    """Return `scatter` as a ConvTranspose."""
     op = rule.op
     if win.pads is None:
         # SAME pads that depend on the run: spread without pads, then cut out the window over the input.
         begins, _ = runtime_pads(rule, win, like, Y, W)
         whole = op.ConvTranspose(dY, W, output_padding=[s - 1 for s in win.strides], group=win.group, **win.attributes)
         return op.Slice(whole, begins, op.Add(begins, op.Shape(like, start=2)), win.axes)
-    if flip and _flipping_pays(rule, win, W, Y):
-        return _flipped(rule, win, dY, W, like)
     sizes, counts = spatial(rule, like, win.rank), spatial(rule, Y, win.rank)
     extra, exact = [], True
     for axis, (size, count, stride) in enumerate(zip(sizes, counts, win.strides, strict=True)):
@@ -160,20 +172,39 @@ def scatter(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value,
     return whole if exact else op.Slice(whole, [0] * win.rank, op.Shape(like, start=2), win.axes)
 
 
+def _is_product(win: Window) -> bool:
+    """Return whether each window is one element of the image, so that the Conv is a product of matrices."""
+    return all(k == 1 for k in win.kernel) and all(s == 1 for s in win.strides) and not any(win.pads or [])
+
+
+def _can_flip(rule: Rule, win: Window, W: Value) -> bool:
+    """Return whether `_flipped` is possible: with stride 1, and pads that do not reach beyond the kernel."""
+    if rule.static_shape(W) is None or win.pads is None or any(s != 1 for s in win.strides):
+        return False
+    reach = [win.reach(axis) for axis in range(win.rank)] * 2
+    return all(r is not None and pad <= r - 1 for pad, r in zip(win.pads, reach, strict=True))
+
+
 def _flipping_pays(rule: Rule, win: Window, W: Value, Y: Value) -> bool:
     """Return whether `_flipped` is faster on ONNX Runtime 1.31 (measured): for groups, large images, many channels."""
     shape, counts = rule.static_shape(W), spatial(rule, Y, win.rank)
-    if shape is None or any(c is None for c in counts) or any(s != 1 for s in win.strides):
+    if shape is None or any(c is None for c in counts):
         return False
-    for axis in range(win.rank):
-        reach = win.reach(axis)
-        assert win.pads is not None
-        assert reach is not None
-        if max(win.pads[axis], win.pads[axis + win.rank]) > reach - 1:
-            return False
     image = int(np.prod([c for c in counts if c is not None]))
     size = int(np.prod(shape[2:]))
     return size > 1 and (win.group > 1 or (shape[1] >= shape[0] and image >= 1024))
+
+
+def _product_with_kernel(rule: Rule, win: Window, dY: Value, W: Value, Y: Value, like: Value) -> Value:
+    """Return W^T @ dY for each sample: the gradient of the input where the kernel is one element."""
+    op, shape = rule.op, rule.static_shape(W)
+    assert shape is not None
+    kernel = op.Transpose(op.Reshape(W, list(shape[:2])), perm=[1, 0])
+    image = image_size(rule, win, Y)
+    batch = extent(rule, Y, 0)
+    if isinstance(image, int) and image and not isinstance(batch, int):
+        batch = -1  # only the batch is unknown: Reshape finds it without a Shape
+    return rule.reshape_like(op.MatMul(kernel, reshape(rule, dY, [batch, shape[0], image])), like)
 
 
 def _flipped(rule: Rule, win: Window, dY: Value, W: Value, like: Value) -> Value:
@@ -203,28 +234,68 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
     """Return the gradient of the kernel `like` of a Conv from X to Y: dY times the columns of X, over the batch."""
     if any(k is None for k in win.kernel):
         return _textbook(rule, win, X, dY, Y, like)
+    size = int(np.prod([k for k in win.kernel if k is not None]))
+    outputs, inputs = rule.known_dim(like, 0), rule.known_dim(like, 1)
+    counts = [c for c in spatial(rule, Y, win.rank) if c is not None]
+    known = win.pads is not None and None not in spatial(rule, X, win.rank) and len(counts) == win.rank
+    image = int(np.prod(counts)) if len(counts) == win.rank else None
+    forms: dict[str, Callable[[], Value]] = {}
+
+    def product(columns: Callable[[], tuple[Value, bool]], flat: bool) -> Callable[[], Value]:
+        return lambda: _product(rule, win, *columns(), dY, Y, like, flat=flat)
+
+    can_flatten = win.group == 1 and None not in (image, outputs) and rule.known_dim(Y, 0) != 1
+    # Small images: one product over batch and image together is cheaper than summing a large product per sample.
+    shape = "flat" if can_flatten and (image or 0) < (outputs or 0) else "sum"
+    large = _is_large(rule, win, Y, inputs, size)
+    sources: dict[str, Callable[[], tuple[Value, bool]]] = {}
+    if _is_product(win):
+        sources["image"] = lambda: (X, False)
+    elif not large:
+        channels = None if inputs is None else inputs * win.group
+        sources["conv"] = lambda: _columns(rule, win, X, channels, size)
+        sources["slices"] = lambda: (_taps.columns(rule, win, X, Y), True)
+    for name, columns in sources.items():
+        forms[f"{name}-sum"] = product(columns, False)
+        if can_flatten:
+            forms[f"{name}-flat"] = product(columns, True)
+    if size > 1 and known and inputs is not None:
+        forms["taps"] = lambda: _by_tap(rule, win, X, dY, Y, like)
+    depthwise = win.group > 1 and size > 1 and inputs == 1 and outputs == win.group
+    if depthwise and known:
+        forms["sums"] = lambda: rule.reshape_like(_taps.sums(rule, win, X, dY, Y), like)
+    forms["textbook"] = lambda: _textbook(rule, win, X, dY, Y, like)
+    if rule.portable and "sums" in forms:
+        usual = "sums"
+    elif large:
+        usual = "taps"
+    elif "image" in sources:
+        usual = f"image-{shape}"
+    else:
+        usual = f"{'slices' if rule.portable else 'conv'}-{shape}"
+    return rule.choose("W", forms, usual)
+
+
+def _product(
+    rule: Rule, win: Window, columns: Value, folded: bool, dY: Value, Y: Value, like: Value, *, flat: bool
+) -> Value:
+    """Return dY times the columns of X: one product over batch and image if `flat`, else the sum over the samples."""
     op, size = rule.op, int(np.prod([k for k in win.kernel if k is not None]))
     outputs, inputs = rule.known_dim(like, 0), rule.known_dim(like, 1)
-    if rule.portable and win.group > 1 and size > 1 and inputs == 1 and outputs == win.group:
-        product = _taps.sums(rule, win, X, dY, Y)
-        if product is not None:
-            return rule.reshape_like(product, like)
-    if _is_large(rule, win, Y, inputs, size):
-        return _by_tap(rule, win, X, dY, Y, like)
-    columns, folded = _columns(rule, win, X, Y, None if inputs is None else inputs * win.group, size)
     image, batch = image_size(rule, win, Y), extent(rule, Y, 0)
     rows = inputs * size if inputs is not None else op.Mul(rule.dim_of(like, 1), [size])
     height = outputs // win.group if outputs is not None else op.Div(rule.dim_of(like, 0), [win.group])
     if all(isinstance(n, int) for n in (image, rows, height)) and not isinstance(batch, int):
         batch = -1  # only the batch is unknown: Reshape finds it without a Shape
-    if win.group == 1 and isinstance(image, int) and outputs is not None and batch != 1 and image < outputs:
-        # Small images: one product over batch and image together is cheaper than summing a large product per sample.
-        flat = image * batch if isinstance(batch, int) and batch >= 0 else -1
+    if flat:
+        assert isinstance(image, int)
+        assert outputs is not None
+        whole = image * batch if isinstance(batch, int) and batch >= 0 else -1
         places = win.axes.tolist()
-        left = op.Reshape(op.Transpose(dY, perm=[1, 0, *places]), [outputs, flat])
+        left = op.Reshape(op.Transpose(dY, perm=[1, 0, *places]), [outputs, whole])
         if folded:
             columns, places = reshape(rule, columns, [batch, rows, image]), [2]
-        right = op.Reshape(op.Transpose(columns, perm=[0, *places, 1]), reshape_target(rule, [flat, rows]))
+        right = op.Reshape(op.Transpose(columns, perm=[0, *places, 1]), reshape_target(rule, [whole, rows]))
         return rule.reshape_like(op.MatMul(left, right), like)
     groups, swap = ([], [0, 2, 1]) if win.group == 1 else ([win.group], [0, 1, 3, 2])
     left = reshape(rule, dY, [batch, *groups, height, image])
@@ -235,14 +306,9 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
     return rule.reshape_like(product, like)
 
 
-def _columns(rule: Rule, win: Window, X: Value, Y: Value, channels: int | None, size: int) -> tuple[Value, bool]:
+def _columns(rule: Rule, win: Window, X: Value, channels: int | None, size: int) -> tuple[Value, bool]:
     """Return the elements of X under each tap of the kernel: [N, C * taps, ...], or folded, [N * C, taps, ...]."""
     op = rule.op
-    plain = size == 1 and all(s == 1 for s in win.strides) and (win.pads is None or not any(win.pads))
-    if plain:
-        return X, False
-    if rule.portable:
-        return _taps.columns(rule, win, X, Y), True
     one_hot = np.eye(size).reshape(size, 1, *(k or 1 for k in win.kernel))
     attributes = {**win.attributes, **win.padding}
     if channels is not None and channels * size * size <= _LARGEST_KERNEL_CONSTANT:

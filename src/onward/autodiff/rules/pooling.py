@@ -21,7 +21,7 @@ from onward.autodiff.rules._windows import (
     spatial_rank,
     window,
 )
-from onward.autodiff.rules.convolution import scatter
+from onward.autodiff.rules.convolution import transposed
 from onward.autodiff.types import Grads
 from onward.graph.builder import Value
 
@@ -29,12 +29,15 @@ from onward.graph.builder import Value
 @gradient("MaxPool", opset=12)
 def max_pool(rule: Rule, dY: Value) -> Grads:
     """Y = the largest X of each window, at Indices; dX = dY added up at those places."""
+    win = window(rule, rule.attr("kernel_shape"), rule.input("X"))
+    forms = {"indices": lambda: _at_indices(rule, win, dY), "compare": lambda: _by_comparing(rule, win, dY)}
+    return {"X": rule.choose("X", forms, "compare" if rule.portable else "indices", changes_forward=True)}
+
+
+def _at_indices(rule: Rule, win: Window, dY: Value) -> Value:
+    """Return dX by a scatter: of equal elements the first gets the whole gradient, as in PyTorch; Indices names it."""
     op, X = rule.op, rule.input("X")
     rank = spatial_rank(rule, X)
-    win = window(rule, rule.attr("kernel_shape"), X)
-    if rule.portable:
-        return {"X": _by_comparing(rule, win, X, dY)}
-    # Of equal elements the first gets the whole gradient, as in PyTorch: Indices names that one.
     indices = op.Reshape(rule.request_output("Indices"), [-1])
     apart = all(s >= (win.reach(a) or 0) for a, s in enumerate(win.strides))  # no two windows overlap
     size = rule.static_shape(X)
@@ -42,20 +45,21 @@ def max_pool(rule: Rule, dY: Value) -> Grads:
     zeros = op.ConstantOfShape(total, value=np.zeros(1, X.dtype.numpy() if X.dtype is not None else np.float32))
     flat = op.ScatterElements(zeros, indices, op.Reshape(dY, [-1]), axis=0, reduction=None if apart else "add")
     if not rule.attr("storage_order", 0) or rank == 1:
-        return {"X": rule.reshape_like(flat, X)}
+        return rule.reshape_like(flat, X)
     # Column-major indices are row-major ones of the tensor with its spatial axes in reverse order.
     backwards = [0, 1, *range(rank + 1, 1, -1)]
     turned = reshape(rule, flat, [extent(rule, X, a) for a in backwards])
-    return {"X": op.Transpose(turned, perm=backwards)}
+    return op.Transpose(turned, perm=backwards)
 
 
-def _by_comparing(rule: Rule, win: Window, X: Value, dY: Value) -> Value:
+def _by_comparing(rule: Rule, win: Window, dY: Value) -> Value:
     """Return dX without Indices: dY goes to the first element of each window that equals Y.
 
     One axis after the other: in which row is the largest element, and then where in that row? The largest of each row
     is another MaxPool. This finds the same element of equal ones as Indices.
     """
-    best, every = rule.output("Y"), lines(rule, win, X, rule.output("Y"), ceil=bool(rule.attr("ceil_mode", 0)))
+    X, best = rule.input("X"), rule.output("Y")
+    every = lines(rule, win, X, best, ceil=bool(rule.attr("ceil_mode", 0)))
     moving = [line for line in every if not line.trivial]
     reduced = [X]
     for line in reversed(moving[1:]):
@@ -192,20 +196,31 @@ def _pool_window(rule: Rule, X: Value, Y: Value) -> Window:
 def _spread(rule: Rule, win: Window, share: Value, Y: Value, like: Value, weight: float) -> Value:
     """Return, for each element of `like`, the sum of `weight * share` over the windows that hold it."""
     op, kernel = rule.op, [k or 1 for k in win.kernel]
-    if _windows_tile(rule, win, kernel, like, Y):
-        if weight != 1.0:
-            share = op.Mul(share, weight)
-        thin = op.Unsqueeze(share, np.arange(3, 2 * win.rank + 2, 2))
+    pads = [k - 1 - p for p, k in zip(win.pads or (), [*kernel, *kernel], strict=False)]
+
+    def repeated() -> Value:
+        part = share if weight == 1.0 else op.Mul(share, weight)
+        thin = op.Unsqueeze(part, np.arange(3, 2 * win.rank + 2, 2))
         thick = op.Expand(thin, [1, 1, *(d for k in kernel for d in (1, k))])
         return rule.reshape_like(thick, like)
-    pads = [k - 1 - p for p, k in zip(win.pads or (), [*kernel, *kernel], strict=False)]
-    if win.pads is not None and set(win.strides) <= {1} and set(win.dilations) <= {1} and min(pads, default=0) >= 0:
+
+    def pooled() -> Value:
         mean = op.AveragePool(share, kernel_shape=kernel, pads=pads, count_include_pad=1)
         total = weight * int(np.prod(kernel))
         return mean if total == 1.0 else op.Mul(mean, total)
-    ones = op.constant(np.full((1, 1, *kernel), weight), like.dtype)
-    folded = op.Reshape(share, reshape_target(rule, [-1, 1, *(extent(rule, Y, int(a)) for a in win.axes)]))
-    return rule.reshape_like(scatter(rule, win, folded, ones, Y, like, flip=False), like)
+
+    def scattered() -> Value:
+        ones = op.constant(np.full((1, 1, *kernel), weight), like.dtype)
+        folded = op.Reshape(share, reshape_target(rule, [-1, 1, *(extent(rule, Y, int(a)) for a in win.axes)]))
+        return rule.reshape_like(transposed(rule, win, folded, ones, Y, like), like)
+
+    forms = {}
+    if _windows_tile(rule, win, kernel, like, Y):
+        forms["repeat"] = repeated
+    if win.pads is not None and set(win.strides) <= {1} and set(win.dilations) <= {1} and min(pads, default=0) >= 0:
+        forms["pool"] = pooled
+    forms["scatter"] = scattered
+    return rule.choose("X", forms, next(iter(forms)))
 
 
 def _windows_tile(rule: Rule, win: Window, kernel: list[int], X: Value, Y: Value) -> bool:

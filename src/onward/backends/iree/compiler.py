@@ -18,10 +18,12 @@ from pathlib import Path
 
 import onnx
 
-from onward.backends.iree import cache, child
-from onward.backends.iree.targets import Target, this_processor
+from onward.backends.iree import child
+from onward.backends.iree.targets import Target
 from onward.errors import BackendError, Diagnostic
 from onward.model.serde import serialize
+from onward.runtime import this_processor
+from onward.storage.cache import Cache
 
 B500 = "B500"
 B502 = "B502"
@@ -29,6 +31,8 @@ B503 = "B503"
 
 FUNCTION = "run"
 """The name of the function in every module."""
+CACHE = Cache("iree", 2 << 30)
+"""Binaries, so that a graph is compiled once on a machine and not at every start."""
 
 _START = "import sys, runpy; sys.path[:1] = filter(None, sys.path[:1]); sys.argv[:1] = []; runpy.run_path(sys.argv[0], run_name='__main__')"  # noqa: E501
 _OPERATOR = re.compile(r'"onnx\.([A-Z]\w*)"')
@@ -74,13 +78,13 @@ def compile_cached(model: onnx.ModelProto, name: str, place: str, target: Target
     """
     text = "\0".join((name, *target.flags, version(), this_processor() if target.here else target.name))
     key = hashlib.sha256(text.encode() + b"\0" + serialize(model)).hexdigest()
-    found = None if target.library else cache.read(key)
+    found = None if target.library else CACHE.read(key)
     if found is not None:
         size = int.from_bytes(found[:8], "little")
         return Binary(found[8:], size)
     made = compile_model(model, name, place, target, limits)
     if not target.library:
-        cache.write(key, made.scratch.to_bytes(8, "little") + made.code)
+        CACHE.write(key, made.scratch.to_bytes(8, "little") + made.code)
     return made
 
 

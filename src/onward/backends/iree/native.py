@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onward.backends.iree.compiler import FUNCTION, Binary, Limits, compile_cached, version
 from onward.backends.iree.session import refused
 from onward.backends.iree.static import static_program
-from onward.backends.iree.targets import NARROW_INTEGERS, Target, this_processor
+from onward.backends.iree.targets import NARROW_INTEGERS, Target
 from onward.backends.iree.verify import check_graph
 from onward.compiler.make_self_test import make_self_test
 from onward.compiler.package import graph_files, write_program
@@ -30,6 +30,7 @@ from onward.compiler.program import PlainGraph, Program
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic
 from onward.graph import shapes
 from onward.model.roles import RANDOM_KEY, RANDOM_STEP
+from onward.runtime import this_processor
 from onward.storage.tensor_file import tensor_file_chunks
 
 B501 = "B501"

@@ -14,12 +14,13 @@ from onward.backends.base import Session
 from onward.backends.iree.compiler import B503, Limits, compile_cached, compile_model, version
 from onward.backends.iree.module import Device, Module, close_at_exit, to_numpy
 from onward.backends.iree.static import B504, static_model
-from onward.backends.iree.targets import EXACT, HOST, this_processor
+from onward.backends.iree.targets import EXACT, HOST
 from onward.backends.iree.verify import check_graph
 from onward.compiler.program import PlainGraph, Program
 from onward.errors import BackendError, DataError, Diagnostic, named_node
 from onward.graph import shapes
 from onward.passes.portable.deny_list import denied
+from onward.runtime import this_processor
 
 _MOST_SIZES = 8  # of one graph: each is compiled apart
 Sizes = tuple[tuple[int, ...], ...]
@@ -32,7 +33,7 @@ class IreeSession(Session):
         program: what to run. It has the portable profile, because IREE gets parts of the default one wrong.
         threads: how many; None for one on each core. The numbers do not depend on it.
         verify: compare each compiled graph with ONNX Runtime before its first result is used.
-        cache: keep binaries on disk for the next time (`onward.backends.iree.cache`).
+        cache: keep binaries on disk for the next time (`onward.storage.cache`).
         flags: further flags of `iree-compile`.
         seconds: how long one compilation may take.
         gigabytes: how much memory it may take.

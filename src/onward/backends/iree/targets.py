@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import platform
-from pathlib import Path
 
 from onward.arguments import check_name
 from onward.errors import A101, ArgumentError, Diagnostic
@@ -102,15 +99,3 @@ def find_target(text: str, *, narrow_integers: bool = False) -> Target:
         found = _TARGETS[name or "cpu"]
     flags = (*EXACT, *((NARROW_INTEGERS,) if narrow_integers else ()), *found.flags)
     return dataclasses.replace(found, flags=flags)
-
-
-def this_processor() -> str:
-    """Return a name for the processor of this machine: binaries for the same name run on each other's machine."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    features = told.get("flags") or told.get("Features") or platform.processor()
-    digest = hashlib.sha256(features.encode()).hexdigest()[:12]
-    return f"{platform.machine()} {told.get('model name') or platform.processor() or 'unknown'} {digest}"
