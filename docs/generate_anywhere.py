@@ -266,18 +266,18 @@ def _reason(error: str) -> str:
     return f"`{operator}`" if operator else error.partition(": ")[2][:60].replace("|", "/") or error[:60]
 
 
-def row(name: str, profile: str, found: dict[str, Any], expected: dict[str, list[float]]) -> str:
+def row(name: str, profile: str, found: dict[str, Any], expected: dict[str, list[float]], day: str) -> str:
     """Return the line of a runtime in the table of a profile."""
     versions = {k: v for said in found.values() for k, v in said.get("versions", {}).items()}
     label = name if any(c.isdigit() for c in name) else f"{name} {', '.join(versions.values())}".strip()
     cells = [cell(found[k], expected[k]) for k in (key(p, profile) for p in PROGRAMS)]
-    return f"| {' | '.join([label, *cells, today()])} |"
+    return f"| {' | '.join([label, *cells, day])} |"
 
 
 def today() -> str:
     """Return the day, and the commit whose programs are run."""
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return f"{datetime.date.today().isoformat()}, {asked.stdout.strip()}"
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    return f"{datetime.date.today().isoformat()}, {commit}"
 
 
 def head(profile: str) -> str:
@@ -312,11 +312,11 @@ def main(names: list[str]) -> None:
     unknown = [n for n in names if n not in RUNTIMES]
     if unknown:
         raise SystemExit(f"no such runtime: {', '.join(unknown)}; there are {', '.join(RUNTIMES)}")
-    expected = prepare()
+    expected, day = prepare(), today()
     for name in names or RUNTIMES:
         found = run(name, list(expected))
         rows = read_rows(PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0])
-        rows |= {(profile, name): row(name, profile, found, expected) for profile in PROFILES}
+        rows |= {(profile, name): row(name, profile, found, expected, day) for profile in PROFILES}
         write_rows(rows)
 
 
