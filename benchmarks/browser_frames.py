@@ -3,10 +3,10 @@
     make web
     python benchmarks/browser_frames.py [build/site] [--steps 300] [--rounds 5]
 
-Opens the site in Chromium. In each round it trains while somebody draws, labels and looks at the answers, and it notes when
-each frame was drawn. Prints for each round the longest time between two frames, how many were above 100 ms, and the most
-processor time that one task of the page's main thread took: the first is what a person sees, and depends on what else
-the machine does; the last is the page's own. Fails if a frame took more than 100 ms.
+Opens the site in Chromium. In each round it trains while somebody draws, labels and looks at the answers, and it notes
+when each frame was drawn. Prints for each round the longest time between two frames, how many were above 100 ms, and
+the most processor time that one task of the page's main thread took: the first is what a person sees, and depends on
+what else the machine does; the last is the page's own. Fails if a frame took more than 100 ms.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ PORTABLE = {
 
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 def test_portable_programs_train_on_webgpu(build: str, tmp_path: Path) -> None:
-    """The whole LeNet too, whose second convolution has 6 channels. In the default profile its pools stop both builds."""
+    """The whole LeNet too, whose second convolution has 6 channels; in the default profile its pools stop both."""
     jobs = []
     for name, make in PORTABLE.items():
         model, (_, data) = make(), programs.PROGRAMS[name]()
