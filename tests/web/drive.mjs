@@ -112,6 +112,32 @@ const parts = {
     await page.context().close();
     return said;
   },
+  /** No mouse: tab to each control, draw and label by keys, train; then what a screen reader finds, also on a phone. */
+  async keyboard() {
+    const page = await open(job.site), said = { order: [] }, focused = () => page.evaluate(() => document.activeElement.id || document.activeElement.dataset.name || document.activeElement.value || document.activeElement.tagName);
+    await page.uncheck("#at-once");
+    await page.focus(".skip");
+    for (let i = 0; i < 40 && said.order.at(-1) !== "forget"; i++) { await page.keyboard.press("Tab"); said.order.push(await focused()); }
+    await page.focus("#pad");
+    for (const key of [" ", ...Array(12).fill("ArrowDown"), " "]) await page.keyboard.press(key);
+    await page.keyboard.press("1");
+    await until(page, "One more sample: 1");
+    await page.focus("#steps");
+    await page.keyboard.press("Control+A");
+    await page.keyboard.type("5");
+    await page.focus("#train");
+    await page.keyboard.press("Enter");
+    await idle(page);
+    said.steps = await steps(page);
+    const session = await page.context().newCDPSession(page), { nodes } = await session.send("Accessibility.getFullAXTree");
+    const is = (node, name) => node.properties?.some((p) => p.name === name && p.value.value === true);
+    said.nameless = nodes.filter((n) => !n.ignored && is(n, "focusable") && n.role.value !== "RootWebArea" && !n.name?.value).map((n) => n.role.value);
+    said.names = nodes.filter((n) => !n.ignored && is(n, "focusable")).map((n) => n.name?.value);
+    await page.setViewportSize({ width: 420, height: 740 });
+    said.phone = await page.evaluate(() => { scrollTo(0, 0); const at = (id) => document.getElementById(id).getBoundingClientRect(); return { wide: document.documentElement.scrollWidth, pad: at("pad").bottom, classes: [at("classes").top, at("classes").bottom] }; });
+    await page.context().close();
+    return said;
+  },
   /** A server without headers: the service worker makes the page isolated and lets it work without the server. */
   async offline() {
     const page = await open(job.plain), said = { first: await page.evaluate(() => crossOriginIsolated) };

@@ -119,7 +119,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
         "csv": str(table.csv),
         "row": ROW,
         "flipped": FLIPPED,
-        "parts": ["frames", "pictures", "offline", "bad", "full", "table"],
+        "parts": ["frames", "pictures", "keyboard", "offline", "bad", "full", "table"],
     }
     script = Path(__file__).with_name("drive.mjs")
     done = subprocess.run(["node", str(script), json.dumps(job)], capture_output=True, text=True, timeout=900)
@@ -188,6 +188,26 @@ def test_a_checkpoint_is_restored_and_a_damaged_one_changes_nothing(used):
 
 def test_a_screen_reader_is_told_how_many_samples_a_class_has(used):
     assert used.pictures["labels"] == ["It is: 0", "It is: 1, 1 sample"]
+
+
+def test_everything_can_be_done_with_the_keyboard_and_has_a_name(used):
+    said = used.keyboard
+    controls = ["train", "steps", "export", "save", "restore", "forget", "pad", "clear", "0", "9", "draw"]
+
+    assert set(controls) <= set(said["order"])
+    assert [c for c in said["order"] if c in ("pad", "0", "train", "export")] == ["pad", "0", "train", "export"]
+    assert said["steps"] == 5
+    assert said["nameless"] == []
+    assert "It is: 1, 1 sample" in said["names"]
+    assert any("Arrow keys move the pen" in name for name in said["names"])
+
+
+def test_on_a_phone_the_classes_are_in_view_below_the_drawing(used):
+    phone = used.keyboard["phone"]
+
+    assert phone["wide"] == 420
+    assert phone["pad"] < phone["classes"][0]
+    assert phone["classes"][1] <= 740
 
 
 def test_forgetting_leaves_nothing(used):
