@@ -194,6 +194,23 @@ const parts = {
     await context.close();
     return said;
   },
+  /** A model that takes pictures of any size. */
+  async sizes() {
+    const page = await open(job.sizes), said = { title: await page.textContent("h1") };
+    await page.uncheck("#at-once");
+    await page.locator(".segments label", { hasText: "Files" }).click();
+    await page.setInputFiles("#files", job.picture);
+    await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–");
+    said.shares = await page.$$eval("#bars li", (items) => items.map((i) => Number(i.children[1].getAttribute("aria-valuenow"))));
+    await page.locator("#classes button").nth(1).click();
+    await until(page, "One more sample");
+    await page.fill("#steps", "3");
+    await page.click("#train");
+    await idle(page);
+    said.steps = await steps(page);
+    await page.context().close();
+    return said;
+  },
   /** A model of numbers: the form, a table, training, and what it says. */
   async table() {
     const page = await open(job.table), said = {};

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
+from onnx import numpy_helper
 
 import onward
 from hostile.files import known_gap
@@ -76,6 +78,22 @@ def digits() -> onward.Program:
     return onward.compile(trainer.to_model(), profile="portable")
 
 
+def any_size() -> onward.TrainingModel:
+    """Return a network that takes pictures of any size, with the name that an exporter gives."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        torch_jit_export (float[N, 3, H, W] x) => (float[N, 2] y) {
+            c = Conv <kernel_shape = [5, 5], strides = [4, 4]> (x, K)
+            r = Relu (c)
+            p = GlobalAveragePool (r)
+            f = Flatten (p)
+            y = MatMul (f, W)
+        }""")
+    rng = np.random.default_rng(0)
+    weights = {"K": rng.normal(size=(4, 3, 5, 5)), "W": rng.normal(size=(4, 2))}
+    model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), n) for n, v in weights.items())
+    return onward.make_trainable(model, loss="cross_entropy", optimizer=onward.Adam(1e-3))
+
+
 @pytest.fixture(scope="module")
 def used(modules, table, digits, tmp_path_factory) -> SimpleNamespace:
     """What happened when drive.mjs used the sites, and the files that it downloaded."""
@@ -99,18 +117,20 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
     assert runtime.version == VERSION
     write_site(build_site(digits, runtime, title="Digits", data=examples()), folder / "digits")
     write_site(build_site(table.run, runtime), folder / "table")
+    onward.save(any_size(), folder / "any_size.train.onnx")
+    write_site(build_site(folder / "any_size.train.onnx", runtime), folder / "sizes")
     picture = folder / "picture.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (33, 40, 3), np.uint8)).save(picture)
     (folder / "damaged.safetensors").write_bytes((folder / "digits/program/state.safetensors").read_bytes()[:-1] + b"?")
     plain = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "digits"))
     )
-    servers = [serve(folder / "digits", 0), plain, serve(folder / "table", 0)]
+    servers = [serve(folder / "digits", 0), plain, serve(folder / "table", 0), serve(folder / "sizes", 0)]
     for server in servers:
         Thread(target=server.serve_forever, daemon=True).start()
     addresses = [f"http://127.0.0.1:{s.server_address[1]}/" for s in servers]
     job = {
-        **dict(zip(("site", "plain", "table"), addresses, strict=True)),
+        **dict(zip(("site", "plain", "table", "sizes"), addresses, strict=True)),
         "chromium": packages.CHROMIUM,
         "modules": str(modules),
         "out": str(folder),
@@ -119,7 +139,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
         "csv": str(table.csv),
         "row": ROW,
         "flipped": FLIPPED,
-        "parts": ["frames", "pictures", "keyboard", "offline", "bad", "full", "table"],
+        "parts": ["frames", "pictures", "keyboard", "offline", "bad", "full", "table", "sizes"],
     }
     script = Path(__file__).with_name("drive.mjs")
     done = subprocess.run(["node", str(script), json.dumps(job)], capture_output=True, text=True, timeout=900)
@@ -248,6 +268,15 @@ def test_a_full_browser_keeps_what_it_had(used):
     assert "no room left" in used.full["problem"]
     assert "QuotaExceededError" in used.full["problem"]
     assert (used.full["steps"], used.full["remembered"]) == (4, 2)
+
+
+def test_a_model_that_takes_any_size_gets_pictures_of_224_pixels_and_trains(used):
+    pixels = PictureReader([str(used.picture)], 3, 224, 224, may_resize=True).read(0)
+    (said,) = onward.Trainer(any_size()).predict(pixels.transpose(2, 0, 1)[None] * np.float32(1 / 255))
+
+    assert used.sizes["title"] == "any_size"
+    np.testing.assert_allclose(used.sizes["shares"], 100 * np.exp(said) / np.exp(said).sum(), atol=0.06)
+    assert used.sizes["steps"] == 3
 
 
 def test_a_table_is_prepared_as_in_python(used, table):
