@@ -226,7 +226,7 @@ async function removeSample(id) {
 
 function trainingOptions() {
   const settings = {}, rate = Number(page.rate.value), usual = site.rates[0]?.default;
-  if (usual && rate > 0 && rate !== usual) for (const { name, default: own } of site.rates) settings[name] = (own * rate) / usual;
+  if (usual && rate > 0 && page.rate.value !== page.rate.defaultValue) for (const { name, default: own } of site.rates) settings[name] = (own * rate) / usual;
   const whole = (input, least) => Math.max(least, Math.round(Number(input.value)) || least);
   return { settings, batch: whole(page.batch, 1), steps: whole(page.steps, 1), ...(site.entries.length ? { entry: page.entry.value } : {}) };
 }
@@ -286,6 +286,7 @@ function showPictureModel() {
     button.onpointerup = button.onpointerleave = button.onpointercancel = () => clearInterval(timer);
     page.classes.append(button);
   });
+  page.classes.classList.toggle("long", site.classes.some((name) => name.length > 3));
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
     const number = site.classes.findIndex((name) => name.toLowerCase() === event.key.toLowerCase());
@@ -333,7 +334,7 @@ async function begin() {
   if (site.kind === "image") showPictureModel(); else showTableModel();
   page.learn.classList.toggle("table", site.kind !== "image");
   page["rate-label"].hidden = !site.rates.length;
-  page.rate.value = site.rates[0]?.default ?? "";
+  page.rate.value = page.rate.defaultValue = site.rates.length ? +site.rates[0].default.toPrecision(6) : "";
   page.batch.value = site.batch;
   const made = (state.manifest.graphs.initialize?.outputs ?? []).map((o) => o.replaces);
   page.random.hidden = !state.manifest.state.tensors.every((t) => !t.trained || made.includes(t.name)); // some make only moments
