@@ -105,6 +105,10 @@ const parts = {
     await page.setInputFiles("#restore", job.damaged);
     await page.waitForSelector("#problem:not([hidden])");
     said.damaged = [await problem(page), await steps(page)];
+    await page.click("#problem button");
+    await page.setInputFiles("#restore", job.other);
+    await page.waitForSelector("#problem:not([hidden])");
+    said.other = [await problem(page), await steps(page)];
     await page.click("#forget");
     await page.click("#sure [value=yes]");
     await page.waitForFunction(() => performance.getEntriesByType("navigation")[0].type === "reload" && document.documentElement.dataset.ready === "yes" && document.getElementById("status").textContent === "Ready.", null, { timeout: 120000 });

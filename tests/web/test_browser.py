@@ -33,8 +33,11 @@ from onward.web.runtime import VERSION
 from whole import WHOLE
 
 FLIPPED = ["site.json", "program/manifest.json", "ort/ort-wasm-simd-threaded.wasm"]
-if WHOLE:
-    FLIPPED += ["worker.mjs", "program/state.safetensors", "program/infer.onnx", "examples.safetensors"]
+if WHOLE:  # every file but the page itself, which holds the checksum of the list, and the service worker
+    FLIPPED += [f"program/{n}.onnx" for n in ("step", "evaluate", "infer", "initialize")]
+    FLIPPED += ["program/state.safetensors", "program/self_test.safetensors", "examples.safetensors", "icon.svg"]
+    FLIPPED += ["ort/ort.wasm.bundle.min.mjs", "ort/LICENSE.txt", "onward-train.mjs", "style.css", "boot.js"]
+    FLIPPED += [f"{n}.mjs" for n in ("app", "worker", "charts", "data", "form", "pad", "store")]
 ROW = [0.5, 2.0, "red"]
 pytestmark = pytest.mark.skipif(packages.CHROMIUM is None, reason=known_gap("chromium"))
 
@@ -136,6 +139,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
         "out": str(folder),
         "picture": str(picture),
         "damaged": str(folder / "damaged.safetensors"),
+        "other": str(folder / "table/program/state.safetensors"),
         "csv": str(table.csv),
         "row": ROW,
         "flipped": FLIPPED,
@@ -204,6 +208,14 @@ def test_a_checkpoint_is_restored_and_a_damaged_one_changes_nothing(used):
 
     assert used.pictures["restored"] == steps == 30
     assert "`damaged.safetensors` was not restored, and nothing has changed" in message
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(used):
+    message, steps = used.pictures["other"]
+
+    assert steps == 30
+    assert "`state.safetensors` was not restored, and nothing has changed" in message
+    assert "of another model" in message
 
 
 def test_a_screen_reader_is_told_how_many_samples_a_class_has(used):

@@ -1,9 +1,9 @@
 """Make the self-test of a program: draw a batch, run each step on ONNX Runtime, and measure the tolerances.
 
-A tolerance is what rounding explains: the step runs again with inputs and weights, frozen ones too, that differ in their
-last digits, and the largest change of a checksum, times `_FACTOR`, is allowed. So a gradient that is a rounding error itself, such as
-that of a bias in front of a BatchNormalization, raises no false alarm, and all others are held to a small part of
-their size.
+A tolerance is what rounding explains: the step runs again with inputs and weights, frozen ones too, that differ in
+their last digits, and the largest change of a checksum, times `_FACTOR`, is allowed. So a gradient that is a rounding
+error itself, such as that of a bias in front of a BatchNormalization, raises no false alarm, and all others are held
+to a small part of their size.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -241,7 +240,7 @@ def _by_shape(at: Lowering) -> Sequence[Value | None]:
     data = at.input("data")
     if at.rank(data) is None:
         return [at.op.ReduceProd(at.op.Shape(data), keepdims=0)]
-    return [at.scalar(functools.reduce(at.mul, at.sizes(data), 1))]
+    return [at.scalar(at.mul(1, *at.sizes(data)))]
 
 
 _REWRITES: dict[str, Callable[[Lowering], Sequence[Value | None]]] = {
