@@ -46,10 +46,11 @@ const memory = (page) => page.evaluate(async () => {
 });
 
 const parts = {
-  /** How long the page is kept from drawing while it trains, up to three times: a busy machine may spoil one, not all. */
+  /** How long the page is kept from drawing while it trains, up to three times, and while it does nothing: a busy machine may
+   *  spoil some of them. */
   async frames() {
     const page = await open(job.site), said = { tries: [] };
-    do said.tries.push(await measure(browser, page, () => trainAndDraw(page, 100)));
+    do said.tries.push({ ...(await measure(browser, page, () => trainAndDraw(page, 100))), idle: (await measure(browser, page, () => page.waitForTimeout(1500))).longest });
     while (said.tries.length < 3 && !(said.tries.at(-1).longest < 100));
     said.blocked = await measure(browser, page, async () => { // what a page that waits would look like
       await page.evaluate(() => { const end = performance.now() + 400; while (performance.now() < end); });
