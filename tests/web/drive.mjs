@@ -227,10 +227,15 @@ const parts = {
     said.fields = fields.length;
     for (const [i, value] of job.row.entries()) await (typeof value === "string" ? fields[i].selectOption(value) : fields[i].fill(String(value)));
     await page.fill("#steps", "20");
-    await page.click("#train");
-    await idle(page);
     await page.click("#ask");
     await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–");
+    const before = await text(page, "bars");
+    await page.click("#train");
+    await idle(page);
+    await page.waitForFunction((old) => document.getElementById("bars").textContent !== old, before);
+    said.after = await page.$$eval("#bars li", (items) => items.map((i) => Number(i.children[1].getAttribute("aria-valuenow")))); // the answer is that of the new weights
+    await page.click("#ask");
+    await page.waitForTimeout(300);
     said.guess = await text(page, "guess");
     said.shares = await page.$$eval("#bars li", (items) => items.map((i) => Number(i.children[1].getAttribute("aria-valuenow"))));
     await download(page, "#export", "table.onnx");

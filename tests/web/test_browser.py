@@ -318,6 +318,7 @@ def test_a_form_is_answered_as_python_answers(used, table, tmp_path):
     assert used.table["guess"].split()[0] == row["class"]
     shares = [100 * row["probabilities"][name] for name in ("big", "small")]
     np.testing.assert_allclose(used.table["shares"], shares, atol=0.06)
+    assert used.table["after"] == used.table["shares"]  # training asks anew
 
 
 def test_a_table_without_the_columns_is_refused_by_name(used):
