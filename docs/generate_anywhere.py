@@ -2,10 +2,10 @@
 
 Each runtime has an environment of its own (`conformance/adapters`) and runs 20 steps of each program; the losses are
 compared with those of the installed ONNX Runtime. `python docs/generate_anywhere.py NAME …` runs some of them and keeps
-the rest of the tables, from build/anywhere/results.json.
+the other rows of the page; the last column says when a row was run.
 
-The time is bounded: INSTALL for an environment, BUDGET for all programs of a runtime. An environment stays, and pip and
-npm keep what they downloaded, so that a second run needs no network.
+The time is bounded: INSTALL for an environment, BUDGETS for all programs of a runtime. An environment stays, and pip
+and npm keep what they downloaded, so that a second run needs no network.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
 BUILD = ROOT / "build" / "anywhere"
 STEPS, ROWS = 20, 8
 INSTALL, BUDGET = 900, 600  # seconds
+BUDGETS = {"iree": 3600, "tinygrad": 3600}  # they compile each program, for the steps and for the self-test
 TIME = "time: "  # how the message of a program begins that was stopped or not begun
 CLOSE = 1e-5  # largest relative difference of a loss over all steps
 
@@ -216,7 +217,7 @@ def run(name: str, programs: list[str]) -> dict[str, Any]:
     except (subprocess.SubprocessError, FileNotFoundError) as error:  # npm may be missing
         print(f"{name} cannot be installed: {error}", flush=True)
         return {p: {"error": f"not installed: {' '.join(wanted)}"} for p in programs}
-    found, end = {}, time.monotonic() + BUDGET
+    found, end = {}, time.monotonic() + BUDGETS.get(name, BUDGET)
     for program in programs:
         folder = BUILD / program
         began = time.monotonic()
@@ -232,7 +233,7 @@ def train(words: list[str], place: Path, seconds: float) -> dict[str, Any]:
     try:
         done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=max(seconds, 0), check=False)
     except subprocess.TimeoutExpired:
-        return {"error": f"{TIME}the runtime's {BUDGET} seconds were over"}
+        return {"error": f"{TIME}the seconds of the runtime were over"}
     last = done.stdout.strip().splitlines()[-1:]
     if not last:
         return {"error": f"code {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"}
@@ -265,40 +266,58 @@ def _reason(error: str) -> str:
     return f"`{operator}`" if operator else error.partition(": ")[2][:60].replace("|", "/") or error[:60]
 
 
-def tables(results: dict[str, Any]) -> str:
-    """Return a table for each profile, and when its rows were run."""
+def row(name: str, profile: str, found: dict[str, Any], expected: dict[str, list[float]], day: str) -> str:
+    """Return the line of a runtime in the table of a profile."""
+    versions = {k: v for said in found.values() for k, v in said.get("versions", {}).items()}
+    label = name if any(c.isdigit() for c in name) else f"{name} {', '.join(versions.values())}".strip()
+    cells = [cell(found[k], expected[k]) for k in (key(p, profile) for p in PROGRAMS)]
+    return f"| {' | '.join([label, *cells, day])} |"
+
+
+def today() -> str:
+    """Return the day, and the commit whose programs are run."""
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    return f"{datetime.date.today().isoformat()}, {commit}"
+
+
+def head(profile: str) -> str:
+    """Return the first line of the table of a profile."""
+    return f"| {profile} profile | {' | '.join(PROGRAMS)} | run on |"
+
+
+def read_rows(tables: str) -> dict[tuple[str, str], str]:
+    """Return the lines that the page has, by profile and runtime."""
+    found, profile = {}, ""
+    for line in tables.splitlines():
+        profile = next((p for p in PROFILES if line == head(p)), profile)
+        label = line.removeprefix("| ").partition(" |")[0]
+        name = next((n for n in RUNTIMES if label == n or label.startswith(f"{n} ")), None)
+        if profile and name:
+            found[profile, name] = line
+    return found
+
+
+def write_rows(rows: dict[tuple[str, str], str]) -> None:
+    """Write a table for each profile into the page."""
     parts = []
     for profile in PROFILES:
-        lines = [f"| {profile} profile | " + " | ".join(PROGRAMS) + " |", "|---|" + "---|" * len(PROGRAMS)]
-        for name, row in results["runtimes"].items():
-            versions = {k: v for said in row.values() for k, v in said.get("versions", {}).items()}
-            label = name if any(c.isdigit() for c in name) else f"{name} {', '.join(versions.values())}"
-            keys = [key(p, profile) for p in PROGRAMS]
-            lines.append(f"| {label} | " + " | ".join(cell(row[k], results["expected"][k]) for k in keys) + " |")
-        parts.append("\n".join(lines))
-    days = sorted({results["days"][name] for name in results["runtimes"]})
-    parts.append(f"Run on {days[0]}." if len(days) == 1 else f"Run between {days[0]} and {days[-1]}.")
-    return "\n\n".join(parts)
+        lines = [rows[profile, name] for name in RUNTIMES if (profile, name) in rows]
+        parts.append("\n".join([head(profile), "|---" * (len(PROGRAMS) + 2) + "|", *lines]))
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + after, encoding="utf-8")
 
 
 def main(names: list[str]) -> None:
     unknown = [n for n in names if n not in RUNTIMES]
     if unknown:
         raise SystemExit(f"no such runtime: {', '.join(unknown)}; there are {', '.join(RUNTIMES)}")
-    store = BUILD / "results.json"
-    expected = prepare()
-    results: dict[str, Any] = {"runtimes": {}, "days": {}}
-    if names and store.exists():
-        results = json.loads(store.read_text())
-    results["expected"] = expected
+    expected, day = prepare(), today()
     for name in names or RUNTIMES:
-        results["runtimes"][name] = run(name, list(expected))
-        results["days"][name] = datetime.date.today().isoformat()
-        results["runtimes"] = {n: results["runtimes"][n] for n in RUNTIMES if n in results["runtimes"]}
-        store.write_text(json.dumps(results))
-    text = PAGE.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN)
-    PAGE.write_text(head + BEGIN + "\n" + tables(results) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+        found = run(name, list(expected))
+        rows = read_rows(PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0])
+        rows |= {(profile, name): row(name, profile, found, expected, day) for profile in PROFILES}
+        write_rows(rows)
 
 
 if __name__ == "__main__":

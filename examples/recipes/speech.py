@@ -97,7 +97,10 @@ def wav_files(folder: Path) -> Iterator[np.ndarray]:
 @functools.cache
 def _espeak() -> tuple[ctypes.CDLL, int, list[np.ndarray]]:
     """Return the library, its sample rate, and the list to which it appends what it says."""
-    import espeakng_loader
+    try:
+        import espeakng_loader
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"{error}: pip install espeakng-loader") from None
 
     library = ctypes.CDLL(espeakng_loader.get_library_path())
     library.espeak_Synth.argtypes = [

@@ -23,12 +23,16 @@ import time
 from pathlib import Path
 
 import numpy as np
-import silero_vad
 import speech
-import torch
-from silero_vad.utils_vad import OnnxWrapper
 
 import onward
+
+try:
+    import silero_vad
+    import torch
+    from silero_vad.utils_vad import OnnxWrapper
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install silero-vad==6.2.3 espeakng-loader") from None
 
 FRAME, CONTEXT = 512, 64  # samples
 FRAMES = 125  # of a clip: 4 s

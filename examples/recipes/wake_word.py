@@ -25,12 +25,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import openwakeword
 import speech
 from onnx.tools.update_model_dims import update_inputs_outputs_dims
-from openwakeword.utils import AudioFeatures
 
 import onward
+
+try:
+    import openwakeword
+    from openwakeword.utils import AudioFeatures
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install openwakeword==0.5.1 espeakng-loader") from None
 
 SECONDS = 3  # of a clip; the word ends about 0.2 s before the clip does
 CONTEXT = 16  # embeddings that the classifier reads

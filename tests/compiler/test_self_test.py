@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
+from onnx import numpy_helper
 from typer.testing import CliRunner
 
 import onward
@@ -359,3 +361,38 @@ def test_compile_takes_data_for_it_or_leaves_it_out(tmp_path: Path) -> None:
 
     run("compile", tmp_path / "model.onnx", "-o", tmp_path / "program", "--no-self-test")
     assert Program.load(tmp_path / "program").self_test is None
+
+
+def variance_of_close_numbers() -> onward.TrainingModel:
+    """Return a frozen table whose rows hardly vary, their variance as E[x²] − E[x]², and a head that is trained."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        net (int64[N, 6] ids) => (float[N, 3] y) <int64[1] last = {-1}, float tiny = {1e-6}> {
+            x = Gather (table, ids)
+            m = ReduceMean (x, last)
+            xx = Mul (x, x)
+            s = ReduceMean (xx, last)
+            mm = Mul (m, m)
+            v = Sub (s, mm)
+            w = Max (v, tiny)
+            d = Sqrt (w)
+            c = Sub (x, m)
+            n = Div (c, d)
+            f = Flatten (n)
+            y = MatMul (f, W)
+        }""")
+    table = 1 + 0.01 * rng.normal(size=(50, 32))
+    weights = {"table": table, "W": 0.1 * rng.normal(size=(192, 3))}
+    model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), n) for n, v in weights.items())
+    return onward.make_trainable(model, loss="cross_entropy", optimizer=onward.SGD(0.1), train=["W"])
+
+
+def test_rounding_that_frozen_weights_amplify_is_no_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference backend adds in another order; here that changes the loss by more than a ten-thousandth."""
+    model = variance_of_close_numbers()
+
+    assert run_self_test(program_of(model), "reference") > 1
+
+    monkeypatch.setattr("onward.compiler.make_self_test._frozen", lambda model: {})
+    with pytest.raises(BackendError, match="loss"):
+        run_self_test(program_of(model), "reference")

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 import onward
 from js import packages, programs
-from models import perceptron
+from models import dropout_network, perceptron
 from whole import WHOLE
 from zoo import fetch
 
@@ -136,3 +136,37 @@ def test_the_self_test_catches_the_wrong_convolution_of_webgpu(build: str, tmp_p
     assert right["selfTest"] is wasm["selfTest"] is True
     needed = [x["train"] for x in programs.read_expected(tmp_path / "right")["losses"]]
     np.testing.assert_allclose([x["train"] for x in right["losses"]], needed[:3], rtol=1e-5)
+
+
+PORTABLE = {
+    "linear": lambda: onward.samples.build("linear"),
+    "digits": lambda: onward.samples.build("digits"),
+    "mnist": lambda: onward.samples.build("mnist"),
+    "dropout": lambda: onward.make_trainable(dropout_network(), loss="cross_entropy", optimizer=onward.Adam(1e-2)),
+}
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+def test_portable_programs_train_on_webgpu(build: str, tmp_path: Path) -> None:
+    """The whole LeNet too, whose second convolution has 6 channels; in the default profile its pools stop both."""
+    jobs = []
+    for name, make in PORTABLE.items():
+        model, (_, data) = make(), programs.PROGRAMS[name]()
+        for profile in ("portable", "default"):
+            folder = tmp_path / profile / name
+            programs.write_program(onward.compile(model, profile=profile), data, folder)
+            place = f"/{profile}/{name}"
+            jobs.append({
+                "source": f"{place}/program/", "batches": f"{place}/batches.safetensors", "steps": programs.STEPS,
+                "provider": "webgpu", "build": build,
+            })  # fmt: skip
+
+    results = packages.in_chromium(jobs, tmp_path, SWIFTSHADER)
+
+    if results[0].get("error") == "no adapter":
+        pytest.skip("Chromium has no WebGPU adapter here, not even SwiftShader")
+    for name, portable, default in zip(PORTABLE, results[::2], results[1::2], strict=True):
+        assert portable.get("selfTest") is True, (name, portable)
+        needed = [x["train"] for x in programs.read_expected(tmp_path / "portable" / name)["losses"]]
+        np.testing.assert_allclose([x["train"] for x in portable["losses"]], needed, rtol=2e-5, err_msg=name)
+        assert ("error" in default) == (name in ("digits", "mnist")), (name, default)

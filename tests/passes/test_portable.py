@@ -353,6 +353,10 @@ OWN = {
     "{ a, b, c, d, e, f, g, h, i = Split <axis = -1, num_outputs = 9> (x) }",
     "backwards": "net (float[3,N,5] x) => (float[A,B,C] y) <int64[3] s = {-1, 9, 1}, int64[3] e = "
     "{-9223372036854775808, 0, 5}, int64[3] a = {0, 1, 2}, int64[3] t = {-1, -2, 2}> { y = Slice (x, s, e, a, t) }",
+    "size": "net (float[N,3,H] x, float s) => (int64 n, int64 one, int64 few) "
+    "{ n = Size (x) one = Size (s) h = Shape (x) f = Concat <axis = 0> (h, h) few = Size (f) }",
+    "size, unknown rank": "net (float[A,1,B] x, float s) => (int64 n, int64 one) "
+    "{ r = Squeeze (x) n = Size (r) t = Squeeze (s) one = Size (t) }",
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import http.server
 import json
-import os
 import subprocess
 from pathlib import Path
 from threading import Thread
@@ -17,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
+from onnx import numpy_helper
 
 import onward
 from hostile.files import known_gap
@@ -32,8 +33,11 @@ from onward.web.runtime import VERSION
 from whole import WHOLE
 
 FLIPPED = ["site.json", "program/manifest.json", "ort/ort-wasm-simd-threaded.wasm"]
-if WHOLE:
-    FLIPPED += ["worker.mjs", "program/state.safetensors", "program/infer.onnx", "examples.safetensors"]
+if WHOLE:  # every file but the page itself, which holds the checksum of the list, and the service worker
+    FLIPPED += [f"program/{n}.onnx" for n in ("step", "evaluate", "infer", "initialize")]
+    FLIPPED += ["program/state.safetensors", "program/self_test.safetensors", "examples.safetensors", "icon.svg"]
+    FLIPPED += ["ort/ort.wasm.bundle.min.mjs", "ort/LICENSE.txt", "onward-train.mjs", "style.css", "boot.js"]
+    FLIPPED += [f"{n}.mjs" for n in ("app", "worker", "charts", "data", "form", "pad", "store")]
 ROW = [0.5, 2.0, "red"]
 pytestmark = pytest.mark.skipif(packages.CHROMIUM is None, reason=known_gap("chromium"))
 
@@ -77,6 +81,22 @@ def digits() -> onward.Program:
     return onward.compile(trainer.to_model(), profile="portable")
 
 
+def any_size() -> onward.TrainingModel:
+    """Return a network that takes pictures of any size, with the name that an exporter gives."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        torch_jit_export (float[N, 3, H, W] x) => (float[N, 2] y) {
+            c = Conv <kernel_shape = [5, 5], strides = [4, 4]> (x, K)
+            r = Relu (c)
+            p = GlobalAveragePool (r)
+            f = Flatten (p)
+            y = MatMul (f, W)
+        }""")
+    rng = np.random.default_rng(0)
+    weights = {"K": rng.normal(size=(4, 3, 5, 5)), "W": rng.normal(size=(4, 2))}
+    model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), n) for n, v in weights.items())
+    return onward.make_trainable(model, loss="cross_entropy", optimizer=onward.Adam(1e-3))
+
+
 @pytest.fixture(scope="module")
 def used(modules, table, digits, tmp_path_factory) -> SimpleNamespace:
     """What happened when drive.mjs used the sites, and the files that it downloaded."""
@@ -100,30 +120,32 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
     assert runtime.version == VERSION
     write_site(build_site(digits, runtime, title="Digits", data=examples()), folder / "digits")
     write_site(build_site(table.run, runtime), folder / "table")
+    onward.save(any_size(), folder / "any_size.train.onnx")
+    write_site(build_site(folder / "any_size.train.onnx", runtime), folder / "sizes")
     picture = folder / "picture.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (33, 40, 3), np.uint8)).save(picture)
     (folder / "damaged.safetensors").write_bytes((folder / "digits/program/state.safetensors").read_bytes()[:-1] + b"?")
     plain = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "digits"))
     )
-    servers = [serve(folder / "digits", 0), plain, serve(folder / "table", 0)]
+    servers = [serve(folder / "digits", 0), plain, serve(folder / "table", 0), serve(folder / "sizes", 0)]
     for server in servers:
         Thread(target=server.serve_forever, daemon=True).start()
     addresses = [f"http://127.0.0.1:{s.server_address[1]}/" for s in servers]
     job = {
-        **dict(zip(("site", "plain", "table"), addresses, strict=True)),
+        **dict(zip(("site", "plain", "table", "sizes"), addresses, strict=True)),
         "chromium": packages.CHROMIUM,
         "modules": str(modules),
         "out": str(folder),
         "picture": str(picture),
         "damaged": str(folder / "damaged.safetensors"),
+        "other": str(folder / "table/program/state.safetensors"),
         "csv": str(table.csv),
         "row": ROW,
         "flipped": FLIPPED,
-        "parts": ["pictures", "offline", "bad", "full", "table"],
+        "parts": ["frames", "pictures", "keyboard", "offline", "bad", "full", "table", "sizes"],
     }
     script = Path(__file__).with_name("drive.mjs")
-    load = os.getloadavg()[0]
     done = subprocess.run(["node", str(script), json.dumps(job)], capture_output=True, text=True, timeout=900)
     for server in servers:
         server.shutdown()
@@ -131,7 +153,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["errors"] == []
-    return {**found, "load": max(load, os.getloadavg()[0])}
+    return found
 
 
 def test_samples_are_kept_as_python_would_read_them(used, digits):
@@ -188,18 +210,56 @@ def test_a_checkpoint_is_restored_and_a_damaged_one_changes_nothing(used):
     assert "`damaged.safetensors` was not restored, and nothing has changed" in message
 
 
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(used):
+    message, steps = used.pictures["other"]
+
+    assert steps == 30
+    assert "`state.safetensors` was not restored, and nothing has changed" in message
+    assert "of another model" in message
+
+
 def test_a_screen_reader_is_told_how_many_samples_a_class_has(used):
     assert used.pictures["labels"] == ["It is: 0", "It is: 1, 1 sample"]
+
+
+def test_everything_can_be_done_with_the_keyboard_and_has_a_name(used):
+    said = used.keyboard
+    controls = ["train", "steps", "export", "save", "restore", "forget", "pad", "clear", "0", "9", "draw"]
+
+    assert set(controls) <= set(said["order"])
+    assert [c for c in said["order"] if c in ("pad", "0", "train", "export")] == ["pad", "0", "train", "export"]
+    assert said["steps"] == 5
+    assert said["nameless"] == []
+    assert "It is: 1, 1 sample" in said["names"]
+    assert any("Arrow keys move the pen" in name for name in said["names"])
+
+
+def test_on_a_phone_the_classes_are_in_view_below_the_drawing(used):
+    phone = used.keyboard["phone"]
+
+    assert phone["wide"] == 420
+    assert phone["pad"] < phone["classes"][0]
+    assert phone["classes"][1] <= 740
 
 
 def test_forgetting_leaves_nothing(used):
     assert used.pictures["forgotten"] == {"steps": 0, "memory": {"states": 0, "samples": []}}
 
 
-def test_the_page_never_waits_for_the_training(used):
-    crowd = max(1.0, used.load / (os.cpu_count() or 1))  # where other programs run, each task takes its turn
+def test_no_task_of_the_page_takes_long_while_it_trains(used):
+    """In milliseconds of processor time, which do not depend on what else the machine does."""
+    assert max(t["task"]["cpu"] for t in used.frames["tries"]) < 50
+    assert used.frames["blocked"]["task"]["cpu"] > 50  # a page that waits is seen
 
-    assert used.pictures["long"] < 100 * crowd  # milliseconds
+
+def test_no_frame_takes_100_ms_while_it_trains(used):
+    tries = used.frames["tries"]
+
+    assert min(t["frames"] for t in tries) > 20
+    assert used.frames["blocked"]["longest"] > 100  # a page that waits is seen
+    if min(t["longest"] for t in tries) >= 100 and max(t["idle"] for t in tries) > 50:
+        pytest.skip(known_gap("busy_machine"))
+    assert min(t["longest"] for t in tries) < 100, tries
 
 
 def test_headers_or_the_service_worker_isolate_the_page_and_it_works_offline(used):
@@ -228,6 +288,15 @@ def test_a_full_browser_keeps_what_it_had(used):
     assert (used.full["steps"], used.full["remembered"]) == (4, 2)
 
 
+def test_a_model_that_takes_any_size_gets_pictures_of_224_pixels_and_trains(used):
+    pixels = PictureReader([str(used.picture)], 3, 224, 224, may_resize=True).read(0)
+    (said,) = onward.Trainer(any_size()).predict(pixels.transpose(2, 0, 1)[None] * np.float32(1 / 255))
+
+    assert used.sizes["title"] == "any_size"
+    np.testing.assert_allclose(used.sizes["shares"], 100 * np.exp(said) / np.exp(said).sum(), atol=0.06)
+    assert used.sizes["steps"] == 3
+
+
 def test_a_table_is_prepared_as_in_python(used, table):
     program, preparation = table.trainer.program, table.trainer.preparation
     source = as_source(str(table.csv), None, program.inputs, program.targets, preparation, part="evaluate")
@@ -249,6 +318,7 @@ def test_a_form_is_answered_as_python_answers(used, table, tmp_path):
     assert used.table["guess"].split()[0] == row["class"]
     shares = [100 * row["probabilities"][name] for name in ("big", "small")]
     np.testing.assert_allclose(used.table["shares"], shares, atol=0.06)
+    assert used.table["after"] == used.table["shares"]  # training asks anew
 
 
 def test_a_table_without_the_columns_is_refused_by_name(used):

@@ -1,15 +1,16 @@
 """Make the self-test of a program: draw a batch, run each step on ONNX Runtime, and measure the tolerances.
 
-A tolerance is what rounding explains: the step runs again with inputs and weights that differ in their last digits, and
-the largest change of a checksum, times `_FACTOR`, is allowed. So a gradient that is a rounding error itself, such as
-that of a bias in front of a BatchNormalization, raises no false alarm, and all others are held to a small part of
-their size.
+A tolerance is what rounding explains: the step runs again with inputs and weights, frozen ones too, that differ in
+their last digits, and the largest change of a checksum, times `_FACTOR`, is allowed. So a gradient that is a rounding
+error itself, such as that of a bias in front of a BatchNormalization, raises no false alarm, and all others are held
+to a small part of their size.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ LEAST = 1e-4  # of the size of the change
 TINY = 1e-12
 _LOOSE = 4e-4  # of the size of the change: beyond, an error of a thousandth might not be seen
 _DRAWS = 4
-_LARGE = 5_000_000  # elements of the state, from which on one batch is enough
+_LARGE = 5_000_000  # elements of the state, from which on one batch is enough; or of frozen weights that are varied
+_SMALL = 16  # elements that may be sizes or scales of a Resize, which last digits would change
 
 _PRECISION = {
     ir.DataType.DOUBLE: 2.0**-52,
@@ -266,13 +268,43 @@ def varied_runs(
     What is `fixed` stays. `precision` is that of the coarsest floating-point type. Whatever ONNX Runtime raises goes on
     to the caller.
     """
+    frozen = _frozen(model)
     feeds: list[Arrays] = [known]
     for run in range(1, 1 + _RUNS):
-        amount = _LAST_DIGITS * precision
-        feeds.append({n: v if n in fixed else _varied(v, run, k, amount) for k, (n, v) in enumerate(known.items())})
-    results = evaluate(serialize(model), feeds, threads=1)
+        amount, given = _LAST_DIGITS * precision, {**known, **frozen}
+        feeds.append({n: v if n in fixed else _varied(v, run, k, amount) for k, (n, v) in enumerate(given.items())})
+    results = [
+        *evaluate(serialize(model), feeds[:1], threads=1),
+        *evaluate(serialize(_with_inputs(model, frozen)), feeds[1:], threads=1),
+    ]
     names = [v.name for v in model.graph.output]
     return feeds, [dict(zip(names, outputs, strict=True)) for outputs in results]
+
+
+def _frozen(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Return weights that the graph itself holds, the first `_LARGE` numbers of them; not what may be a size."""
+    found, room = {}, _LARGE
+    for tensor in model.graph.initializer:
+        count = math.prod(tensor.dims)
+        if ir.DataType(tensor.data_type) in _PRECISION and _SMALL < count <= room:
+            found[tensor.name] = ir.from_proto(tensor).numpy()
+            room -= count
+    return found
+
+
+def _with_inputs(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
+    """Return a copy that reads some of its weights as inputs."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    kept = [t for t in made.graph.initializer if t.name not in names]
+    given = [t for t in made.graph.initializer if t.name in names]
+    listed = {v.name for v in made.graph.input}
+    made.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in given if t.name not in listed
+    )
+    del made.graph.initializer[:]
+    made.graph.initializer.extend(kept)
+    return made
 
 
 def tolerance_of(spread: float, least: float) -> float:

@@ -39,6 +39,9 @@ POLICY = (
 )
 _STATIC = Path(__file__).parent / "static"
 _FILLED = ("index.html", "sw.js")  # they hold the checksum of site.json, so site.json cannot hold theirs
+_NAMES_OF_EXPORTERS = frozenset(
+    ("", "torch_jit_export", "torch_jit", "main_graph", "maingraph", "graph", "model", "tf2onnx", "sub_graph")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +83,7 @@ def build_site(
         DataError: the data does not fit it.
     """
     program, notes = prepared_program(_program(source), change, classes)
-    about = describe(program, title)
+    about = describe(program, title or _title(source, program))
     files = {path.name: path.read_bytes() for path in sorted(_STATIC.iterdir()) if path.name not in _FILLED}
     files[MODULE_FILE] = module_file().read_bytes()
     files |= {f"program/{name}": content for name, content in _program_files(program).items()} | runtime.files()
@@ -129,6 +132,14 @@ def module_file() -> Path:
     """Return the trainer in JavaScript: in an installed package beside the page, in a checkout in js/src."""
     installed = _STATIC / MODULE_FILE
     return installed if installed.is_file() else Path(__file__).parents[3] / "js/src" / MODULE_FILE
+
+
+def _title(source: Path | Program, program: Program) -> str:
+    """Return the name of the model; if an exporter chose it, that of the file."""
+    name = str(program.metadata.get("name") or "")
+    if name.replace("-", "_").lower() not in _NAMES_OF_EXPORTERS or not isinstance(source, Path) or source.is_dir():
+        return name
+    return source.name.removesuffix(".onnx").removesuffix(".train")
 
 
 def _program(source: Path | Program) -> Program:

@@ -138,6 +138,7 @@ _PATTERNS: dict[str, tuple[tuple[str, ...], Callable[[ir.Node], bool]]] = {
     "wide-concat": (("Concat",), _has_many_inputs),
     "wide-split": (("Split",), _has_many_outputs),
     "reversed-slice": (("Slice",), _goes_backwards),
+    "size": (("Size",), lambda node: True),
     "ceil-pool": (("MaxPool", "AveragePool"), _rounds_up),
     "pool-3d": (("MaxPool", "AveragePool"), _has_three_axes),
 }

@@ -235,6 +235,14 @@ def _with_more_channels(at: Lowering) -> Sequence[Value | None]:
     return [op.Conv(op.Pad(X, pads), wide, *at.node.inputs[2:], **rest)]
 
 
+def _by_shape(at: Lowering) -> Sequence[Value | None]:
+    """Return a Size as the product of the sizes; by ReduceProd, which fewer runtimes have, if the rank is not known."""
+    data = at.input("data")
+    if at.rank(data) is None:
+        return [at.op.ReduceProd(at.op.Shape(data), keepdims=0)]
+    return [at.scalar(at.mul(1, *at.sizes(data)))]
+
+
 _REWRITES: dict[str, Callable[[Lowering], Sequence[Value | None]]] = {
     "max-pool-indices": _without_indices,
     "grouped-conv": _group_by_group,
@@ -244,4 +252,5 @@ _REWRITES: dict[str, Callable[[Lowering], Sequence[Value | None]]] = {
     "wide-concat": _in_rows,
     "wide-split": _in_slices,
     "reversed-slice": _forwards,
+    "size": _by_shape,
 }

@@ -111,7 +111,7 @@ function showScore(score) {
   }
   page.accuracy.textContent = pairs ? score.error.toPrecision(3) : `${((100 * score.right) / score.count).toFixed(1)} %`;
   if (pairs) drawPairs(page.scatter, score.pairs); else showMatrix(page.matrix, site.classes, score);
-  const axes = pairs ? "" : " Rows: what it is; columns: what it says.";
+  const axes = pairs || !page.matrix.querySelector("table") ? "" : " Rows: what it is; columns: what it says.";
   page["score-note"].textContent = (score.held
     ? `On ${score.count} samples that it never trained on.`
     : `On the ${score.count} samples it trained on; from the fifth of a class on, some are kept for the test.`) + axes;
@@ -164,7 +164,7 @@ function showAnswer(numbers) {
 
 // --- looking at what is shown to it
 
-let looking = false, again = false;
+let looking = false, again = false, answered = false;
 
 /** Ask the model about what is shown, as often as it can answer. */
 async function look() {
@@ -173,6 +173,7 @@ async function look() {
   try {
     do {
       again = false;
+      if (!pad) { if (answered) showAnswer(await ask("predict", { values: form.values() })); continue; }
       const seen = await shownNow(true);
       if (pad?.from === "files" && seen.length) { pictureOf(seen[0].picture, page.preview).hidden = false; say(`${pad.files.length} pictures: choose their class.`); }
       showAnswer(seen.length ? await ask("predict", { values: seen[0].values }) : null);
@@ -226,7 +227,7 @@ async function removeSample(id) {
 
 function trainingOptions() {
   const settings = {}, rate = Number(page.rate.value), usual = site.rates[0]?.default;
-  if (usual && rate > 0 && rate !== usual) for (const { name, default: own } of site.rates) settings[name] = (own * rate) / usual;
+  if (usual && rate > 0 && page.rate.value !== page.rate.defaultValue) for (const { name, default: own } of site.rates) settings[name] = (own * rate) / usual;
   const whole = (input, least) => Math.max(least, Math.round(Number(input.value)) || least);
   return { settings, batch: whole(page.batch, 1), steps: whole(page.steps, 1), ...(site.entries.length ? { entry: page.entry.value } : {}) };
 }
@@ -286,6 +287,7 @@ function showPictureModel() {
     button.onpointerup = button.onpointerleave = button.onpointercancel = () => clearInterval(timer);
     page.classes.append(button);
   });
+  page.classes.classList.toggle("long", site.classes.some((name) => name.length > 3));
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
     const number = site.classes.findIndex((name) => name.toLowerCase() === event.key.toLowerCase());
@@ -300,7 +302,7 @@ function showTableModel() {
   form = new Form(page, site);
   page.form.onsubmit = async (event) => {
     event.preventDefault();
-    try { showAnswer(await ask("predict", { values: form.values() })); } catch (error) { problem(error.message); }
+    try { showAnswer(await ask("predict", { values: form.values() })); answered = true; } catch (error) { problem(error.message); }
   };
   const labelOf = (values) => site.fields.filter((f) => f.role === "target").map((f) => (f.classes ? site.classes[f.one_hot ? best(values[f.name]) : values[f.name][0]] : values[f.name].slice(0, 3).map((v) => +v.toPrecision(4)).join(", "))).join(" · ");
   page.add.onclick = async () => {
@@ -333,7 +335,7 @@ async function begin() {
   if (site.kind === "image") showPictureModel(); else showTableModel();
   page.learn.classList.toggle("table", site.kind !== "image");
   page["rate-label"].hidden = !site.rates.length;
-  page.rate.value = site.rates[0]?.default ?? "";
+  page.rate.value = page.rate.defaultValue = site.rates.length ? +site.rates[0].default.toPrecision(6) : "";
   page.batch.value = site.batch;
   const made = (state.manifest.graphs.initialize?.outputs ?? []).map((o) => o.replaces);
   page.random.hidden = !state.manifest.state.tensors.every((t) => !t.trained || made.includes(t.name)); // some make only moments

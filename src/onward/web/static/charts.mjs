@@ -89,6 +89,7 @@ function showConfusions(place, classes, matrix) {
   matrix.forEach((row, i) => row.forEach((n, j) => { if (n && i !== j) pairs.push([n, i, j]); }));
   pairs.sort((a, b) => b[0] - a[0]);
   for (const [n, i, j] of pairs.slice(0, 12)) { const item = document.createElement("li"); item.textContent = `${classes[i]} taken for ${classes[j]}: ${n}`; list.append(item); }
+  if (!pairs.length) list.append(Object.assign(document.createElement("li"), { textContent: "none for another" }));
   place.replaceChildren(list);
 }
 

@@ -77,8 +77,12 @@ export function thumbnail(bytes, { channels, height, width, layout }) {
 
 // --- batches: as onward/train/data/feed.py, in float32 step by step, so that the numbers are the same
 
-/** Return the shape of one sample of `count` numbers: the free dimension, if there is one, takes what is left. */
-export function sampleShape(spec, count) {
+/** Return the shape of one sample of `count` numbers: that of the picture, or the free dimension takes what is left. */
+export function sampleShape(spec, count, image) {
+  if (image?.input === spec.name) {
+    const { channels, height, width, layout } = image;
+    return layout === "HWC" ? [height, width, channels] : [channels, height, width];
+  }
   const dims = spec.shape.slice(1), known = dims.filter(Number.isInteger).reduce((a, b) => a * b, 1);
   const free = dims.filter((d) => !Number.isInteger(d)).length;
   if (free > 1 || (free ? count % known : count !== known))
@@ -99,9 +103,9 @@ export function prepare(values, spec, { scale = 1, mean = 0, std = 1 }, shape) {
 }
 
 /** Return {data, dims} for one input or target of several samples. A fixed batch is filled up with the first samples again. */
-export function stack(samples, spec, preparation, isTarget = false) {
+export function stack(samples, spec, { preparation, image }, isTarget = false) {
   const kind = ARRAYS[spec.dtype], size = Number.isInteger(spec.shape[0]) ? spec.shape[0] : samples.length;
-  const shape = sampleShape(spec, samples[0][spec.name].length), each = shape.reduce((a, b) => a * b, 1);
+  const shape = sampleShape(spec, samples[0][spec.name].length, image), each = shape.reduce((a, b) => a * b, 1);
   const data = new kind(size * each), big = kind === BigInt64Array || kind === BigUint64Array;
   for (let k = 0; k < size; k++) {
     const values = samples[k % samples.length][spec.name];
@@ -112,11 +116,11 @@ export function stack(samples, spec, preparation, isTarget = false) {
   return { data, dims: [size, ...shape] };
 }
 
-/** Return the batch by name. */
-export function makeBatch(samples, manifest, preparation, withTargets = true) {
+/** Return the batch by name; `site` says how numbers are prepared, and the size of pictures. */
+export function makeBatch(samples, manifest, site, withTargets = true) {
   const made = {};
-  for (const spec of manifest.inputs) made[spec.name] = stack(samples, spec, preparation);
-  if (withTargets) for (const spec of manifest.targets) made[spec.name] = stack(samples, spec, preparation, true);
+  for (const spec of manifest.inputs) made[spec.name] = stack(samples, spec, site);
+  if (withTargets) for (const spec of manifest.targets) made[spec.name] = stack(samples, spec, site, true);
   return made;
 }
 

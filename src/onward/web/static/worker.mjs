@@ -126,7 +126,7 @@ async function run(options) {
     let kept = { before };
     for (; left > 0; left--) {
       const random = randomNumbers(0x9e3779b9 * (trainer.steps + 1));
-      const batch = makeBatch(pick(size, random).map((s) => s.values), trainer.manifest, site.preparation);
+      const batch = makeBatch(pick(size, random).map((s) => s.values), trainer.manifest, site);
       const began = performance.now(), { loss } = await trainer.step(batch, options.settings, options.entry);
       took = performance.now() - began;
       losses.push(loss);
@@ -139,10 +139,9 @@ async function run(options) {
       await breath();
     }
     await keep(kept);
-  } catch (error) { problem = error.message; }
-  if (problem) left = 0;
+    tell("scored", await score());
+  } catch (error) { problem = error.message; left = 0; }
   show();
-  tell("scored", await score());
   running = left > 0 ? run(options) : null; // more may have been asked for in the meantime
   if (!running) tell("done", { ...where(), problem });
 }
@@ -160,7 +159,7 @@ async function keep(more = {}) {
 // --- what it can do by now
 
 async function outputsOf(list) {
-  const made = await trainer.infer(makeBatch(list.map((s) => s.values), trainer.manifest, site.preparation, false));
+  const made = await trainer.infer(makeBatch(list.map((s) => s.values), trainer.manifest, site, false));
   const output = made[site.task.output] ?? Object.values(made)[0], data = await output.getData();
   const each = data.length / output.dims[0];
   return list.map((_, i) => Array.from(data.subarray(i * each, (i + 1) * each), Number));

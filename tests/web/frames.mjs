@@ -1,0 +1,48 @@
+// How long a page is kept from drawing: what a person sees, and how much of it is the page's own work. In milliseconds.
+
+/** Return {longest, above100, frames, slow, task} of what `work` does: times between frames, and the page's own part. */
+export async function measure(browser, page, work) {
+  await browser.startTracing(page, { categories: ["toplevel", "devtools.timeline"] });
+  await page.evaluate(() => {
+    const seen = (window.seen = { gaps: [], slow: [] });
+    seen.observer = new PerformanceObserver((list) => list.getEntries().forEach((e) =>
+      seen.slow.push({ ms: e.duration, scripts: e.scripts.map((s) => `${s.sourceURL.split("/").at(-1)} ${s.sourceFunctionName}: ${s.duration.toFixed(0)}`) })));
+    seen.observer.observe({ type: "long-animation-frame" });
+    let last = performance.now();
+    const tick = () => { const now = performance.now(); seen.gaps.push(now - last); last = now; seen.timer = requestAnimationFrame(tick); };
+    seen.timer = requestAnimationFrame(tick);
+  });
+  await work();
+  const seen = await page.evaluate(() => {
+    const { gaps, slow, timer, observer } = window.seen;
+    cancelAnimationFrame(timer);
+    observer.disconnect();
+    return { longest: Math.max(...gaps), above100: gaps.filter((g) => g > 100).length, frames: gaps.length, slow: slow.sort((a, b) => b.ms - a.ms).slice(0, 3) };
+  });
+  return { ...seen, task: longestTask(JSON.parse(await browser.stopTracing())) };
+}
+
+/** Return the task of the page's main thread with the most processor time, which unlike the time on the clock does not
+ *  depend on what else the machine does: {cpu, wall}. */
+function longestTask({ traceEvents }) {
+  const main = new Set(traceEvents.filter((e) => e.name === "thread_name" && e.args.name === "CrRendererMain").map((e) => `${e.pid} ${e.tid}`));
+  const tasks = traceEvents.filter((e) => e.ph === "X" && e.name.endsWith("RunTask") && e.tdur !== undefined && main.has(`${e.pid} ${e.tid}`));
+  if (!tasks.length) throw new Error("the trace has no task of the page's main thread with its processor time");
+  const { tdur, dur } = tasks.reduce((a, b) => (b.tdur > a.tdur ? b : a));
+  return { cpu: tdur / 1000, wall: dur / 1000 };
+}
+
+/** Train for some steps as a person does who cannot wait: drawing, labelling and looking at the answers meanwhile. */
+export async function trainAndDraw(page, steps) {
+  const box = await page.locator("#pad").boundingBox(), label = page.locator("#classes button").nth(3);
+  await page.fill("#steps", String(steps));
+  await page.click("#train");
+  for (const shift of [0, 0.1, 0.2]) {
+    await page.mouse.move(box.x + (0.2 + shift) * box.width, box.y + 0.2 * box.height);
+    await page.mouse.down();
+    await page.mouse.move(box.x + 0.7 * box.width, box.y + (0.5 + shift) * box.height, { steps: 25 });
+    await page.mouse.up();
+    await label.click();
+  }
+  await page.waitForFunction(() => /^Trained/.test(document.getElementById("status").textContent), null, { timeout: 600000 });
+}
