@@ -19,6 +19,7 @@ from pathlib import Path
 import onnx
 
 from onward.backends.iree import cache, child
+from onward.backends.iree.doubles import write_out_doubles
 from onward.backends.iree.targets import Target, this_processor
 from onward.errors import BackendError, Diagnostic
 from onward.model.serde import serialize
@@ -33,6 +34,7 @@ FUNCTION = "run"
 _START = "import sys, runpy; sys.path[:1] = filter(None, sys.path[:1]); sys.argv[:1] = []; runpy.run_path(sys.argv[0], run_name='__main__')"  # noqa: E501
 _OPERATOR = re.compile(r'"onnx\.([A-Z]\w*)"')
 _ILLEGAL = "failed to legalize operation 'torch.operator'"
+_NO_FUNCTION = re.compile(r"undefined symbol: (\w+)|failed to legalize operation 'math\.(\w+)'")
 _NO_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|memory allocation|cannot allocate|failed to map")
 _SHOWN = 400
 
@@ -72,6 +74,7 @@ def compile_cached(model: onnx.ModelProto, name: str, place: str, target: Target
     Raises:
         BackendError: as `compile_model`.
     """
+    model = write_out_doubles(model)
     text = "\0".join((name, *target.flags, version(), this_processor() if target.here else target.name))
     key = hashlib.sha256(text.encode() + b"\0" + serialize(model)).hexdigest()
     found = None if target.library else cache.read(key)
@@ -93,7 +96,7 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
     from iree.compiler.tools.binaries import find_tool
 
     named = onnx.ModelProto()
-    named.CopyFrom(model)
+    named.CopyFrom(write_out_doubles(model))
     named.graph.name = FUNCTION
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="onward-iree-") as folder:
@@ -169,6 +172,15 @@ def _problem(code: int, said: str, place: str, limits: Limits) -> Diagnostic:
             {m for line in said.splitlines() if _ILLEGAL in line or "note:" in line for m in _OPERATOR.findall(line)}
         )
         return unsupported(names or ["?"], place)
+    function = _NO_FUNCTION.search(said)
+    if function:
+        return Diagnostic(
+            B503,
+            f"IREE {version()} has no `{function[1] or function[2]}` for the element type, probably float64, in which "
+            "the graph computes it",
+            place=place,
+            hint=f"compute it in float32, or {_OTHERWISE}",
+        )
     if code == child.IMPORT_FAILED:
         return Diagnostic(
             B500, f"IREE's importer refuses the graph: {said.strip()[-_SHOWN:]}", place=place, hint=_OTHERWISE
