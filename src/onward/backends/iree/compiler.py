@@ -35,6 +35,7 @@ _START = "import sys, runpy; sys.path[:1] = filter(None, sys.path[:1]); sys.argv
 _OPERATOR = re.compile(r'"onnx\.([A-Z]\w*)"')
 _ILLEGAL = "failed to legalize operation 'torch.operator'"
 _NO_FUNCTION = re.compile(r"undefined symbol: (\w+)|failed to legalize operation 'math\.(\w+)'")
+_NO_WHOLE_BYTES = re.compile(r"'(tensor<[^']*>)' does not have integral number of total bytes")
 _NO_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|memory allocation|cannot allocate|failed to map")
 _SHOWN = 400
 
@@ -172,6 +173,14 @@ def _problem(code: int, said: str, place: str, limits: Limits) -> Diagnostic:
             {m for line in said.splitlines() if _ILLEGAL in line or "note:" in line for m in _OPERATOR.findall(line)}
         )
         return unsupported(names or ["?"], place)
+    narrow = _NO_WHOLE_BYTES.search(said)
+    if narrow:
+        return Diagnostic(
+            B503,
+            f"IREE {version()} has no tensors that end within a byte: `{narrow[1]}`",
+            place=place,
+            hint=f"take an even number of elements, or {_OTHERWISE}",
+        )
     function = _NO_FUNCTION.search(said)
     if function:
         return Diagnostic(
