@@ -98,7 +98,8 @@ def test_missing_and_wrong_sizes_are_all_named():
 
 
 LOOP = """g (float[1, 2] s0, float[T, 2] a) => (float[1, 2] s, float[T, 2] p) {
-    shape = Shape(a)  zero = Constant <value_int = 0> ()  count = Gather(shape, zero)  go = Constant <value = bool {1}> ()
+    shape = Shape(a)  zero = Constant <value_int = 0> ()  count = Gather(shape, zero)
+    go = Constant <value = bool {1}> ()
     s, p = Loop <body = body (int64 i, bool g, float[1, 2] s) => (bool g2, float[1, 2] t, float[2] p) {
             g2 = Identity(g)  p = Gather(a, i)  t = Add(s, p) }> (count, go, s0) }"""
 

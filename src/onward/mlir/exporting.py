@@ -79,7 +79,9 @@ class Exporter:
     ) -> None:
         self.proto, self.weights, self.roles, self.replaces = proto, weights, roles, replaces
         self.problems: list[Diagnostic] = []
-        self.opsets: Mapping[str, int] = {o.domain if o.domain != "ai.onnx" else "": o.version for o in proto.opset_import}
+        self.opsets: Mapping[str, int] = {
+            o.domain if o.domain != "ai.onnx" else "": o.version for o in proto.opset_import
+        }
         self.functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
         self.inferred: Mapping[str, Type] = inferred_types(proto)
         self._levels: dict[tuple[str, str, str], str] = {}
