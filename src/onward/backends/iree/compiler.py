@@ -112,7 +112,7 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
         limit = str(int(limits.gigabytes * 2**30))
         compiler = [find_tool("iree-compile"), files[".mlir"], *flags, "-o", files[".vmfb"]]
         start = [sys.executable, "-c", _START, str(child.__file__), files[".onnx"], name, limit, files[".mlir"]]
-        _run([*start, *compiler], place, limits)
+        _run([*start, *compiler], place, limits, Path(files[".mlir"]))
         made = [part for part in (".o", ".h") if Path(files[part]).exists()]  # none where there is nothing to compute
         parts = {part: Path(files[part]).read_bytes() for part in made}
         told = json.loads(Path(files[".json"]).read_text())
@@ -121,8 +121,8 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
     return Binary(code, scratch, time.perf_counter() - started, parts)
 
 
-def _run(command: list[str], place: str, limits: Limits) -> None:
-    """Run the child; raise what it says, in our words."""
+def _run(command: list[str], place: str, limits: Limits, source: Path) -> None:
+    """Run the child; raise what it says, in our words. `source` is the text that it compiles."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -147,7 +147,20 @@ def _run(command: list[str], place: str, limits: Limits) -> None:
         if process.poll() is None:
             _end(process)
     if process.returncode:
-        raise BackendError(_problem(process.returncode, said, place, limits))
+        operator = _blamed(said, source)
+        where = f"{place}, at the operator `{operator}`" if operator else place
+        raise BackendError(_problem(process.returncode, said, where, limits))
+
+
+def _blamed(said: str, source: Path) -> str:
+    """Return the operator in the line of `source` that the first error of the compiler names; empty if there is none."""
+    place = re.search(re.escape(source.name) + r":(\d+):\d+: error:", said)
+    if place is None or not source.exists():
+        return ""
+    lines = source.read_text(encoding="utf-8", errors="replace").splitlines()
+    number = int(place[1]) - 1
+    found = _OPERATOR.search(lines[number]) if number < len(lines) else None
+    return found[1] if found else ""
 
 
 def _end(process: subprocess.Popen[str]) -> None:
