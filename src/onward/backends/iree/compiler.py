@@ -153,7 +153,7 @@ def _run(command: list[str], place: str, limits: Limits, source: Path) -> None:
 
 
 def _blamed(said: str, source: Path) -> str:
-    """Return the operator in the line of `source` that the first error of the compiler names; empty if there is none."""
+    """Return the operator in the line of `source` that the compiler blames first; empty if there is none."""
     place = re.search(re.escape(source.name) + r":(\d+):\d+: error:", said)
     if place is None or not source.exists():
         return ""
