@@ -171,7 +171,7 @@ def test_a_wrong_evaluation_is_never_used(monkeypatch):
     known = {**trainer.program.settings, **trainer.state, **batch}
     feeds = {n: np.asarray(known[n]) for n in graph.input_names}
     right = session.static_model(graph, {n: v.shape for n, v in feeds.items()})
-    wrong = mutants(right)["1 Sub"]  # labels are added, so the loss is another one
+    wrong = mutants(right)["2 Mul"]  # of the square: a division, so that the loss is 1
     made = compiler.compile_model(wrong, "wrong", "the mutant", trainer.session._target, compiler.Limits())
     monkeypatch.setattr(trainer.session, "_compile", lambda *_: made)
 
