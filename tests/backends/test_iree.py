@@ -29,7 +29,7 @@ pytest.importorskip("iree.runtime")
 import onward.backends.iree as iree_backend
 from onward.backends.iree import cache, compiler, module, session, verify
 
-# Chosen so that the runs do not part within 200 steps. With seeds 0 and 1, mnist's do, by rounding in front of a Relu:
+# Chosen so that the runs do not part within 200 steps. With seeds 0 and 1, mnist's do, by rounding:
 # with seed 0 at step 112, where PyTorch parts from ONNX Runtime with the same figures; with seed 1 at step 96, where a
 # value of -1.8e-7 in float64 is -5.7e-7 on ONNX Runtime and +2.6e-7 on IREE (docs/native.md).
 SEEDS = {"mnist": 2}
