@@ -95,3 +95,43 @@ def test_missing_and_wrong_sizes_are_all_named():
     text = str(caught.value)
     assert "batches of any size" in text
     assert "no free size is called `time`" in text
+
+
+LOOP = """g (float[1, 2] s0, float[T, 2] a) => (float[1, 2] s, float[T, 2] p) {
+    shape = Shape(a)  zero = Constant <value_int = 0> ()  count = Gather(shape, zero)
+    go = Constant <value = bool {1}> ()
+    s, p = Loop <body = body (int64 i, bool g, float[1, 2] s) => (bool g2, float[1, 2] t, float[2] p) {
+            g2 = Identity(g)  p = Gather(a, i)  t = Add(s, p) }> (count, go, s0) }"""
+
+
+def test_a_loop_of_known_length_is_written_out():
+    graph = plain(LOOP)
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in {"s0": (1, 2), "a": (5, 2)}.items()}
+
+    model = static_model(graph, {n: v.shape for n, v in feeds.items()})
+
+    assert "Loop" not in {n.op_type for n in model.graph.node}
+    (needed,) = evaluate(serde.serialize(graph.proto()), [feeds])
+    (found,) = evaluate(serde.serialize(model), [feeds])
+    for right, value in zip(needed, found, strict=True):
+        np.testing.assert_allclose(value, right, rtol=1e-6)
+
+
+def test_a_loop_that_ends_by_its_condition_stays():
+    graph = plain(LOOP.replace("g2 = Identity(g)", "g2 = Not(g)").replace("float[T, 2] p)", "float[U, 2] p)"))
+
+    with pytest.raises(BackendError, match="the size of .*`p` depends on data"):
+        static_model(graph, {"s0": (1, 2), "a": (5, 2)})
+
+
+def test_sizes_follow_from_known_floats():
+    graph = plain(
+        """g (float[N, 3] x) => (float[A, B] y) { s = Shape(x)  f = Cast <to = 1> (s)
+        half = Constant <value_floats = [1.5, 2.0]> ()  m = Mul(f, half)  w = Floor(m)  size = Cast <to = 7> (w)
+        two = Constant <value_float = 2.0> ()  y = Expand(two, size) }"""
+    )
+
+    model = static_model(graph, {"x": (3, 3)})
+
+    assert [d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim] == [4, 6]

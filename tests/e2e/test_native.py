@@ -111,7 +111,7 @@ def test_a_changed_binary_is_refused(native, tmp_path):
         (("--target", "iree:toaster", "--batch", 4), "no such target of IREE `toaster`"),
         (("--target", "iree:vulkan", "--batch", 4), "iree:vulkan:NAME"),
         (("--target", "iree", "--batch", 4, "--size", "time=3"), "no free size is called `time`"),
-        (("--batch", 4), "belong to --target"),
+        (("--batch", 4), "--batch belongs to --target or --tune"),
         (("--target", "iree", "--batch", 4, "--seconds", 0.05), "did not finish within 0.05 seconds"),
     ],
 )

@@ -19,47 +19,39 @@ What onnx-mlir has a place for is there: operations, constants, regions, `onnx.n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 
-from onward.errors import Diagnostic, ModelError, named_nodes
+from onward.errors import Diagnostic, ModelError
 from onward.mlir import dialect
-from onward.mlir.attributes import natural, patch_of
 from onward.mlir.dialect import M132
+from onward.mlir.export_nodes import NodeWriter
+from onward.mlir.export_values import Names, role_of
 from onward.mlir.inference import inferred_types
-from onward.mlir.messages import difference, encode
+from onward.mlir.messages import encode
 from onward.mlir.syntax import (
     NONE,
     UNIT,
     Array,
     Attribute,
-    Dense,
     Dictionary,
     Function,
-    Integer,
     Module,
     Operation,
     Region,
-    Sparse,
     Symbol,
     Type,
     TypeAttribute,
-    strings,
     text,
 )
-from onward.mlir.tensors import tensor_patch, to_dense, to_sparse
 from onward.mlir.types import ANYTHING, DIM_PARAMS, type_of, value_patch
 from onward.mlir.weights import INLINE, Weights
 
 MAIN = "main_graph"
 LISTS = ("node", "initializer", "sparse_initializer", "input", "output", "value_info")
 """The fields of a graph that are operations, arguments and results."""
-NODE_PARTS = ("input", "output", "attribute")
-RESERVED = frozenset({"onnx_node_name", "domain_name", "function_name"})
 
-Names = Mapping[str, tuple[str, Type]]
 GraphLike = onnx.GraphProto | onnx.FunctionProto
 
 
@@ -87,7 +79,9 @@ class Exporter:
     ) -> None:
         self.proto, self.weights, self.roles, self.replaces = proto, weights, roles, replaces
         self.problems: list[Diagnostic] = []
-        self.opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in proto.opset_import}
+        self.opsets: Mapping[str, int] = {
+            o.domain if o.domain != "ai.onnx" else "": o.version for o in proto.opset_import
+        }
         self.functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
         self.inferred: Mapping[str, Type] = inferred_types(proto)
         self._levels: dict[tuple[str, str, str], str] = {}
@@ -126,17 +120,8 @@ class Exporter:
         self.problems.append(Diagnostic(M132, message, place=place, found=found))
 
 
-class FunctionWriter:
+class FunctionWriter(NodeWriter):
     """Writes one `func.func` with its inner regions; names of MLIR are unique in it."""
-
-    def __init__(self, exporter: Exporter, function: onnx.FunctionProto | None = None) -> None:
-        self.exporter = exporter
-        self.opsets = dict(exporter.opsets)
-        if function is not None:
-            self.opsets.update({o.domain if o.domain != "ai.onnx" else "": o.version for o in function.opset_import})
-        self.inferred: Mapping[str, Type] = {} if function is not None else exporter.inferred
-        self.taken: set[str] = {"none"}
-        self.needs_none = False
 
     # -- functions -------------------------------------------------------------------------------------------
 
@@ -206,7 +191,7 @@ class FunctionWriter:
         described: dict[str, Attribute] = {"onnx.name": text(info.name)}
         if DIM_PARAMS in patch:
             described["onnx.dim_params"] = patch.pop(DIM_PARAMS)
-        role = _role(info) or self.exporter.roles.get(info.name, "")
+        role = role_of(info) or self.exporter.roles.get(info.name, "")
         if role:
             described["onward.role"] = text(role)
         if info.name in self.exporter.replaces:
@@ -296,273 +281,3 @@ class FunctionWriter:
             else:  # of an input, of nothing in this graph, or for the second time
                 listed.append(Dictionary({"name": text(info.name), **value_patch(info, ANYTHING)}))
         return carried, {"value_info": Array(tuple(listed))}
-
-    # -- values ----------------------------------------------------------------------------------------------
-
-    def _define(self, name: str, kind: Type, names: dict[str, tuple[str, Type]], place: str) -> str:
-        """Return the name in MLIR of a value that is defined here."""
-        if name in names:
-            self.exporter.report(f"`{name}` is defined twice", place)
-        base = re.sub(r"[^A-Za-z0-9_$.-]", "_", name) or "v"
-        base = f"_{base}" if base[0].isdigit() or base[0] == "-" else base
-        made, count = base, 0
-        while made in self.taken:
-            count += 1
-            made = f"{base}_{count}"
-        self.taken.add(made)
-        names[name] = (made, kind)
-        return made
-
-    def _find(self, name: str, names: Names, outer: Names, place: str) -> tuple[str, Type]:
-        found = names.get(name) or outer.get(name)
-        if found is None:
-            self.exporter.report(f"nothing defines `{name}` before it is used", place)
-            return "none", NONE
-        return found
-
-    def _initializer(
-        self,
-        tensor: onnx.TensorProto,
-        region: Region,
-        names: dict[str, tuple[str, Type]],
-        infos: Mapping[str, onnx.ValueInfoProto],
-        place: str,
-    ) -> None:
-        dense = to_dense(tensor)
-        if dense is None:
-            self.exporter.report(f"tensor `{tensor.name}` has no data that fits its shape and type", place)
-            return
-        patch = tensor_patch(tensor, dense, tensor.name)
-        self._constant(tensor.name, dense, patch, region, names, infos, place)
-
-    def _sparse_initializer(
-        self,
-        sparse: onnx.SparseTensorProto,
-        region: Region,
-        names: dict[str, tuple[str, Type]],
-        infos: Mapping[str, onnx.ValueInfoProto],
-        place: str,
-    ) -> None:
-        shown = to_sparse(sparse)
-        name = sparse.values.name
-        if shown is None:
-            self.exporter.report(f"sparse tensor `{name}` has indices that MLIR cannot express", place)
-            return
-        from onward.mlir.messages import exact
-        from onward.mlir.tensors import from_sparse
-
-        made = from_sparse(shown, place)
-        self._constant(name, shown, exact(made, sparse, difference(made, sparse)), region, names, infos, place)
-
-    def _constant(
-        self,
-        name: str,
-        shown: Dense | Sparse,
-        patch: dict[str, Attribute],
-        region: Region,
-        names: dict[str, tuple[str, Type]],
-        infos: Mapping[str, onnx.ValueInfoProto],
-        place: str,
-    ) -> None:
-        """Write an initializer."""
-        made = Operation("onnx.Constant", result_types=[shown.type])
-        made.results = [self._define(name, shown.type, names, place)]
-        if isinstance(shown, Dense):
-            made.attributes["value"] = self.exporter.weights.put(shown, name)
-        else:
-            made.attributes["sparse_value"] = shown
-        made.attributes["onward.initializer"] = Dictionary(patch)
-        made.attributes["onward.outputs"] = strings(name)
-        self._carry(made, [name], infos)
-        region.operations.append(made)
-
-    def _carry(self, made: Operation, outputs: Sequence[str], infos: Mapping[str, onnx.ValueInfoProto]) -> None:
-        """Let an operation carry the stated types of its results, and their roles."""
-        stated = [infos.get(name) for name in outputs]
-        if not any(info is not None for info in stated):
-            return
-        made.attributes["onward.value_info"] = Array(
-            tuple(
-                UNIT if info is None else Dictionary(value_patch(info, kind))
-                for info, kind in zip(stated, made.result_types, strict=False)
-            )
-        )
-        roles = [_role(info) for info in stated if info is not None]
-        if any(roles):
-            made.attributes["onward.role"] = text(", ".join(role for role in roles if role))
-
-    # -- nodes -----------------------------------------------------------------------------------------------
-
-    def _nodes(
-        self,
-        nodes: Sequence[onnx.NodeProto],
-        region: Region,
-        names: dict[str, tuple[str, Type]],
-        outer: Names,
-        infos: Mapping[str, onnx.ValueInfoProto],
-        stated: Mapping[str, onnx.ValueInfoProto],
-        place: str,
-    ) -> None:
-        titles: list[str] = []
-        for index, node in enumerate(nodes):
-            if not node.name and not titles:
-                titles = named_nodes(nodes)
-            title = f"node `{node.name}`" if node.name else titles[index]
-            region.operations.append(self._node(node, names, outer, infos, stated, f"{title} of {place}"))
-
-    def _node(
-        self,
-        node: onnx.NodeProto,
-        names: dict[str, tuple[str, Type]],
-        outer: Names,
-        infos: Mapping[str, onnx.ValueInfoProto],
-        stated: Mapping[str, onnx.ValueInfoProto],
-        place: str,
-    ) -> Operation:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        known = dialect.domain_of(node.op_type) == domain
-        opset = self.opsets.get(domain, 1)
-        made = Operation(dialect.CUSTOM)
-        if known:
-            made.name = dialect.PREFIX + dialect.operation_name(node.op_type, opset, len(node.output))
-        else:
-            made.attributes["domain_name"], made.attributes["function_name"] = text(node.domain), text(node.op_type)
-        self._operands(node, made, names, outer, domain if known else None, opset, place)
-        visible = {**outer, **names} if _has_graphs(node) else {}
-        self._attributes(node, made, visible, place)
-        rest = difference(natural_node(made), node, NODE_PARTS)
-        if rest:
-            made.attributes["onward.node"] = Dictionary(rest)
-        made.attributes["onward.level"] = text(self.exporter.level(node))
-        self._result_types(node, made, names, infos, stated, domain if known else None, opset, place)
-        self._carry(made, node.output, infos)
-        return made
-
-    def _operands(
-        self,
-        node: onnx.NodeProto,
-        made: Operation,
-        names: Names,
-        outer: Names,
-        domain: str | None,
-        opset: int,
-        place: str,
-    ) -> None:
-        """Write the inputs; absent ones, and those that the schema has beyond them, are `none`."""
-        inputs = list(node.input)
-        found = None if domain is None else dialect.at_opset(node.op_type, domain, opset)
-        if inputs and not inputs[-1]:
-            made.attributes["onward.inputs"] = Integer(len(inputs))
-        if found is not None and found.inputs and not found.inputs[-1].variadic:
-            inputs += [""] * (len(found.inputs) - len(inputs))
-        for name in inputs:
-            if not name:
-                self.needs_none = True
-            ssa, kind = self._find(name, names, outer, place) if name else ("none", NONE)
-            made.operands.append(ssa)
-            made.operand_types.append(kind)
-
-    def _result_types(
-        self,
-        node: onnx.NodeProto,
-        made: Operation,
-        names: dict[str, tuple[str, Type]],
-        infos: Mapping[str, onnx.ValueInfoProto],
-        stated: Mapping[str, onnx.ValueInfoProto],
-        domain: str | None,
-        opset: int,
-        place: str,
-    ) -> None:
-        """Write the outputs; absent ones, and those that the schema has beyond them, have the type `none`."""
-        for name in node.output:
-            kind: Type = NONE
-            if name:
-                kind = ANYTHING
-                for info in (stated.get(name), infos.get(name)):
-                    if kind == ANYTHING and info is not None:
-                        kind = type_of(info.type)
-                kind = self.inferred.get(name, ANYTHING) if kind == ANYTHING else kind
-            made.result_types.append(kind)
-            made.results.append(self._define(name, kind, names, place) if name else self._unnamed())
-        found = None if domain is None else dialect.at_opset(node.op_type, domain, opset)
-        renamed = node.op_type in dialect.ONE_RESULT and len(node.output) == 1
-        if found is not None and not renamed and found.outputs and not found.outputs[-1].variadic:
-            for _ in range(len(found.outputs) - len(node.output)):
-                made.result_types.append(NONE)
-                made.results.append(self._unnamed())
-        made.attributes["onward.outputs"] = strings(*node.output)
-
-    def _unnamed(self) -> str:
-        return self._define("", NONE, {}, "")
-
-    def _attributes(self, node: onnx.NodeProto, made: Operation, visible: Names, place: str) -> None:
-        """Write the attributes; graphs become regions."""
-        given = [a.name for a in node.attribute]
-        if len(set(given)) < len(given):
-            self.exporter.report("two attributes have the same name", place)
-            return
-        if given != sorted(given):
-            made.attributes["onward.order"] = strings(*given)
-        patches: dict[str, Attribute] = {}
-        headers: list[tuple[int, Region, Attribute]] = []
-        regions = dialect.REGIONS.get(node.op_type, ())
-        if node.name or node.HasField("name"):
-            made.attributes["onnx_node_name"] = text(node.name)
-        for attribute in node.attribute:
-            is_graph = attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-            if is_graph and not attribute.ref_attr_name:
-                many = attribute.type == onnx.AttributeProto.GRAPHS
-                for graph in attribute.graphs if many else [attribute.g]:
-                    region, header = self._inner_graph(graph, visible, f"`{attribute.name}` of {place}")
-                    header["attribute"] = text(attribute.name)
-                    rank = regions.index(attribute.name) if attribute.name in regions else len(regions)
-                    headers.append((rank, region, Dictionary(header)))
-                bare = onnx.AttributeProto()
-                bare.CopyFrom(attribute)
-                bare.ClearField("g")
-                del bare.graphs[:]
-                patch = difference(onnx.AttributeProto(name=attribute.name, type=onnx.AttributeProto.GRAPH), bare)
-            else:
-                shown = None
-                if attribute.name not in RESERVED and not attribute.name.startswith("onward."):
-                    shown = natural(attribute, is_type=node.op_type == "Cast" and attribute.name == "to")
-                patch = patch_of(attribute, shown)
-                if isinstance(shown, Dense):
-                    name = node.output[0] if node.op_type == "Constant" and node.output else attribute.name
-                    shown = self.exporter.weights.put(shown, name)
-                if shown is not None:
-                    made.attributes[attribute.name] = shown
-            if patch:
-                patches[attribute.name] = Dictionary(patch)
-        headers.sort(key=lambda item: item[0])
-        made.regions = [region for _, region, _ in headers]
-        if headers:
-            made.attributes["onward.regions"] = Array(tuple(header for _, _, header in headers))
-        if patches:
-            made.attributes["onward.attributes"] = Dictionary(patches)
-
-
-def natural_node(made: Operation) -> onnx.NodeProto:
-    """Return the node that an operation gives by its name and its plain attributes; inputs and outputs are left out."""
-    node = onnx.NodeProto()
-    name = made.attributes.get("onnx_node_name")
-    if name is not None:
-        node.name = getattr(name, "text", "")
-    if made.name == dialect.CUSTOM:
-        node.op_type = getattr(made.attributes.get("function_name"), "text", "")
-        node.domain = getattr(made.attributes.get("domain_name"), "text", "")
-        return node
-    node.op_type = dialect.operator_of(made.name.removeprefix(dialect.PREFIX))[0]
-    domain = dialect.domain_of(node.op_type)
-    if domain:
-        node.domain = domain
-    return node
-
-
-def _role(info: onnx.ValueInfoProto) -> str:
-    """Return the role that a file gives a value; docs/file_format.md has the list."""
-    return next((p.value for p in info.metadata_props if p.key == "onward.role"), "")
-
-
-def _has_graphs(node: onnx.NodeProto) -> bool:
-    return any(a.HasField("g") or len(a.graphs) for a in node.attribute)

@@ -13,37 +13,32 @@ import onnx
 
 from onward.graph.schema import newest_opset
 from onward.mlir import dialect
-from onward.mlir.attributes import attribute_of, read_patches
-from onward.mlir.exporting import RESERVED, natural_node
+from onward.mlir.import_nodes import NodeReader
 from onward.mlir.inference import inferred_types
-from onward.mlir.messages import apply, fields_of, refuse, texts
+from onward.mlir.messages import apply, fields_of, refuse
+from onward.mlir.reading import items_of, only_region, patch_of, symbol_of, text_of, without
 from onward.mlir.syntax import (
     NONE,
     Array,
     Attribute,
     Dense,
     Dictionary,
-    Function,
-    Integer,
     Module,
     Operation,
     Region,
     Resource,
-    Sparse,
     String,
     Symbol,
     Tensor,
     Type,
-    TypeAttribute,
     Unit,
 )
-from onward.mlir.tensors import element_size, from_sparse, tensor_of
+from onward.mlir.tensors import element_size
 from onward.mlir.types import ANYTHING, proto_of, value_info
 
 _IR_VERSION = 10  # of a text that names none
 _DROPPED = frozenset({"onnx.EntryPoint", "onnx.PrintSignature"})
 _GRAPH_KEYS = ("inputs", "outputs", "value_info", "attribute")
-_SKIPPED = RESERVED | {"onnx_node_name"}
 
 
 def import_module(module: Module, blobs: Mapping[str, bytes | memoryview], function: str | None) -> onnx.ModelProto:
@@ -66,9 +61,7 @@ class Importer:
         proto = onnx.ModelProto()
         about = self.module.attributes.get("onward.model")
         if about is not None:
-            apply(
-                proto, _without(fields_of(about, "the module"), ("graph", "functions", "training_info")), "the module"
-            )
+            apply(proto, without(fields_of(about, "the module"), ("graph", "functions", "training_info")), "the module")
         main = self._main(function)
         FunctionReader(self).graph_function(main, proto)
         for made in self.module.functions():
@@ -100,7 +93,7 @@ class Importer:
                     output.type.CopyFrom(proto_of(kind, "", ""))
 
     def _main(self, wanted: str | None) -> Operation:
-        functions = {_symbol(f): f for f in self.module.functions() if "onward.function" not in f.attributes}
+        functions = {symbol_of(f): f for f in self.module.functions() if "onward.function" not in f.attributes}
         listed = ", ".join(f"`{name}`" for name in functions) or "none"
         if wanted is not None:
             if wanted not in functions:
@@ -142,44 +135,40 @@ class Importer:
         return Dense(value.type, data)
 
 
-class FunctionReader:
+class FunctionReader(NodeReader):
     """Reads one function with its inner regions."""
-
-    def __init__(self, importer: Importer) -> None:
-        self.importer = importer
-        self.taken: set[str] = set()
 
     # -- functions -------------------------------------------------------------------------------------------
 
     def graph_function(self, made: Operation, proto: onnx.ModelProto) -> None:
         """Read the main function into the model: its graph, and the training entries in it."""
-        place = f"function `{_symbol(made)}`"
+        place = f"function `{symbol_of(made)}`"
         about = made.attributes.get("onward.graph")
-        header = dict(fields_of(about, place)) if about is not None else {"name": String(_symbol(made).encode())}
-        region = _only_region(made, place)
-        given = [dict(fields_of(g, place)) for g in _list(made.attributes.get("arg_attrs"))]
-        returned = [dict(fields_of(r, place)) for r in _list(made.attributes.get("res_attrs"))]
+        header = dict(fields_of(about, place)) if about is not None else {"name": String(symbol_of(made).encode())}
+        region = only_region(made, place)
+        given = [dict(fields_of(g, place)) for g in items_of(made.attributes.get("arg_attrs"))]
+        returned = [dict(fields_of(r, place)) for r in items_of(made.attributes.get("res_attrs"))]
         given += [{} for _ in range(len(region.arguments) - len(given))]
         values: dict[str, str] = {}
         kinds: dict[str, Type] = {}
         infos: dict[str, onnx.ValueInfoProto] = {}
         for (ssa, kind), described in zip(region.arguments, given, strict=True):
-            name = _text(described.get("onnx.name")) if "onnx.name" in described else self._fresh(ssa)
+            name = text_of(described.get("onnx.name")) if "onnx.name" in described else self._fresh(ssa)
             self._bind(ssa, name, kind, values, kinds, place)
-            infos[name] = value_info(name, kind, _patch(described, place), place)
+            infos[name] = value_info(name, kind, patch_of(described, place), place)
         graph = proto.graph
         graph.SetInParent()
-        apply(graph, _without(header, _GRAPH_KEYS), place)
+        apply(graph, without(header, _GRAPH_KEYS), place)
         end = self._operations(region, graph, values, kinds, {}, header, dialect.RETURNS, place, proto)
         self._inputs(graph, header, infos, [], kinds, values, place)
         if any(not name for name, _ in end):
             refuse("a function returns a value that is not there", place=place, found="`onnx.NoValue`")
         for index, (name, kind) in enumerate(end):
             described = returned[index] if index < len(returned) else {}
-            stated = _text(described.get("onnx.name")) if "onnx.name" in described else name
+            stated = text_of(described.get("onnx.name")) if "onnx.name" in described else name
             if stated != name:
                 self._rename(graph, name, stated, place)
-            graph.output.append(value_info(stated, kind, _patch(described, place), place))
+            graph.output.append(value_info(stated, kind, patch_of(described, place), place))
 
     def _rename(self, graph: onnx.GraphProto, name: str, stated: str, place: str) -> None:
         """Give an output the name that the function states: its value came without one."""
@@ -190,17 +179,17 @@ class FunctionReader:
 
     def model_function(self, made: Operation) -> onnx.FunctionProto:
         """Return a model-local function."""
-        place = f"function `{_symbol(made)}`"
+        place = f"function `{symbol_of(made)}`"
         function = onnx.FunctionProto()
         header = dict(fields_of(made.attributes["onward.function"], place))
-        apply(function, _without(header, ("value_info", "node", "input", "output")), place)
-        region = _only_region(made, place)
+        apply(function, without(header, ("value_info", "node", "input", "output")), place)
+        region = only_region(made, place)
         values: dict[str, str] = {}
         kinds: dict[str, Type] = {}
-        given = _list(made.attributes.get("arg_attrs"))
+        given = items_of(made.attributes.get("arg_attrs"))
         for index, (ssa, kind) in enumerate(region.arguments):
             described = fields_of(given[index], place) if index < len(given) else {}
-            name = _text(described.get("onnx.name")) if "onnx.name" in described else self._fresh(ssa)
+            name = text_of(described.get("onnx.name")) if "onnx.name" in described else self._fresh(ssa)
             self._bind(ssa, name, kind, values, kinds, place)
             function.input.append(name)
         end = self._operations(region, function, values, kinds, {}, header, dialect.RETURNS, place, None)
@@ -214,8 +203,8 @@ class FunctionReader:
     ) -> None:
         """Read the region of an inner graph."""
         graph.SetInParent()
-        apply(graph, _without(header, _GRAPH_KEYS), place)
-        stated = [dict(fields_of(i, place)) for i in _list(header.get("inputs"))]
+        apply(graph, without(header, _GRAPH_KEYS), place)
+        stated = [dict(fields_of(i, place)) for i in items_of(header.get("inputs"))]
         plain = [entry for entry in stated if "default" not in entry]
         if "inputs" in header and len(plain) != len(region.arguments):
             refuse("a region has another number of arguments than its graph", place=place)
@@ -224,7 +213,7 @@ class FunctionReader:
         infos: dict[str, onnx.ValueInfoProto] = {}
         for index, (ssa, kind) in enumerate(region.arguments):
             entry = plain[index] if plain else {}
-            name = _text(entry.pop("name", None)) if entry else self._fresh(ssa)
+            name = text_of(entry.pop("name", None)) if entry else self._fresh(ssa)
             self._bind(ssa, name, kind, values, kinds, place)
             infos[name] = value_info(name, kind, entry, place)
         end = self._operations(region, graph, values, kinds, outer, header, dialect.YIELDS, place, None)
@@ -235,11 +224,11 @@ class FunctionReader:
             names = iter(order)
             listed = [Dictionary(e) if "default" in e else next(names) for e in stated]
         self._inputs(graph, {}, infos, listed, kinds, values, place)
-        outputs = _list(header.get("outputs"))
+        outputs = items_of(header.get("outputs"))
         if "outputs" not in header:
             end = [(self._own(name, graph, place), kind) for name, kind in end]
         for index, (name, kind) in enumerate(end):
-            patch = _without(fields_of(outputs[index], place), ("name",)) if index < len(outputs) else {}
+            patch = without(fields_of(outputs[index], place), ("name",)) if index < len(outputs) else {}
             graph.output.append(value_info(name, kind, patch, place))
 
     def _own(self, name: str, graph: onnx.GraphProto, place: str) -> str:
@@ -263,7 +252,7 @@ class FunctionReader:
         place: str,
     ) -> None:
         """Write the inputs: the arguments, and among them those with defaults."""
-        listed = listed or _list(header.get("inputs"))
+        listed = listed or items_of(header.get("inputs"))
         if not listed:
             graph.input.extend(infos.values())
             return
@@ -275,40 +264,9 @@ class FunctionReader:
                 graph.input.append(infos[item.text])
             else:
                 entry = dict(fields_of(item, place))
-                name = _text(entry.pop("name", None))
+                name = text_of(entry.pop("name", None))
                 entry.pop("default", None)
                 graph.input.append(value_info(name, by_name.get(name, ANYTHING), entry, place))
-
-    # -- values ----------------------------------------------------------------------------------------------
-
-    def _fresh(self, ssa: str) -> str:
-        """Return a name for a value that the text gives none."""
-        base = ssa.replace("#", "_") or "value"
-        name, count = base, 0
-        while name in self.taken:
-            count += 1
-            name = f"{base}_{count}"
-        self.taken.add(name)
-        return name
-
-    def _bind(
-        self, ssa: str, name: str, kind: Type, values: dict[str, str], kinds: dict[str, Type], place: str
-    ) -> None:
-        if not ssa:
-            return  # nobody can refer to it
-        if ssa in values:
-            refuse(f"`%{ssa[:60]}` is defined twice", place=place)
-        self.taken.add(name)
-        values[ssa], kinds[ssa] = name, kind
-
-    @staticmethod
-    def _find(ssa: str, values: Mapping[str, str], outer: Mapping[str, str], place: str) -> str:
-        for name in (ssa, ssa.removesuffix("#0"), f"{ssa}#0"):
-            if name in values:
-                return values[name]
-            if name in outer:
-                return outer[name]
-        refuse(f"nothing defines `%{ssa[:60]}` before it is used", place=place)
 
     # -- operations ------------------------------------------------------------------------------------------
 
@@ -357,20 +315,20 @@ class FunctionReader:
         if listed is None:
             graph.value_info.extend(carried.values())
             return
-        for item in _list(listed):
+        for item in items_of(listed):
             if isinstance(item, String):
                 if item.text not in carried:
                     refuse(f"no operation carries the type of `{item.text[:60]}`", place=place)
                 graph.value_info.append(carried[item.text])
             else:
                 entry = dict(fields_of(item, place))
-                graph.value_info.append(value_info(_text(entry.pop("name", None)), ANYTHING, entry, place))
+                graph.value_info.append(value_info(text_of(entry.pop("name", None)), ANYTHING, entry, place))
 
     def _training(self, made: Operation, proto: onnx.ModelProto, outer: Mapping[str, str], place: str) -> None:
         """Read a training entry."""
         info = proto.training_info.add()
-        headers = _list(made.attributes.get("onward.regions"))
-        apply(info, _without(made.attributes, ("onward.regions", "algorithm", "initialization")), place)
+        headers = items_of(made.attributes.get("onward.regions"))
+        apply(info, without(made.attributes, ("onward.regions", "algorithm", "initialization")), place)
         if len(made.regions) != 2 or len(headers) != 2:
             refuse(f"`{dialect.TRAINING}` has not two regions", place=place)
         for field, region, header, scope in zip(
@@ -379,160 +337,3 @@ class FunctionReader:
             if not isinstance(header, Unit):
                 graph = getattr(info, field)
                 self._inner_graph(graph, region, dict(fields_of(header, place)), scope, place)
-
-    def _initializer(
-        self,
-        made: Operation,
-        graph: onnx.GraphProto,
-        values: dict[str, str],
-        kinds: dict[str, Type],
-        carried: dict[str, onnx.ValueInfoProto],
-        place: str,
-    ) -> None:
-        """Read a constant that is an initializer."""
-        (name,) = self._outputs(made, values, kinds, carried, place) or ("",)
-        patch = fields_of(made.attributes["onward.initializer"], place)
-        value = made.attributes.get("value", made.attributes.get("sparse_value"))
-        shown = None if value is None else self.importer.constant(value, place)
-        if isinstance(shown, Dense):
-            graph.initializer.append(tensor_of(shown, patch, place, name))
-        elif isinstance(shown, Sparse):
-            graph.sparse_initializer.append(apply(from_sparse(shown, place), patch, place))
-        else:
-            refuse("an initializer has no tensor", place=place)
-
-    def _outputs(
-        self,
-        made: Operation,
-        values: dict[str, str],
-        kinds: dict[str, Type],
-        carried: dict[str, onnx.ValueInfoProto],
-        place: str,
-    ) -> list[str]:
-        """Return the names of the outputs of an operation, which are defined from here on."""
-        stated = made.attributes.get("onward.outputs")
-        if stated is not None:
-            names = texts(stated, place)
-            if len(names) > len(made.results):
-                refuse("an operation has more outputs than results", place=place)
-        else:
-            names = ["" if k == NONE else self._fresh(s) for s, k in zip(made.results, made.result_types, strict=True)]
-            while names and not names[-1]:
-                names.pop()
-        infos = _list(made.attributes.get("onward.value_info"))
-        for index, (ssa, kind) in enumerate(zip(made.results, made.result_types, strict=True)):
-            name = names[index] if index < len(names) else ""
-            self._bind(ssa, name, kind, values, kinds, place)
-            if index < len(infos) and not isinstance(infos[index], Unit):
-                carried[name] = value_info(name, kind, fields_of(infos[index], place), place)
-        return names
-
-    def _node(
-        self,
-        made: Operation,
-        node: onnx.NodeProto,
-        values: dict[str, str],
-        kinds: dict[str, Type],
-        outer: Mapping[str, str],
-        carried: dict[str, onnx.ValueInfoProto],
-        place: str,
-    ) -> None:
-        """Read a node."""
-        if not made.name.startswith(dialect.PREFIX):
-            refuse(f"`{made.name[:60]}` is no operation of ONNX", place=place, needed="the dialect `onnx`")
-        natural = natural_node(made)
-        if made.name != dialect.CUSTOM:
-            if dialect.domain_of(natural.op_type) is None:
-                refuse(f"`{made.name[:60]}` is no operator of ONNX", place=place, hint="it is one of onnx-mlir's own")
-            self.importer.names.add(dialect.operator_of(made.name.removeprefix(dialect.PREFIX)))
-        node.CopyFrom(natural)
-        names = [self._find(ssa, values, outer, place) for ssa in made.operands]
-        count = made.attributes.get("onward.inputs")
-        while names and not names[-1] and (not isinstance(count, Integer) or len(names) > count.value):
-            names.pop()
-        if isinstance(count, Integer) and len(names) != count.value:
-            refuse("an operation has another number of inputs than `onward.inputs` says", place=place)
-        node.input.extend(names)
-        self._attributes(made, node, values, outer, place)
-        patch = made.attributes.get("onward.node")
-        if patch is not None:
-            apply(node, _without(fields_of(patch, place), ("input", "output", "attribute")), place)
-        node.output.extend(self._outputs(made, values, kinds, carried, place))
-
-    def _attributes(
-        self, made: Operation, node: onnx.NodeProto, values: Mapping[str, str], outer: Mapping[str, str], place: str
-    ) -> None:
-        patches = read_patches(made.attributes.get("onward.attributes"), place)
-        found: dict[str, onnx.AttributeProto] = {}
-        for name, value in made.attributes.items():
-            if name in _SKIPPED and (name == "onnx_node_name" or made.name == dialect.CUSTOM):
-                continue
-            if not name.startswith(("onward.", "onnx.")):
-                shown = self.importer.constant(value, place)
-                found[name] = attribute_of(name, shown, patches.pop(name, {}), place)
-        headers = _list(made.attributes.get("onward.regions"))
-        usual = dialect.REGIONS.get(node.op_type, ())
-        if made.regions and not headers and len(usual) != len(made.regions):
-            refuse(f"`{made.name[:60]}` has regions that ONNX does not have", place=place)
-        if headers and len(headers) != len(made.regions):
-            refuse("an operation has another number of regions than `onward.regions` says", place=place)
-        visible = {**outer, **values} if made.regions else {}
-        for index, region in enumerate(made.regions):
-            header: dict[str, Attribute] = {}
-            if headers:
-                header.update(fields_of(headers[index], place))
-            else:
-                header["name"] = String(usual[index].encode())
-            name = _text(header.get("attribute")) if headers else usual[index]
-            many = "graphs" if _is_list(patches.get(name, {})) else "g"
-            if name not in found:
-                found[name] = onnx.AttributeProto(name=name, type=onnx.AttributeProto.GRAPH)
-            attribute = found[name]
-            graph = attribute.graphs.add() if many == "graphs" else attribute.g
-            self._inner_graph(graph, region, header, visible, place)
-        for name, patch in patches.items():
-            if name in found:
-                apply(found[name], _without(patch, ("g", "graphs")), place)
-            else:
-                found[name] = attribute_of(name, None, patch, place)
-        order = made.attributes.get("onward.order")
-        names = sorted(found) if order is None else texts(order, place)
-        if sorted(names) != sorted(found):
-            refuse("`onward.order` has other names than the attributes", place=place)
-        node.attribute.extend(found[name] for name in names)
-
-
-def _is_list(patch: Mapping[str, Attribute]) -> bool:
-    kind = patch.get("type")
-    return isinstance(kind, Integer) and kind.value == onnx.AttributeProto.GRAPHS
-
-
-def _patch(described: Mapping[str, Attribute], place: str) -> dict[str, Attribute]:
-    """Return the patch of an argument or result from its attributes."""
-    patch = dict(fields_of(described["onward.info"], place)) if "onward.info" in described else {}
-    if "onnx.dim_params" in described:
-        patch["dim_params"] = described["onnx.dim_params"]
-    return patch
-
-
-def _only_region(made: Operation, place: str) -> Region:
-    kind = made.attributes.get("function_type")
-    if len(made.regions) != 1 or not isinstance(kind, TypeAttribute) or not isinstance(kind.type, Function):
-        refuse("a function has no body or no type", place=place)
-    return made.regions[0]
-
-
-def _symbol(made: Operation) -> str:
-    return _text(made.attributes.get("sym_name"))
-
-
-def _text(value: Attribute | None) -> str:
-    return value.text if isinstance(value, String) else ""
-
-
-def _list(value: Attribute | None) -> list[Attribute]:
-    return list(value.items) if isinstance(value, Array) else []
-
-
-def _without(fields: Mapping[str, Attribute], names: tuple[str, ...]) -> dict[str, Attribute]:
-    return {name: value for name, value in fields.items() if name not in names}

@@ -8,6 +8,8 @@ from onward.backends.onnx_backend import OnnxBackend
 from onward.backends.onnx_backend import check_model as check_model
 from onward.errors import require_extra
 
+PACKAGES = ["iree-base-compiler"]
+"""The packages whose versions the scoreboard shows."""
 BACKEND = OnnxBackend("iree")
 """ONNX's interface: `onnx.backend.test.BackendTest(onward.backends.iree, __name__)` runs ONNX's tests."""
 prepare, run_model, run_node = BACKEND.prepare, BACKEND.run_model, BACKEND.run_node

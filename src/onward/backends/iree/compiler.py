@@ -19,6 +19,7 @@ from pathlib import Path
 import onnx
 
 from onward.backends.iree import child
+from onward.backends.iree.doubles import write_out_doubles
 from onward.backends.iree.targets import Target
 from onward.errors import BackendError, Diagnostic
 from onward.model.serde import serialize
@@ -37,6 +38,8 @@ CACHE = Cache("iree", 2 << 30)
 _START = "import sys, runpy; sys.path[:1] = filter(None, sys.path[:1]); sys.argv[:1] = []; runpy.run_path(sys.argv[0], run_name='__main__')"  # noqa: E501
 _OPERATOR = re.compile(r'"onnx\.([A-Z]\w*)"')
 _ILLEGAL = "failed to legalize operation 'torch.operator'"
+_NO_FUNCTION = re.compile(r"undefined symbol: (\w+)|failed to legalize operation 'math\.(\w+)'")
+_NO_WHOLE_BYTES = re.compile(r"'(tensor<[^']*>)' does not have integral number of total bytes")
 _NO_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|memory allocation|cannot allocate|failed to map")
 _SHOWN = 400
 
@@ -76,6 +79,7 @@ def compile_cached(model: onnx.ModelProto, name: str, place: str, target: Target
     Raises:
         BackendError: as `compile_model`.
     """
+    model = write_out_doubles(model)
     text = "\0".join((name, *target.flags, version(), this_processor() if target.here else target.name))
     key = hashlib.sha256(text.encode() + b"\0" + serialize(model)).hexdigest()
     found = None if target.library else CACHE.read(key)
@@ -97,7 +101,7 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
     from iree.compiler.tools.binaries import find_tool
 
     named = onnx.ModelProto()
-    named.CopyFrom(model)
+    named.CopyFrom(write_out_doubles(model))
     named.graph.name = FUNCTION
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="onward-iree-") as folder:
@@ -112,7 +116,7 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
         limit = str(int(limits.gigabytes * 2**30))
         compiler = [find_tool("iree-compile"), files[".mlir"], *flags, "-o", files[".vmfb"]]
         start = [sys.executable, "-c", _START, str(child.__file__), files[".onnx"], name, limit, files[".mlir"]]
-        _run([*start, *compiler], place, limits)
+        _run([*start, *compiler], place, limits, Path(files[".mlir"]))
         made = [part for part in (".o", ".h") if Path(files[part]).exists()]  # none where there is nothing to compute
         parts = {part: Path(files[part]).read_bytes() for part in made}
         told = json.loads(Path(files[".json"]).read_text())
@@ -121,8 +125,8 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
     return Binary(code, scratch, time.perf_counter() - started, parts)
 
 
-def _run(command: list[str], place: str, limits: Limits) -> None:
-    """Run the child; raise what it says, in our words."""
+def _run(command: list[str], place: str, limits: Limits, source: Path) -> None:
+    """Run the child; raise what it says, in our words. `source` is the text that it compiles."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -147,7 +151,20 @@ def _run(command: list[str], place: str, limits: Limits) -> None:
         if process.poll() is None:
             _end(process)
     if process.returncode:
-        raise BackendError(_problem(process.returncode, said, place, limits))
+        operator = _blamed(said, source)
+        where = f"{place}, at the operator `{operator}`" if operator else place
+        raise BackendError(_problem(process.returncode, said, where, limits))
+
+
+def _blamed(said: str, source: Path) -> str:
+    """Return the operator in the line of `source` that the compiler blames first; empty if there is none."""
+    place = re.search(re.escape(source.name) + r":(\d+):\d+: error:", said)
+    if place is None or not source.exists():
+        return ""
+    lines = source.read_text(encoding="utf-8", errors="replace").splitlines()
+    number = int(place[1]) - 1
+    found = _OPERATOR.search(lines[number]) if number < len(lines) else None
+    return found[1] if found else ""
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -173,6 +190,23 @@ def _problem(code: int, said: str, place: str, limits: Limits) -> Diagnostic:
             {m for line in said.splitlines() if _ILLEGAL in line or "note:" in line for m in _OPERATOR.findall(line)}
         )
         return unsupported(names or ["?"], place)
+    narrow = _NO_WHOLE_BYTES.search(said)
+    if narrow:
+        return Diagnostic(
+            B503,
+            f"IREE {version()} has no tensors that end within a byte: `{narrow[1]}`",
+            place=place,
+            hint=f"take an even number of elements, or {_OTHERWISE}",
+        )
+    function = _NO_FUNCTION.search(said)
+    if function:
+        return Diagnostic(
+            B503,
+            f"IREE {version()} has no `{function[1] or function[2]}` for the element type, probably float64, in which "
+            "the graph computes it",
+            place=place,
+            hint=f"compute it in float32, or {_OTHERWISE}",
+        )
     if code == child.IMPORT_FAILED:
         return Diagnostic(
             B500, f"IREE's importer refuses the graph: {said.strip()[-_SHOWN:]}", place=place, hint=_OTHERWISE

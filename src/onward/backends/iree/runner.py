@@ -19,13 +19,15 @@ from onward.errors import BackendError, Diagnostic, OnwardError
 from onward.model import serde
 
 _LIMITS = Limits(seconds=120, gigabytes=4)
+_SCALES = {"Resize": (1, 2), "Upsample": (1,)}  # inputs of floats that a size depends on
 
 
 class Runner:
     """A model ready to run on IREE; `run(feeds)` returns its outputs in order.
 
-    It is compiled when the sizes of the inputs are known. Inputs of whole numbers, such as axes, become constants,
-    because IREE's importer needs most of them so. What IREE refuses is tried again in the other forms of the model.
+    It is compiled when the sizes of the inputs are known. Inputs of whole numbers, such as axes, and those from which
+    sizes follow, such as the scales of a Resize, become constants, because IREE's importer needs most of them so. What
+    IREE refuses is tried again in the other forms of the model.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -53,7 +55,10 @@ class Runner:
         given: dict[str, np.ndarray] = {n: np.asarray(v) for n, v in feeds.items()}
         defaults = {t.name for t in model.graph.initializer}
         fed = [v for v in model.graph.input if v.name in given or v.name not in defaults]
-        frozen = {v.name for v in fed if given[v.name].dtype.kind in "iub" and given[v.name].ndim <= 1}
+        scales = {n.input[k] for n in model.graph.node for k in _SCALES.get(n.op_type, ()) if k < len(n.input)}
+        frozen = {
+            v.name for v in fed if (given[v.name].dtype.kind in "iub" or v.name in scales) and given[v.name].ndim <= 1
+        }
         if len(frozen) == len(fed):  # then they are what it computes with
             frozen = set()
         kept = [v for v in fed if v.name not in frozen]

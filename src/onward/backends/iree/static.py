@@ -22,11 +22,13 @@ from onward.model.serde import from_proto
 B504 = "B504"
 
 _LARGEST = 4096  # numbers in a folded constant
+_MOST_FLOATS = 64  # in a value of floats from which sizes follow, such as the scales of a Resize
 _ROUNDS = 8  # each makes further sizes known
 _WHOLE = frozenset(
     getattr(onnx.TensorProto, name)
     for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL")
 )
+_FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
 
 
 def static_model(graph: PlainGraph, sizes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
@@ -156,11 +158,12 @@ def static_program(program: Program, batch: int | None, sizes: Mapping[str, int]
 def _fold(model: onnx.ModelProto) -> bool:
     """Replace nodes that give whole numbers, and read only what is known, by constants; return whether there are any.
 
-    Arithmetic on floats stays: its last digits belong to the runtime.
+    Arithmetic on floats stays, because its last digits belong to the runtime; but whole numbers that follow from few
+    known floats, such as sizes times scales, become constants.
     """
     graph = model.graph
     types = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
-    known = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if _is_small_whole(t)}
+    known = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if _is_small(t)}
     changed = False
     for node in graph.node:
         if node.op_type == "Constant":
@@ -173,6 +176,8 @@ def _fold(model: onnx.ModelProto) -> bool:
             continue
         name = node.output[0]
         known[name] = found
+        if found.dtype.kind not in "iub":
+            continue
         node.CopyFrom(
             onnx.helper.make_node("Constant", [], [name], name=node.name, value=onnx.numpy_helper.from_array(found))
         )
@@ -183,7 +188,7 @@ def _fold(model: onnx.ModelProto) -> bool:
 def _value(
     node: onnx.NodeProto, known: Mapping[str, np.ndarray], types: Mapping[str, Any], model: onnx.ModelProto
 ) -> np.ndarray | None:
-    """Return the whole numbers that a node gives, if they are known."""
+    """Return the whole numbers, or few floats, that a node gives, if they are known."""
     if node.domain not in ("", "ai.onnx") or len(node.output) != 1:
         return None
     if node.op_type in ("Shape", "Size"):
@@ -194,8 +199,9 @@ def _value(
             return np.array(int(np.prod(shape)), np.int64)
         given: dict[str, int] = {a.name: a.i for a in node.attribute}
         return np.array(shape[given.get("start", 0) : given.get("end", len(shape))], np.int64)
-    whole = node.output[0] in types and types[node.output[0]].type.tensor_type.elem_type in _WHOLE
-    if not whole or not all(name in known for name in node.input if name):
+    if not all(name in known for name in node.input if name) or node.output[0] not in types:
+        return None
+    if not _is_small_kind(types[node.output[0]]):
         return None
     if not node.input or any(a.HasField("g") for a in node.attribute):
         return None
@@ -216,7 +222,7 @@ def _value(
 
 def _constant(node: onnx.NodeProto) -> np.ndarray | None:
     attribute = node.attribute[0]
-    if attribute.name == "value" and _is_small_whole(attribute.t):
+    if attribute.name == "value" and _is_small(attribute.t):
         return onnx.numpy_helper.to_array(attribute.t)
     return None
 
@@ -229,8 +235,19 @@ def _as_tensor(attribute: onnx.AttributeProto) -> None:
         attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(array)))
 
 
-def _is_small_whole(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_type in _WHOLE and int(np.prod(tensor.dims)) <= _LARGEST
+def _is_small(tensor: onnx.TensorProto) -> bool:
+    return int(np.prod(tensor.dims)) <= _most(tensor.data_type)
+
+
+def _is_small_kind(value: onnx.ValueInfoProto) -> bool:
+    """Return whether a value has few enough numbers to compute them here; one of unknown size may have."""
+    shape = _shape(value)
+    return int(np.prod(shape or ())) <= _most(value.type.tensor_type.elem_type)
+
+
+def _most(kind: int) -> int:
+    """Return how many numbers of an element type a known value may have."""
+    return _LARGEST if kind in _WHOLE else _MOST_FLOATS if kind in _FLOATS else -1
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int] | None:

@@ -1,11 +1,12 @@
-"""Scan of a known length, written out: IREE's importer has none.
+"""Scan and Loop of a known length, written out: IREE's importer has no Scan, and not every Loop.
 
-The gradients of LSTM, GRU and RNN are a Scan over the steps of the sequence.
+The gradients of LSTM, GRU and RNN are a Scan over the steps of the sequence; in core operators, so are they themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,16 +16,22 @@ _LONGEST = 512  # steps: the compiler takes a time that grows with the number of
 
 
 def unroll(model: onnx.ModelProto) -> bool:
-    """Write out each Scan of `model` whose number of steps is known, in place; return whether there was one.
+    """Write out each Scan and Loop of `model` whose number of steps is known, in place; return whether there was one.
 
     A longer one stays as it is, so that the compiler names it.
     """
     graph = model.graph
     sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.input, *graph.value_info)}
+    known = {t.name: t for t in graph.initializer}
+    known |= {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant"}
     nodes: list[onnx.NodeProto] = []
     changed = False
     for index, node in enumerate(graph.node):
-        written = _written_out(node, f"scan{index}", sizes) if node.op_type == "Scan" and not node.domain else None
+        written = None
+        if not node.domain and node.op_type == "Scan":
+            written = _scan(node, f"scan{index}", sizes)
+        elif not node.domain and node.op_type == "Loop":
+            written = _loop(node, f"loop{index}", known)
         nodes += [node] if written is None else written
         changed = changed or written is not None
     if changed:
@@ -34,9 +41,48 @@ def unroll(model: onnx.ModelProto) -> bool:
     return changed
 
 
-def _written_out(node: onnx.NodeProto, name: str, sizes: Mapping[str, list[int]]) -> list[onnx.NodeProto] | None:
+class _Writer:
+    """Writes the body of one Scan or Loop again and again."""
+
+    def __init__(self, name: str, body: onnx.GraphProto) -> None:
+        self.name, self.body = name, body
+        self.made: list[onnx.NodeProto] = []
+        self.shared: dict[str, str] = {}
+        for tensor in body.initializer:
+            self.shared[tensor.name] = f"{name}/{tensor.name}"
+            self.add("Constant", [], self.shared[tensor.name], value=tensor)
+
+    def add(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        self.made.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output
+
+    def constant(self, label: str, value: object, kind: type = np.int64) -> str:
+        return self.add("Constant", [], f"{self.name}/{label}", value=numpy_helper.from_array(np.array(value, kind)))
+
+    def step(self, number: int, inputs: Sequence[str]) -> list[str]:
+        """Write one step; return the names of its outputs."""
+        names = {**self.shared, **dict(zip((v.name for v in self.body.input), inputs, strict=True))}
+        for inner in self.body.node:
+            names.update({output: f"{self.name}/{number}/{output}" for output in inner.output if output})
+            self.made.append(_renamed(inner, names, f"{self.name}/{number}/"))
+        return [names.get(v.name, v.name) for v in self.body.output]
+
+    def finish(self, state: Sequence[str], outputs: Sequence[str]) -> None:
+        """Give the last state the names of the outputs."""
+        for value, output in zip(state, outputs, strict=True):
+            if output:
+                self.add("Identity", [value], output)
+
+    def stack(self, number: int, rows: Sequence[str], output: str, axis: int = 0) -> None:
+        """Write an output that has a row for each step."""
+        if output:
+            at = self.constant(f"axis{number}", [axis])
+            parts = [self.add("Unsqueeze", [v, at], f"{self.name}/out{number}/{k}") for k, v in enumerate(rows)]
+            self.add("Concat", parts, output, axis=axis)
+
+
+def _scan(node: onnx.NodeProto, name: str, sizes: Mapping[str, list[int]]) -> list[onnx.NodeProto] | None:
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    body: onnx.GraphProto = given["body"]
     scans = given["num_scan_inputs"]
     states = len(node.input) - scans
     outputs = len(node.output) - states
@@ -45,47 +91,69 @@ def _written_out(node: onnx.NodeProto, name: str, sizes: Mapping[str, list[int]]
     if length is None or not 0 < length <= _LONGEST:
         return None
     backwards = given.get("scan_input_directions", [0] * scans)
-    made: list[onnx.NodeProto] = []
-
-    def constant(label: str, value: object) -> str:
-        array = numpy_helper.from_array(np.array(value, np.int64))
-        made.append(helper.make_node("Constant", [], [f"{name}/{label}"], value=array))
-        return f"{name}/{label}"
-
-    shared = {}
-    for tensor in body.initializer:
-        shared[tensor.name] = f"{name}/{tensor.name}"
-        made.append(helper.make_node("Constant", [], [shared[tensor.name]], value=tensor))
+    writer = _Writer(name, given["body"])
     state = list(node.input[:states])
     rows: list[list[str]] = [[] for _ in range(outputs)]
     for step in range(length):
-        names = {**shared, **dict(zip((v.name for v in body.input), state, strict=False))}
+        slices = []
         for number, (value, axis) in enumerate(zip(node.input[states:], axes, strict=True)):
-            at = length - 1 - step if backwards[number] else step
-            label = f"{name}/{step}/in{number}"
-            made.append(helper.make_node("Gather", [value, constant(f"{step}/at{number}", at)], [label], axis=axis))
-            names[body.input[states + number].name] = label
-        for inner in body.node:
-            names.update({output: f"{name}/{step}/{output}" for output in inner.output if output})
-            made.append(_renamed(inner, names, f"{name}/{step}/"))
-        results = [names.get(v.name, v.name) for v in body.output]
+            at = writer.constant(f"{step}/at{number}", length - 1 - step if backwards[number] else step)
+            slices.append(writer.add("Gather", [value, at], f"{name}/{step}/in{number}", axis=axis))
+        results = writer.step(step, [*state, *slices])
         state = results[:states]
         for row, result in zip(rows, results[states:], strict=True):
             row.append(result)
-    made += [helper.make_node("Identity", [v], [o]) for v, o in zip(state, node.output[:states], strict=True) if o]
+    writer.finish(state, node.output[:states])
     reverse = given.get("scan_output_directions", [0] * outputs)
     stacked = given.get("scan_output_axes", [0] * outputs)
     for number, (row, output) in enumerate(zip(rows, node.output[states:], strict=True)):
-        if output:
-            axis = constant(f"axis{number}", [stacked[number]])
-            parts = [f"{name}/out{number}/{k}" for k in range(length)]
-            made += [helper.make_node("Unsqueeze", [v, axis], [p]) for v, p in zip(row, parts, strict=True)]
-            order = parts[::-1] if reverse[number] else parts
-            made.append(helper.make_node("Concat", order, [output], axis=stacked[number]))
-    return made
+        writer.stack(number, row[::-1] if reverse[number] else row, output, stacked[number])
+    return writer.made
 
 
-def _length(values: list[str], axes: list[int], sizes: Mapping[str, list[int]]) -> int | None:
+def _loop(node: onnx.NodeProto, name: str, known: Mapping[str, onnx.TensorProto]) -> list[onnx.NodeProto] | None:
+    """Write out a Loop that ends after a known number of steps and not by its condition."""
+    count, condition, *start = [*node.input, "", ""][: max(2, len(node.input))]
+    body: onnx.GraphProto = helper.get_node_attr_value(node, "body")
+    if count not in known or (condition and not _is_true(known.get(condition))) or not _goes_on(body):
+        return None
+    length = int(numpy_helper.to_array(known[count]).item())
+    if not 0 < length <= _LONGEST:
+        return None
+    writer = _Writer(name, body)
+    go = writer.constant("go", True, np.bool_)
+    state = list(start)
+    rows: list[list[str]] = [[] for _ in range(len(node.output) - len(start))]
+    for step in range(length):
+        _, *results = writer.step(step, [writer.constant(f"{step}/number", step), go, *state])
+        state = results[: len(start)]
+        for row, result in zip(rows, results[len(start) :], strict=True):
+            row.append(result)
+    writer.finish(state, node.output[: len(start)])
+    for number, (row, output) in enumerate(zip(rows, node.output[len(start) :], strict=True)):
+        writer.stack(number, row, output)
+    return writer.made
+
+
+def _goes_on(body: onnx.GraphProto) -> bool:
+    """Return whether the condition that a body gives is always true: the one that it is given, or a constant."""
+    given, result = body.input[1].name, body.output[0].name
+    makers = {o: n for n in body.node for o in n.output}
+    while result in makers and makers[result].op_type == "Identity":
+        result = makers[result].input[0]
+    maker = makers.get(result)
+    if maker is not None and maker.op_type == "Constant":
+        return _is_true(maker.attribute[0].t)
+    return result == given or _is_true(next((t for t in body.initializer if t.name == result), None))
+
+
+def _is_true(tensor: onnx.TensorProto | None) -> bool:
+    return (
+        tensor is not None and tensor.data_type == onnx.TensorProto.BOOL and bool(numpy_helper.to_array(tensor).all())
+    )
+
+
+def _length(values: Sequence[str], axes: list[int], sizes: Mapping[str, list[int]]) -> int | None:
     """Return the number of steps; None if it is not known."""
     for value, axis in zip(values, axes, strict=True):
         shape = sizes.get(value)
