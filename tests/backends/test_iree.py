@@ -27,7 +27,7 @@ pytest.importorskip("iree.compiler")
 pytest.importorskip("iree.runtime")
 
 import onward.backends.iree as iree_backend
-from onward.backends.iree import cache, compiler, module, session, verify
+from onward.backends.iree import compiler, module, session, verify
 
 # Chosen so that the runs do not part within 200 steps. With seeds 0 and 1, mnist's do, by rounding:
 # with seed 0 at step 112, where PyTorch parts from ONNX Runtime with the same figures; with seed 1 at step 96, where a
@@ -193,7 +193,7 @@ def test_a_wrong_binary_in_the_cache_is_never_used(monkeypatch, tmp_path):
     made = compiler.compile_model(wrong, "wrong", "the mutant", first.session._target, compiler.Limits())
     first.step(batch)
     (file,) = (tmp_path / "iree").iterdir()
-    cache.write(file.name, made.scratch.to_bytes(8, "little") + made.code)
+    compiler.CACHE.write(file.name, made.scratch.to_bytes(8, "little") + made.code)
 
     trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
     before = bytes_of(trainer)

@@ -112,6 +112,18 @@ def test_parts_that_do_not_lie_side_by_side_stay(old: str, new: str) -> None:
     assert sorted(operators) == ["Add", "Pad", "Pad"]
 
 
+def test_parts_that_the_sum_broadcasts_stay() -> None:
+    text = """
+    net (float[1, 5, 1] a, float[4, 1, 1] b) => (float[4, 5, 2] y)
+    <int64[6] first = {0, 0, 0, 0, 0, 1}, int64[6] second = {0, 0, 1, 0, 0, 0}> {
+        p = Pad(a, first)
+        q = Pad(b, second)
+        y = Add(p, q)
+    }"""
+
+    assert not compared(text, JoinPaddedParts(), a=array(1, 5, 1), b=array(4, 1, 1))[0]
+
+
 def test_a_padded_part_with_another_reader_stays() -> None:
     text = PARTS.replace("SUM", "Sum(p, q, r)").replace("=> (float[2, 9] y)", "=> (float[2, 9] y, float[2, 9] z)")
     text = text.replace("    y = Sum", "    z = Neg(p)\n    y = Sum")

@@ -52,7 +52,8 @@ def test_a_layer_counts_the_operations_of_its_products(profiled: Profile) -> Non
     fc2 = next(layer for layer in profiled.layers if layer.name == "fc2")
 
     # Forward, with respect to its input, and with respect to its weights: 2 · batch · 120 · 84 each.
-    assert fc2.operations == 3 * 2 * 8 * 120 * 84
+    # And the gradient of the bias is a product with ones.
+    assert fc2.operations == 3 * 2 * 8 * 120 * 84 + 2 * 8 * 84
 
 
 def test_the_batch_may_be_given() -> None:

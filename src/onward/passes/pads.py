@@ -90,14 +90,18 @@ class JoinPaddedParts(Pass):
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A value with zeros around it on one axis, from `begin` to `end` of `size`."""
+    """A value with zeros around it on one axis, from `begin` to `end` of `size`; `others` are its other sizes."""
 
     data: Value
     axis: int
     begin: int
     end: int
     size: int
-    rank: int
+    others: tuple[int | str, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.others) + 1
 
 
 def _part(value: Value | None) -> _Part | None:
@@ -119,19 +123,22 @@ def _part(value: Value | None) -> _Part | None:
     if len(padded) != 1:
         return None
     axis = int(padded[0])
-    length, before, behind = data.shape[axis], int(pads[axis]), int(pads[axis + rank])
-    if not isinstance(length, int):
+    sizes = shapes.dims(data) or ()
+    length, before, behind = sizes[axis], int(pads[axis]), int(pads[axis + rank])
+    others = tuple(size for k, size in enumerate(sizes) if k != axis and size is not None)
+    if not isinstance(length, int) or len(others) != rank - 1:
         return None
-    return _Part(data, axis, before, before + length, before + length + behind, rank)
+    return _Part(data, axis, before, before + length, before + length + behind, others)
 
 
 def _join(node: ir.Node, op: Builder) -> bool:
     found = [(value, _part(value)) for value in node.inputs]
-    parts = sorted((p for _, p in found if p is not None), key=lambda p: (p.axis, p.size, p.begin))
+    parts = sorted((p for _, p in found if p is not None), key=lambda p: (p.axis, p.size, str(p.others), p.begin))
     runs: list[list[_Part]] = []
     for part in parts:
         last = runs[-1][-1] if runs else None
-        if last is not None and (last.axis, last.size, last.end) == (part.axis, part.size, part.begin):
+        # Parts of other sizes, which the sum would broadcast, do not lie side by side.
+        if last is not None and last.end == part.begin and _around(last) == _around(part):
             runs[-1].append(part)
         else:
             runs.append([part])
@@ -144,6 +151,10 @@ def _join(node: ir.Node, op: Builder) -> bool:
     assert total is not None
     edit.replace_node(node, op, [total])
     return True
+
+
+def _around(part: _Part) -> tuple[object, ...]:
+    return part.axis, part.size, part.others
 
 
 def _concatenated(op: Builder, run: list[_Part]) -> Value:
