@@ -62,6 +62,9 @@ def _in_front(value: Value, order: list[int]) -> tuple[Value, list[int]] | None:
     return (source, [kept.index(axis) for axis in order]) if all(axis in kept for axis in order) else None
 
 
+_GEMM = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+
+
 class TransposeFactors(Pass):
     """Replace the transpose of a product Aᵀ B by the product Bᵀ A.
 
@@ -86,7 +89,10 @@ def _transpose_factors(node: ir.Node, op: Builder) -> bool:
     A = turned.inputs[0]
     if A is None or len(B.shape) != 2 or not _swaps(turned):
         return False
-    edit.replace_node(node, op, [op.MatMul(op.Transpose(B, perm=[1, 0]), A)])
+    if A.dtype in _GEMM:  # not a MatMul: ONNX Runtime fuses that with the Transpose, and runs what it fused last
+        edit.replace_node(node, op, [op.Gemm(B, A, transA=1)])
+    else:
+        edit.replace_node(node, op, [op.MatMul(op.Transpose(B, perm=[1, 0]), A)])
     return True
 
 
