@@ -39,7 +39,7 @@ class Peer:
 
 
 PEERS = {
-    "onward": Peer("onward_program"),
+    "onward": Peer("onward_program", {"fused": True}),
     "onward plain": Peer("onward_program", {"fused": False}),
     "torch eager": Peer("pytorch"),
     "torch fused": Peer("pytorch", {"fused": True}),
