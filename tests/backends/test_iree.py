@@ -340,6 +340,15 @@ def test_a_function_that_iree_lacks_is_named():
     assert "use another backend" in problem.hint
 
 
+def test_an_operator_that_iree_cannot_lower_is_named():
+    said = "error: failed to legalize operation 'torch.aten.cumsum' that was explicitly marked illegal"
+
+    problem = compiler._problem(1, said, "the step graph", compiler.Limits(), "CumSum")
+
+    assert problem.code == "B503"
+    assert "does not compile `CumSum`" in problem.message
+
+
 def test_without_the_extra_one_line_says_how_to_install_it(monkeypatch):
     import importlib.metadata
 

@@ -153,7 +153,7 @@ def _run(command: list[str], place: str, limits: Limits, source: Path) -> None:
     if process.returncode:
         operator = _blamed(said, source)
         where = f"{place}, at the operator `{operator}`" if operator else place
-        raise BackendError(_problem(process.returncode, said, where, limits))
+        raise BackendError(_problem(process.returncode, said, where, limits, operator))
 
 
 def _blamed(said: str, source: Path) -> str:
@@ -176,7 +176,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def _problem(code: int, said: str, place: str, limits: Limits) -> Diagnostic:
+def _problem(code: int, said: str, place: str, limits: Limits, operator: str = "") -> Diagnostic:
     errors = [line.partition("error:")[2].strip() for line in said.splitlines() if "error:" in line]
     if _NO_MEMORY.search(said):
         return Diagnostic(
@@ -207,6 +207,8 @@ def _problem(code: int, said: str, place: str, limits: Limits) -> Diagnostic:
             place=place,
             hint=f"compute it in float32, or {_OTHERWISE}",
         )
+    if "failed to legalize operation" in said and operator:
+        return unsupported([operator], place)
     if code == child.IMPORT_FAILED:
         return Diagnostic(
             B500, f"IREE's importer refuses the graph: {said.strip()[-_SHOWN:]}", place=place, hint=_OTHERWISE

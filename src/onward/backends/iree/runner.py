@@ -13,13 +13,22 @@ from onward.backends.iree.module import Device, Module, to_numpy
 from onward.backends.iree.session import refused
 from onward.backends.iree.static import settle
 from onward.backends.iree.targets import find_target
-from onward.compiler.plain import other_forms, without_training
+from onward.compiler.plain import other_forms, without_denied, without_training
 from onward.compiler.program import PlainGraph
 from onward.errors import BackendError, Diagnostic, OnwardError
 from onward.model import serde
 
 _LIMITS = Limits(seconds=120, gigabytes=4)
-_SCALES = {"Resize": (1, 2), "Upsample": (1,)}  # inputs of floats that a size depends on
+_SIZING = {  # inputs that a size depends on
+    "Resize": (1, 2, 3),
+    "Upsample": (1,),
+    "OneHot": (1,),
+    "Range": (0, 1, 2),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Reshape": (1,),
+    "Tile": (1,),
+}
 
 
 class Runner:
@@ -55,12 +64,12 @@ class Runner:
         given: dict[str, np.ndarray] = {n: np.asarray(v) for n, v in feeds.items()}
         defaults = {t.name for t in model.graph.initializer}
         fed = [v for v in model.graph.input if v.name in given or v.name not in defaults]
-        scales = {n.input[k] for n in model.graph.node for k in _SCALES.get(n.op_type, ()) if k < len(n.input)}
+        sizing = {n.input[k] for n in model.graph.node for k in _SIZING.get(n.op_type, ()) if k < len(n.input)}
         frozen = {
-            v.name for v in fed if (given[v.name].dtype.kind in "iub" or v.name in scales) and given[v.name].ndim <= 1
+            v.name for v in fed if (given[v.name].dtype.kind in "iub" or v.name in sizing) and given[v.name].ndim <= 1
         }
         if len(frozen) == len(fed):  # then they are what it computes with
-            frozen = set()
+            frozen &= sizing
         kept = [v for v in fed if v.name not in frozen]
         initializers = [t for t in model.graph.initializer if t.name not in given]
         initializers += [onnx.numpy_helper.from_array(given[n], n) for n in frozen]
@@ -70,15 +79,23 @@ class Runner:
         for field, values in ((model.graph.initializer, initializers), (model.graph.input, inputs)):
             del field[:]
             field.extend(values)
-        settled = settle(model, "model")
-        problems = refused(PlainGraph("model", serde.from_proto(settled).ir))
-        if problems:
-            raise BackendError(problems)
+        settled = settle(_without_denied(model), "model")
         binary = compile_model(settled, "model", "the model", find_target("iree"), _LIMITS)
         module = Module(binary.code, self._device, "the model")
         kinds = [onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in settled.graph.output]
         results = module([given[v.name] for v in kept])
         return [to_numpy(v, kind) for v, kind in zip(results, kinds, strict=True)]
+
+
+def _without_denied(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model without what IREE is known to get wrong: the same one if there is nothing of it.
+
+    Raises:
+        OnwardError: some of it cannot be written with other operators.
+    """
+    if not refused(PlainGraph("model", serde.from_proto(model).ir)):
+        return model
+    return without_denied(model)
 
 
 def _is_tensor(value: onnx.ValueInfoProto) -> bool:

@@ -14,7 +14,9 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from onward.backends.iree.unroll import unroll
+from onward.backends.iree.hazards import write_out_hazards
+from onward.backends.iree.sized import rewrite_sized
+from onward.backends.iree.unroll import replace_nodes, unroll
 from onward.compiler.program import PlainGraph, Program, TensorSpec
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic
 from onward.model.serde import from_proto
@@ -28,7 +30,7 @@ _WHOLE = frozenset(
     getattr(onnx.TensorProto, name)
     for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL")
 )
-_FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
+_FLOATS = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
 
 
 def static_model(graph: PlainGraph, sizes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
@@ -50,6 +52,7 @@ def settle(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     Raises:
         BackendError: the size of an output depends on data.
     """
+    model = write_out_hazards(model)
     del model.graph.value_info[:]
     for node in model.graph.node:
         if node.op_type == "Constant":
@@ -62,6 +65,9 @@ def settle(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
         if not unroll(model) and not folded:
             break
         del model.graph.value_info[:]
+    if rewrite_sized(model):
+        del model.graph.value_info[:]
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     open_ones = [v.name for v in model.graph.output if _shape(v) is None]
     if open_ones:
         raise BackendError(
@@ -164,47 +170,49 @@ def _fold(model: onnx.ModelProto) -> bool:
     graph = model.graph
     types = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
     known = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if _is_small(t)}
+    nodes: list[onnx.NodeProto] = []
     changed = False
     for node in graph.node:
         if node.op_type == "Constant":
             value = _constant(node)
             if value is not None:
                 known[node.output[0]] = value
+            nodes.append(node)
             continue
-        found = _value(node, known, types, model)
-        if found is None or found.size > _LARGEST:
-            continue
-        name = node.output[0]
-        known[name] = found
-        if found.dtype.kind not in "iub":
-            continue
-        node.CopyFrom(
-            onnx.helper.make_node("Constant", [], [name], name=node.name, value=onnx.numpy_helper.from_array(found))
-        )
-        changed = True
+        found = _values(node, known, types, model)
+        known |= found
+        whole = bool(found) and all(v.dtype.kind in "iub" for v in found.values())
+        changed = changed or whole
+        nodes += [_as_constant(name, value, node.name) for name, value in found.items()] if whole else [node]
+    if changed:
+        replace_nodes(graph, nodes)
     return changed
 
 
-def _value(
+def _as_constant(name: str, value: np.ndarray, label: str) -> onnx.NodeProto:
+    return onnx.helper.make_node("Constant", [], [name], name=label, value=onnx.numpy_helper.from_array(value))
+
+
+def _values(
     node: onnx.NodeProto, known: Mapping[str, np.ndarray], types: Mapping[str, Any], model: onnx.ModelProto
-) -> np.ndarray | None:
-    """Return the whole numbers, or few floats, that a node gives, if they are known."""
-    if node.domain not in ("", "ai.onnx") or len(node.output) != 1:
-        return None
+) -> dict[str, np.ndarray]:
+    """Return the whole numbers, or few floats, that a node gives, by output; nothing if they are not known."""
+    if node.domain not in ("", "ai.onnx"):
+        return {}
     if node.op_type in ("Shape", "Size"):
         shape = _shape(types[node.input[0]]) if node.input[0] in types else None
         if shape is None:
-            return None
-        if node.op_type == "Size":
-            return np.array(int(np.prod(shape)), np.int64)
+            return {}
         given: dict[str, int] = {a.name: a.i for a in node.attribute}
-        return np.array(shape[given.get("start", 0) : given.get("end", len(shape))], np.int64)
-    if not all(name in known for name in node.input if name) or node.output[0] not in types:
-        return None
-    if not _is_small_kind(types[node.output[0]]):
-        return None
+        sizes = shape[given.get("start", 0) : given.get("end", len(shape))]
+        return {node.output[0]: np.array(int(np.prod(shape)) if node.op_type == "Size" else sizes, np.int64)}
+    outputs = [name for name in node.output if name]
+    if not all(name in known for name in node.input if name) or not all(name in types for name in outputs):
+        return {}
+    if not all(_is_small_kind(types[name]) for name in outputs):
+        return {}
     if not node.input or any(a.HasField("g") for a in node.attribute):
-        return None
+        return {}
     names = [name for name in dict.fromkeys(node.input) if name]
     inputs = [
         onnx.helper.make_tensor_value_info(
@@ -213,11 +221,12 @@ def _value(
         for n in names
     ]
     alone = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "node", inputs, [onnx.ValueInfoProto(name=node.output[0])]),
+        onnx.helper.make_graph([node], "node", inputs, [onnx.ValueInfoProto(name=name) for name in outputs]),
         opset_imports=model.opset_import,
     )
-    results: list[Any] = list(ReferenceEvaluator(alone).run(None, {n: known[n] for n in names}))
-    return np.asarray(results[0])
+    results = dict(zip(outputs, ReferenceEvaluator(alone).run(None, {n: known[n] for n in names}), strict=True))
+    arrays = {name: np.asarray(value) for name, value in results.items()}
+    return arrays if all(a.size <= _LARGEST for a in arrays.values()) else {}
 
 
 def _constant(node: onnx.NodeProto) -> np.ndarray | None:

@@ -1,4 +1,6 @@
-"""Scan and Loop of a known length, written out: IREE's importer has no Scan, and not every Loop.
+"""Scan and Loop of a known length, and If with a known condition, written out.
+
+IREE's importer has no Scan, not every Loop, and no If whose branches give other sizes.
 
 The gradients of LSTM, GRU and RNN are a Scan over the steps of the sequence; in core operators, so are they themselves.
 """
@@ -16,9 +18,9 @@ _LONGEST = 512  # steps: the compiler takes a time that grows with the number of
 
 
 def unroll(model: onnx.ModelProto) -> bool:
-    """Write out each Scan and Loop of `model` whose number of steps is known, in place; return whether there was one.
+    """Write out each Scan, Loop and If of `model` whose course is known, in place; return whether there was one.
 
-    A longer one stays as it is, so that the compiler names it.
+    A Loop that is too long stays as it is, so that the compiler names it.
     """
     graph = model.graph
     sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.input, *graph.value_info)}
@@ -32,17 +34,24 @@ def unroll(model: onnx.ModelProto) -> bool:
             written = _scan(node, f"scan{index}", sizes)
         elif not node.domain and node.op_type == "Loop":
             written = _loop(node, f"loop{index}", known)
+        elif not node.domain and node.op_type == "If":
+            written = _branch(node, f"if{index}", known)
         nodes += [node] if written is None else written
         changed = changed or written is not None
     if changed:
-        kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-        del graph.node[:]
-        graph.node.extend(kept)
+        replace_nodes(graph, nodes)
     return changed
 
 
+def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Give a graph other nodes, some of which may be its own."""
+    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
 class _Writer:
-    """Writes the body of one Scan or Loop again and again."""
+    """Writes the body of one Scan or Loop again and again, or a branch of an If once."""
 
     def __init__(self, name: str, body: onnx.GraphProto) -> None:
         self.name, self.body = name, body
@@ -132,6 +141,17 @@ def _loop(node: onnx.NodeProto, name: str, known: Mapping[str, onnx.TensorProto]
     writer.finish(state, node.output[: len(start)])
     for number, (row, output) in enumerate(zip(rows, node.output[len(start) :], strict=True)):
         writer.stack(number, row, output)
+    return writer.made
+
+
+def _branch(node: onnx.NodeProto, name: str, known: Mapping[str, onnx.TensorProto]) -> list[onnx.NodeProto] | None:
+    """Write out the branch that an If with a known condition takes."""
+    condition = known.get(node.input[0])
+    if condition is None:
+        return None
+    taken = "then_branch" if _is_true(condition) else "else_branch"
+    writer = _Writer(name, helper.get_node_attr_value(node, taken))
+    writer.finish(writer.step(0, []), node.output)
     return writer.made
 
 
