@@ -132,6 +132,16 @@ def train(runner: Command, program: Path, data: list[dict[str, np.ndarray]], out
     return [float(line) for line in call([*runner, program, out / "batches.safetensors", out, *state]).split()]
 
 
+def test_the_readme_of_a_program_carries_exactly_these_files(tmp_path: Path) -> None:
+    one_entry()[0].save(tmp_path / "program")
+    text = (tmp_path / "program" / "README.md").read_text(encoding="utf-8")
+
+    files = sorted(RUNNERS.iterdir())
+
+    assert len(files) == len(BUILDS)
+    assert [f.name for f in files if f.read_text(encoding="utf-8").rstrip() not in text] == []
+
+
 @pytest.mark.parametrize("make", [one_entry, two_entries])
 def test_the_losses_are_those_of_python(runner: Command, make, tmp_path: Path) -> None:
     program, data = make()

@@ -1,5 +1,6 @@
 // Uses sites as a person does, in Chromium by playwright-core, and prints what happened as JSON.
 // Reads {chromium, modules, site, plain, table, out, picture, csv} as JSON from its first argument: addresses and files.
+import { readdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import path from "node:path";
 import { measure, trainAndDraw } from "./frames.mjs";
@@ -19,7 +20,7 @@ async function open(address, { context = {}, prepare = async () => {}, ready = t
 }
 const isReady = (page) => page.waitForFunction(() => document.documentElement.dataset.ready === "yes", null, { timeout: 120000 });
 const text = (page, id) => page.textContent(`#${id}`);
-const problem = async (page) => ((await page.isVisible("#problem")) ? (await page.textContent("#problem p")) : "");
+const problem = async (page) => ((await page.isVisible("#problem")) ? page.$eval("#problem p", (p) => Array.from(p.childNodes, (n) => (n.nodeName === "CODE" ? `\`${n.textContent}\`` : n.textContent)).join("")) : "");
 const idle = (page) => page.waitForFunction(() => document.getElementById("train").textContent === "Train" && /^Trained/.test(document.getElementById("status").textContent), null, { timeout: 120000 });
 const steps = async (page) => Number(await text(page, "step"));
 const until = (page, words) => page.waitForFunction((w) => document.getElementById("status").textContent.includes(w), words, { timeout: 120000 });
@@ -35,6 +36,20 @@ async function download(page, button, name) {
   const [file] = await Promise.all([page.waitForEvent("download"), page.click(button)]);
   await file.saveAs(path.join(job.out, name));
   return file.suggestedFilename();
+}
+/** Train without an end, and return once more steps than `least` are stored: how many are. */
+async function trainOn(page, least) {
+  await page.fill("#steps", "100000");
+  await page.click("#train");
+  await page.waitForFunction((n) => Number(document.getElementById("facts").dataset.kept) > n, least, { timeout: 120000 });
+  return page.evaluate(() => Number(document.getElementById("facts").dataset.kept));
+}
+/** End the browser with this profile as a failure of power would: no process of it may do anything more. */
+function kill(profile) {
+  const words = (id) => { try { return readFileSync(`/proc/${id}/cmdline`, "utf8").split("\0"); } catch { return []; } }; // it may have ended
+  const main = readdirSync("/proc").filter((id) => /^\d+$/.test(id) && words(id).includes(`--user-data-dir=${profile}`) && !words(id).some((w) => w.startsWith("--type=")));
+  if (main.length !== 1) throw new Error(`${main.length} browsers have the profile ${profile}`);
+  process.kill(Number(main[0]), "SIGKILL");
 }
 /** Return what the browser remembers, without the weights. */
 const memory = (page) => page.evaluate(async () => {
@@ -93,10 +108,7 @@ const parts = {
     await isReady(page);
     said.reloaded = { status: await text(page, "status"), steps: await steps(page), samples: await text(page, "count") };
     await download(page, "#export", "reloaded.onnx");
-    await page.fill("#steps", "100000");
-    await page.click("#train");
-    await page.waitForFunction(() => Number(document.getElementById("facts").dataset.kept) > 30, null, { timeout: 120000 });
-    said.kept = await page.evaluate(() => Number(document.getElementById("facts").dataset.kept));
+    said.kept = await trainOn(page, 30);
     await page.reload(); // in the middle of the training
     await isReady(page);
     said.interrupted = await steps(page);
@@ -114,6 +126,53 @@ const parts = {
     await page.click("#sure [value=yes]");
     await page.waitForFunction(() => performance.getEntriesByType("navigation")[0].type === "reload" && document.documentElement.dataset.ready === "yes" && document.getElementById("status").textContent === "Ready.", null, { timeout: 120000 });
     said.forgotten = { steps: await steps(page), memory: await memory(page) };
+    await page.context().close();
+    return said;
+  },
+  /** A tab that is closed while it trains, then a browser that is killed while it trains; and the same steps undisturbed. */
+  async closed() {
+    const profile = path.join(job.out, "closed"), start = () => chromium.launchPersistentContext(profile, options), said = {};
+    const again = async (context) => {
+      const page = await context.newPage();
+      page.setDefaultTimeout(120000);
+      await page.goto(job.site);
+      await isReady(page);
+      return { page, found: { steps: await steps(page), status: await text(page, "status") } };
+    };
+    let context = await start();
+    const { page: first } = await again(context);
+    const closed = await trainOn(first, 0);
+    await first.close();
+    const { page: second, found } = await again(context);
+    said.closed = { kept: closed, ...found };
+    await download(second, "#save", "closed.safetensors");
+    const killed = await trainOn(second, found.steps), ended = new Promise((done) => context.once("close", done));
+    kill(profile);
+    await ended;
+    context = await start();
+    const { page: third, found: later } = await again(context);
+    said.killed = { kept: killed, ...later };
+    await download(third, "#save", "killed.safetensors");
+    await context.close();
+    const page = await open(job.site);
+    for (const [name, count] of [["closed", found.steps], ["killed", later.steps - found.steps]]) {
+      await page.fill("#steps", String(count));
+      await page.click("#train");
+      await idle(page);
+      await download(page, "#save", `${name}-undisturbed.safetensors`);
+    }
+    await page.context().close();
+    return said;
+  },
+  /** Train is clicked while the first test runs: both come to their end, and only after that test comes the service worker. */
+  async hasty() {
+    const click = () => new MutationObserver((_, observer) => {
+      if (document.documentElement.dataset.ready === "yes") { observer.disconnect(); document.getElementById("steps").value = "20"; document.getElementById("train").click(); }
+    }).observe(document, { attributes: true, subtree: true });
+    const page = await open(job.site, { prepare: (p) => p.addInitScript(click) });
+    await idle(page);
+    await page.evaluate(() => navigator.serviceWorker.ready.then(() => {}));
+    const said = { steps: await steps(page), score: await text(page, "accuracy") };
     await page.context().close();
     return said;
   },
@@ -139,7 +198,7 @@ const parts = {
     said.nameless = nodes.filter((n) => !n.ignored && is(n, "focusable") && n.role.value !== "RootWebArea" && !n.name?.value).map((n) => n.role.value);
     said.names = nodes.filter((n) => !n.ignored && is(n, "focusable")).map((n) => n.name?.value);
     await page.setViewportSize({ width: 420, height: 740 });
-    said.phone = await page.evaluate(() => { scrollTo(0, 0); const at = (id) => document.getElementById(id).getBoundingClientRect(); return { wide: document.documentElement.scrollWidth, pad: at("pad").bottom, classes: [at("classes").top, at("classes").bottom] }; });
+    said.phone = await page.evaluate(() => { scrollTo(0, 0); const at = (id) => document.getElementById(id).getBoundingClientRect(); return { wide: document.documentElement.scrollWidth, pad: at("pad").bottom, guess: at("guess").bottom, classes: [at("classes").top, at("classes").bottom] }; });
     await page.context().close();
     return said;
   },

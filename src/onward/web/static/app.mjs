@@ -9,6 +9,8 @@ const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 1
 const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((e) => [e.id, e]));
 const problem = (text) => window.sayProblem(text);
 const say = (text) => { if (page.status.textContent !== text) page.status.textContent = text; };
+/** Return numbers of things as words, without those of which there is none: "30 steps and 1 sample". */
+const counted = (things) => Object.entries(things).filter(([, n]) => n).map(([name, n]) => `${n} ${name}${n === 1 ? "" : "s"}`).join(" and ");
 let site, worker, pad, form, field, samples = [], losses = [], first = 0, lastScore = null, training = false, saidAt = 0;
 
 page.problem.lastElementChild.onclick = () => { page.problem.hidden = true; };
@@ -266,7 +268,7 @@ function connect() {
     page.restore.value = "";
     try { show(await ask("restore", { bytes: new Uint8Array(await file.arrayBuffer()) })); say(`Restored ${file.name}.`); look(); } catch (error) { problem(`\`${file.name}\` was not restored, and nothing has changed: ${error.message}`); }
   };
-  page.forget.onclick = () => { page["sure-words"].textContent = `Delete the weights and the ${samples.length} samples from this browser? They cannot be brought back.`; page.sure.showModal(); };
+  page.forget.onclick = () => { page["sure-words"].textContent = `Delete the weights${samples.length ? ` and ${counted({ sample: samples.length })}` : ""} from this browser? They cannot be brought back.`; page.sure.showModal(); };
   page.sure.onclose = async () => { if (page.sure.returnValue === "yes") { await ask("forget"); location.reload(); } };
   page.sure.querySelector("[value=yes]").textContent = "Forget me";
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
@@ -348,7 +350,8 @@ async function begin() {
   showSamples();
   const size = state.manifest.state.tensors.filter((t) => t.trained).reduce((n, t) => n + t.shape.reduce((a, b) => a * b, 1), 0);
   page.facts.textContent = [`${size.toLocaleString("en")} weights`, `onnxruntime-web ${site.runtime.version}, ${state.threads} ${state.threads === 1 ? "thread" : "threads"}`, state.checked ? "self-test passed" : "", site.examples ? `${site.examples.train + site.examples.test} examples came with the page` : ""].filter(Boolean).join(" · ");
-  say(state.steps ? `Welcome back: ${state.steps} steps and ${samples.length} samples are remembered.` : "Ready.");
+  const kept = counted({ step: state.steps, sample: samples.length });
+  say(kept ? `Welcome back: this browser remembers ${kept}.` : "Ready.");
   state.notes.forEach(problem);
   document.documentElement.dataset.ready = "yes";
   showScore(await ask("score"));

@@ -4,7 +4,9 @@ window.sayProblem = function (text) {
   var box = document.getElementById("problem");
   if (!box) return document.addEventListener("DOMContentLoaded", function () { window.sayProblem(text); });
   box.hidden = false;
-  box.firstElementChild.textContent = text;
+  box.firstElementChild.replaceChildren(...text.split("`").map(function (part, at) { // what is between two backticks is a name
+    return at % 2 ? Object.assign(document.createElement("code"), { textContent: part }) : part;
+  }));
 };
 window.addEventListener("error", function (event) {
   var of = event.target;

@@ -8,8 +8,9 @@ const here = new URL(".", import.meta.url);
 let site, trainer, store, samples = [], examples = { train: [], test: [] }, losses = [], original, before = null, left = 0, running = null;
 
 const tell = (event, value) => postMessage({ event, value });
-const { port1, port2 } = new MessageChannel();
-const breath = () => new Promise((done) => { port1.onmessage = done; port2.postMessage(0); }); // lets messages in
+const { port1, port2 } = new MessageChannel(), breathing = [];
+port1.onmessage = () => breathing.shift()(); // one for each message: a training and a test may wait at the same time
+const breath = () => new Promise((done) => { breathing.push(done); port2.postMessage(0); }); // lets messages in
 
 // --- loading
 
