@@ -29,6 +29,7 @@ from onward.passes.portable.deny_list import denied, entries
 from onward.passes.portable.rewrites import _REWRITES
 from onward.testing.models import one_node_model
 from rules.test_gradients import test_gradient_agrees_with_torch as agrees_with_torch
+from whole import WHOLE
 
 # The rules that ask for the profile, and the operators of which the list names a form.
 OPERATORS = {"Conv", "ConvTranspose", "MaxPool"}
@@ -55,12 +56,16 @@ def both(case: Case, *, dynamic: bool = False, dtype: Any = None) -> tuple[onnx.
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["known", "unknown"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", list(all_cases()) if WHOLE else CASES, ids=str)
 def test_a_portable_gradient_is_the_default_one(case: Case, dynamic: bool) -> None:
     """The default one agrees with finite differences and with PyTorch (tests/rules/test_gradients.py)."""
+    if dynamic and case.symbolic:
+        pytest.skip(case.symbolic)
     default, portable, feeds = both(case, dynamic=dynamic)
 
     assert not found_in(portable)
+    if portable == default:
+        return  # nothing of this operator has another form
     expected, actual = Evaluator(default).run(feeds), Evaluator(portable).run(feeds)
     for name in (n for n in expected if n.startswith("grad/")):
         np.testing.assert_allclose(actual[name], expected[name], rtol=1e-9, atol=1e-11, err_msg=name)
@@ -236,6 +241,33 @@ def test_both_profiles_train_alike(name: str) -> None:
     assert losses[-1, 0] != losses[0, 0]
     for key, value in first.get_state().items():
         np.testing.assert_allclose(second.get_state()[key], value, rtol=1e-3, atol=1e-4, err_msg=key)
+
+
+# What computes with numbers; the others move them, or read them as sizes and places.
+ARITHMETIC = {
+    *("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Sum", "MatMul", "Greater", "Less", "Equal", "Where"),
+    *("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift", "Range", "CumSum", "ReduceSum", "ReduceMax", "ArgMax"),
+}
+
+
+@pytest.mark.parametrize("name", [*SAMPLES, *NETWORKS])
+def test_int64_is_computed_only_on_sizes_counters_and_labels(name: str) -> None:
+    program = onward.compile(trainable(name), profile="portable")
+    step = onnx.shape_inference.infer_shapes(program.step, data_prop=True)
+    types = {v.name: v.type.tensor_type for v in (*step.graph.value_info, *step.graph.input, *step.graph.output)}
+    labels = {t.name for t in program.targets}
+
+    large = [
+        f"{node.op_type} of {value}"
+        for node in step.graph.node
+        if node.op_type in ARITHMETIC
+        for value in (*node.input, *node.output)
+        if value not in labels and value in types and types[value].elem_type == onnx.TensorProto.INT64
+        if len(types[value].shape.dim) > 1 or any(d.dim_param or d.dim_value > 8 for d in types[value].shape.dim)
+    ]
+
+    assert len(types) > len(step.graph.input) + len(step.graph.output)  # the shapes are known
+    assert large == []
 
 
 @pytest.mark.parametrize("name", ZOO)

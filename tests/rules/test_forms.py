@@ -20,7 +20,7 @@ from onward.testing import one_node_model
 from rules.test_gradients import OLD_FAULTS
 from rules.test_gradients import test_gradient_agrees_with_torch as agrees_with_torch
 
-COLUMNS = {"image-sum", "conv-sum", "conv-flat", "slices-sum", "slices-flat", "taps", "sums", "textbook"}
+COLUMNS = {"image-sum", "conv-sum", "conv-flat", "slices-sum", "slices-flat", "lines", "taps", "sums", "textbook"}
 FORMS = {
     "Conv dX": {"transpose", "flipped", "product"},
     "Conv dW": COLUMNS | {"image-flat"},

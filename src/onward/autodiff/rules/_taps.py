@@ -167,14 +167,23 @@ def to_the_first(rule: Rule, line: Line, data: Value, best: Value, dbest: Value,
 
 def columns(rule: Rule, win: Window, X: Value, Y: Value) -> Value:
     """Return the elements of X under each tap of the kernel of a Conv from X to Y: [N, C, kernel ..., windows ...]."""
-    op, data = rule.op, X
-    for inserted, line in enumerate(reversed(lines(rule, win, X, Y))):
+    return _stacked(rule, list(columns_by_line(rule, win, X, Y)))
+
+
+def columns_by_line(rule: Rule, win: Window, X: Value, Y: Value) -> Iterator[Value]:
+    """Yield `columns` for each tap of the kernel's first axis: [N, C, kernel on the other axes ..., windows ...]."""
+    (first, *rest), data = lines(rule, win, X, Y), X
+    for inserted, line in enumerate(reversed(rest)):
         here = line.at(line.axis + inserted, line.rank + inserted)
-        if here.trivial:
-            data = op.Unsqueeze(data, [2])
-        else:
-            data = op.Concat(*(op.Unsqueeze(tap, [2]) for tap in taps(rule, here, data)), axis=2)
-    return data
+        data = _stacked(rule, [data] if here.trivial else list(taps(rule, here, data)))
+    here = first.at(first.axis + len(rest), first.rank + len(rest))
+    yield from [data] if here.trivial else taps(rule, here, data)
+
+
+def _stacked(rule: Rule, parts: Sequence[Value]) -> Value:
+    """Return the parts side by side on a new axis, behind the channels."""
+    thin = [rule.op.Unsqueeze(part, [2]) for part in parts]
+    return thin[0] if len(thin) == 1 else rule.op.Concat(*thin, axis=2)
 
 
 def sums(rule: Rule, win: Window, X: Value, dY: Value, Y: Value) -> Value:

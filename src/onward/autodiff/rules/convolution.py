@@ -259,6 +259,8 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
         forms[f"{name}-sum"] = product(columns, False)
         if can_flatten:
             forms[f"{name}-flat"] = product(columns, True)
+    if "slices" in sources and win.rank > 1:
+        forms["lines"] = lambda: _by_line(rule, win, X, dY, Y, like)
     if size > 1 and known and inputs is not None:
         forms["taps"] = lambda: _by_tap(rule, win, X, dY, Y, like)
     depthwise = win.group > 1 and size > 1 and inputs == 1 and outputs == win.group
@@ -271,6 +273,8 @@ def correlate(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Valu
         usual = "taps"
     elif "image" in sources:
         usual = f"image-{shape}"
+    elif rule.portable and shape == "sum" and "lines" in forms:
+        usual = "lines"
     else:
         usual = f"{'slices' if rule.portable else 'conv'}-{shape}"
     return rule.choose("W", forms, usual)
@@ -280,30 +284,58 @@ def _product(
     rule: Rule, win: Window, columns: Value, folded: bool, dY: Value, Y: Value, like: Value, *, flat: bool
 ) -> Value:
     """Return dY times the columns of X: one product over batch and image if `flat`, else the sum over the samples."""
-    op, size = rule.op, int(np.prod([k for k in win.kernel if k is not None]))
+    if not flat:
+        return rule.reshape_like(_summed(rule, win, [columns], dY, Y, like)[0], like)
+    op, outputs = rule.op, rule.known_dim(like, 0)
+    rows, image, batch = _sizes(rule, win, Y, like, parts=1)
+    assert isinstance(image, int)
+    assert outputs is not None
+    whole = image * batch if isinstance(batch, int) and batch >= 0 else -1
+    places = win.axes.tolist()
+    left = op.Reshape(op.Transpose(dY, perm=[1, 0, *places]), [outputs, whole])
+    if folded:
+        columns, places = reshape(rule, columns, [batch, rows, image]), [2]
+    right = op.Reshape(op.Transpose(columns, perm=[0, *places, 1]), reshape_target(rule, [whole, rows]))
+    return rule.reshape_like(op.MatMul(left, right), like)
+
+
+def _by_line(rule: Rule, win: Window, X: Value, dY: Value, Y: Value, like: Value) -> Value:
+    """Return the gradient of the kernel as one product for each tap of its first axis.
+
+    The columns of all taps together are never made: that copy is the largest, and ONNX Runtime makes it on one thread.
+    """
+    parts = list(_taps.columns_by_line(rule, win, X, Y))
+    size = int(np.prod([k for k in win.kernel[1:] if k is not None]))
+    target = [extent(rule, like, 0), extent(rule, like, 1), 1, size]
+    products = [reshape(rule, p, target) for p in _summed(rule, win, parts, dY, Y, like)]
+    return rule.reshape_like(products[0] if len(products) == 1 else rule.op.Concat(*products, axis=2), like)
+
+
+def _summed(rule: Rule, win: Window, parts: Sequence[Value], dY: Value, Y: Value, like: Value) -> list[Value]:
+    """Return dY times each of the parts into which the columns of X are divided, summed over the samples."""
+    op, outputs = rule.op, rule.known_dim(like, 0)
+    rows, image, batch = _sizes(rule, win, Y, like, parts=len(parts))
+    height = outputs // win.group if outputs is not None else op.Div(rule.dim_of(like, 0), [win.group])
+    groups, swap = ([], [0, 2, 1]) if win.group == 1 else ([win.group], [0, 1, 3, 2])
+    left, found = reshape(rule, dY, [batch, *groups, height, image]), []
+    for part in parts:
+        right = reshape(rule, part, [batch, *groups, rows, image])
+        product = op.MatMul(left, op.Transpose(right, perm=swap))
+        found.append(product if batch == 1 else op.ReduceSum(product, [0], keepdims=0))
+    return found
+
+
+def _sizes(
+    rule: Rule, win: Window, Y: Value, like: Value, *, parts: int
+) -> tuple[int | Value, int | Value, int | Value]:
+    """Return the rows of one of so many parts of the columns, the size of the image, and that of the batch."""
+    size = int(np.prod([k for k in win.kernel if k is not None])) // parts
     outputs, inputs = rule.known_dim(like, 0), rule.known_dim(like, 1)
     image, batch = image_size(rule, win, Y), extent(rule, Y, 0)
-    rows = inputs * size if inputs is not None else op.Mul(rule.dim_of(like, 1), [size])
-    height = outputs // win.group if outputs is not None else op.Div(rule.dim_of(like, 0), [win.group])
-    if all(isinstance(n, int) for n in (image, rows, height)) and not isinstance(batch, int):
+    rows = inputs * size if inputs is not None else rule.op.Mul(rule.dim_of(like, 1), [size])
+    if isinstance(image, int) and isinstance(rows, int) and outputs is not None and not isinstance(batch, int):
         batch = -1  # only the batch is unknown: Reshape finds it without a Shape
-    if flat:
-        assert isinstance(image, int)
-        assert outputs is not None
-        whole = image * batch if isinstance(batch, int) and batch >= 0 else -1
-        places = win.axes.tolist()
-        left = op.Reshape(op.Transpose(dY, perm=[1, 0, *places]), [outputs, whole])
-        if folded:
-            columns, places = reshape(rule, columns, [batch, rows, image]), [2]
-        right = op.Reshape(op.Transpose(columns, perm=[0, *places, 1]), reshape_target(rule, [whole, rows]))
-        return rule.reshape_like(op.MatMul(left, right), like)
-    groups, swap = ([], [0, 2, 1]) if win.group == 1 else ([win.group], [0, 1, 3, 2])
-    left = reshape(rule, dY, [batch, *groups, height, image])
-    right = reshape(rule, columns, [batch, *groups, rows, image])
-    product = op.MatMul(left, op.Transpose(right, perm=swap))
-    if batch != 1:
-        product = op.ReduceSum(product, [0], keepdims=0)
-    return rule.reshape_like(product, like)
+    return rows, image, batch
 
 
 def _columns(rule: Rule, win: Window, X: Value, channels: int | None, size: int) -> tuple[Value, bool]:
