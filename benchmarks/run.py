@@ -69,7 +69,7 @@ class Worker:
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env={**environment(), "TORCHINDUCTOR_CACHE_DIR": self._cache.name},
+                env={**environment(), "TORCHINDUCTOR_CACHE_DIR": self._cache.name, "ONWARD_CACHE": self._cache.name},
             )  # fmt: skip
         self.first = self._read(START_LIMIT)
         self._pause()

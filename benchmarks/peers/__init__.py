@@ -40,7 +40,7 @@ class Peer:
 
 PEERS = {
     "onward": Peer("onward_program", {"fused": True}),
-    "onward plain": Peer("onward_program", {"fused": False}),
+    "onward plain": Peer("onward_program", {"fused": False, "native": False}),
     "torch eager": Peer("pytorch"),
     "torch fused": Peer("pytorch", {"fused": True}),
     "torch tuned": Peer("pytorch", {"fused": True, "tuned": True}, warm=8),

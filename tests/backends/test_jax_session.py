@@ -81,8 +81,10 @@ def trained(model: Any, features: tuple[int, ...], backend: str, dtype: type = n
     return losses, trainer.session.get_state()
 
 
-def assert_equal(found: tuple[list[float], Any], wanted: tuple[list[float], Any], rtol: float) -> None:
-    np.testing.assert_allclose(found[0], wanted[0], rtol=rtol)
+def assert_equal(
+    found: tuple[list[float], Any], wanted: tuple[list[float], Any], rtol: float, *, losses: float | None = None
+) -> None:
+    np.testing.assert_allclose(found[0], wanted[0], rtol=losses or rtol)
     assert found[1].keys() == wanted[1].keys()
     for name, value in wanted[1].items():
         assert found[1][name].dtype == value.dtype
@@ -104,7 +106,8 @@ def test_fifty_steps_on_changing_batches_equal_onnx_runtime(name: str) -> None:
 
     found = trained(model, features, "jax")
 
-    assert_equal(found, trained(model, features, "onnxruntime"), 1e-5)
+    # Against float64, the state of the CNN is off by 1.1e-5 on JAX and by 4.4e-6 on ONNX Runtime after fifty steps.
+    assert_equal(found, trained(model, features, "onnxruntime"), 2e-5, losses=1e-6)
 
 
 @pytest.mark.parametrize("name", sample(["mlp", "cnn", "lstm"], ["lstm"]))

@@ -13,7 +13,7 @@ import pytest
 
 import onward
 from onward.backends.onnxruntime import session as backend
-from onward.backends.onnxruntime.order import sort_for_memory
+from onward.backends.onnxruntime.order import put_ends_first, sort_for_memory
 from onward.graph.walk import is_sorted
 from onward.train import Trainer
 
@@ -75,7 +75,7 @@ def test_the_gradients_of_outputs_do_not_wait_for_those_of_weights(
         with monkeypatch.context() as patch:
             if kind == "built":
                 patch.setattr(backend, "sort_for_memory", lambda graph: None)
-            session = backend.OnnxRuntimeSession(program, fused=fused)
+            session = backend.OnnxRuntimeSession(program, fused=fused, native=False)
             session.step(batch)
         (step,) = session._steps.values()
         model = ir.serde.serialize_model(step.model)
@@ -125,3 +125,96 @@ def test_a_sorted_graph_is_still_in_order_and_has_the_same_nodes() -> None:
     assert {node.op_type for node in model.graph} == before
     assert is_sorted(model.graph)
     onnx.checker.check_model(ir.serde.serialize_model(model))
+
+
+def waiting(nodes: list[onnx.NodeProto]) -> int:
+    """Return how many nodes wait at most, if of the nodes whose makers are done the first one in the list is next."""
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output}
+    missing = [{maker[x] for x in node.input if x in maker} for node in nodes]
+    readers: dict[int, list[int]] = {}
+    for i, makers in enumerate(missing):
+        for m in makers:
+            readers.setdefault(m, []).append(i)
+    ready = [i for i, makers in enumerate(missing) if not makers]
+    most = 0
+    while ready:
+        node = min(ready)
+        ready.remove(node)
+        for reader in readers.get(node, ()):
+            missing[reader].discard(node)
+            if not missing[reader]:
+                ready.append(reader)
+                most = max(most, len(ready))
+    return most
+
+
+def many_ends(count: int) -> ir.Model:
+    """Return a chain of `count` nodes, each of which also leads to an output of its own."""
+    body = "".join(f"h{i + 1} = Sin(h{i}) y{i} = Exp(h{i + 1})\n" for i in range(count))
+    outputs = ", ".join(f"float[N] y{i}" for i in range(count))
+    text = f'<ir_version: 8, opset_import: ["" : 18]> net (float[N] h0) => ({outputs}) {{ {body} }}'
+    model: ir.Model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    for index, node in enumerate(model.graph):
+        node.name = f"{node.op_type}_{index}"
+    sort_for_memory(model.graph)
+    return model
+
+
+@pytest.mark.parametrize("count", [20, 40])
+def test_few_nodes_wait_when_onnxruntime_sorts_a_step_with_many_results(count: int) -> None:
+    model = many_ends(count)
+    before = ir.serde.serialize_model(model)
+    after = ir.serde.serialize_model(model)
+
+    put_ends_first(after.graph, model.graph)
+
+    assert waiting(list(before.graph.node)) >= count
+    assert waiting(list(after.graph.node)) <= 2
+
+
+def test_nodes_that_nothing_reads_come_first_and_the_order_of_execution_stays(tmp_path: Path) -> None:
+    model = many_ends(12)
+    before = ir.serde.serialize_model(model)
+    after = ir.serde.serialize_model(model)
+    batch = {"h0": np.ones(3, np.float32)}
+
+    put_ends_first(after.graph, model.graph)
+
+    assert [n.op_type for n in after.graph.node] == ["Exp"] * 12 + ["Sin"] * 12
+    assert executed(after, batch, tmp_path) == executed(before, batch, tmp_path)
+
+
+def test_onnxruntime_runs_a_choice_that_comes_before_what_its_branches_read() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18]> net (float[N] x, bool p) => (float[N] y, float[N] z) {
+        a = Exp(x)
+        z = Neg(a)
+        b = Sin(a)
+        y = If(p) <
+            then_branch = t () => (float[N] u) { u = Add(a, b) },
+            else_branch = f () => (float[N] v) { v = Identity(b) }
+        >
+    }"""
+    model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+
+    session = backend._load(model, onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
+
+    x = np.array([0.5, 2.0], np.float32)
+    y, z = session.run(None, {"x": x, "p": np.array(True)})
+    np.testing.assert_allclose(y, np.exp(x) + np.sin(np.exp(x)), rtol=1e-6)
+    np.testing.assert_allclose(z, -np.exp(x), rtol=1e-6)
+
+
+def test_rewriting_a_step_looks_at_its_outputs_as_often_for_few_layers_as_for_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = onward.compile(onward.make_trainable(network(), loss="mse", optimizer=onward.SGD(0.1)))
+    calls = []
+    remove = ir.Graph.remove
+    monkeypatch.setattr(
+        ir.Graph, "remove", lambda graph, *args, **keys: calls.append(1) or remove(graph, *args, **keys)
+    )
+
+    model = backend._rewritten(program.entries["train"].step, 1)
+
+    assert sum(n.op_type == "Expand" for n in model.graph) >= LAYERS  # one bias of each layer was rewritten
+    assert len(calls) < LAYERS

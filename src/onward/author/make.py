@@ -46,6 +46,7 @@ from onward.model.training_model import FLOAT_TYPES, TrainingEntry, TrainingMode
 from onward.optimizers import Optimizer, by_name
 from onward.optimizers.base import FunctionLibrary
 from onward.optimizers.emit import by_depth, emit_update
+from onward.passes.base import collector_paused
 from onward.runtime import ask
 from onward.surgery.batch_norm import Calibration, recover_batch_norm
 from onward.surgery.class_list import Classes
@@ -68,6 +69,7 @@ _NOT_IN_GRADIENT = frozenset(
 BATCH_NORM = ("train", "freeze", "always", "recover")
 
 
+@collector_paused()
 def make_trainable(
     model: serde.Source,
     *,

@@ -20,8 +20,8 @@ from onward.errors import A101, ArgumentError, Diagnostic, OnwardError
 if TYPE_CHECKING:
     from onward.backends.base import Session
 
-# No operator, no element type, no gradient: what a backend says it does not have.
-_ABSENT = frozenset({"B300", "B302", "B503", "D201", "D202", "D203"})
+# No operator, no element type, no sizes that depend on data, no gradient: what a backend says it does not have.
+_ABSENT = frozenset({"B300", "B302", "B503", "B504", "D201", "D202", "D203"})
 # What a runtime says where it has no kernel for an operator or an element type.
 _FAILED = frozenset({"B200", "B201", "B301", "B500"})
 _NO_KERNEL = re.compile(

@@ -51,6 +51,14 @@ def compile_command(
             show_default=False,
         ),
     ] = [],  # noqa: B006  # typer copies it
+    store: Annotated[
+        str | None,
+        Option(
+            metavar="float16|bfloat16",
+            help="Keep what waits for the backward pass in 16 bits: less memory, approximate gradients.",
+            show_default=False,
+        ),
+    ] = None,
     self_test: Annotated[
         Path | None,
         Option("--self-test", metavar="FILE", help="Data for the self-test (default: made up).", show_default=False),
@@ -91,7 +99,7 @@ def compile_command(
         list[str],
         Option(
             metavar="NAME=N",
-            help="A free size of the inputs (--target, --tune, --recompute).",
+            help="A free size of the inputs (--target, --tune, --recompute, --store).",
             show_default=False,
             rich_help_panel="Native and tuning",
         ),
@@ -121,7 +129,7 @@ def compile_command(
         onward compile net.train.onnx --target iree:cpu --batch 32 -o native/
     """
     from onward.cli.console import print_diagnostics, stderr_console, stdout_console
-    from onward.cli.options import recompute_options
+    from onward.cli.options import memory_options
     from onward.compiler.compile import compile_model
     from onward.errors import A101, ArgumentError, Diagnostic, counted
 
@@ -137,8 +145,8 @@ def compile_command(
         chosen = {"seed": seed, "core": core, "target_opset": target_opset, "target_ir": target_ir}
         given = None if self_test is None else functools.partial(_batch, self_test)
         wanted = NativeOptions(target, batch, size, int32, runner, seconds, gigabytes, given)
-        if output is None or explain or split or no_self_test or tune or recompute:
-            others = "--explain, --split, --no-self-test, --tune nor --recompute"
+        if output is None or explain or split or no_self_test or tune or recompute or store:
+            others = "--explain, --split, --no-self-test, --tune, --recompute nor --store"
             raise ArgumentError(Diagnostic(A101, f"--target needs -o DIR, and goes with neither {others}"))
         compile_native(file, output, chosen, wanted)
         return
@@ -146,8 +154,8 @@ def compile_command(
         raise ArgumentError(Diagnostic(A101, "--int32 and --runner belong to --target"))
     if (batch is not None or threads is not None) and not tune:
         raise ArgumentError(Diagnostic(A101, "--batch belongs to --target or --tune, --threads to --tune"))
-    if size and not tune and not recompute:
-        raise ArgumentError(Diagnostic(A101, "--size belongs to --target, --tune or --recompute"))
+    if size and not (tune or recompute or store):
+        raise ArgumentError(Diagnostic(A101, "--size belongs to --target, --tune, --recompute or --store"))
     tuner = None
     if tune:
         from onward.cli.options import read_size
@@ -163,7 +171,7 @@ def compile_command(
         split=split,
         core=core,
         profile=profile,
-        **recompute_options(recompute, size),
+        **memory_options(recompute, store, size),
         tune=tuner or False,
         trace=trace,
     )
@@ -195,6 +203,8 @@ def compile_command(
     state = f"state: {counted(len(program.state), 'tensor')}, {counted(taken, 'byte')}"
     for name, estimate in program.estimates.items():
         console.print(f"{name}: {estimate.told()}")
+    for name, stored in program.stored.items():
+        console.print(f"{name}: {stored.told(store or '')}")
     line = f"profile: {program.profile}; {state}"
     console.print(f"{line}; see {output}/README.md for the loop" if output else line)
 

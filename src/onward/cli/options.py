@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
+import typer
 from typer import Option
 
 from onward.errors import A101, ArgumentError, Diagnostic
@@ -247,9 +248,19 @@ def read_size(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def recompute_options(recompute: Sequence[str], sizes: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments `recompute` and `sizes` of `--recompute` and `--size`; none if there are none."""
-    if not recompute:
-        return {}
-    asked = recompute[0] if len(recompute) == 1 else list(recompute)
-    return {"recompute": asked, "sizes": dict(map(read_size, sizes))}
+def note_stored(trainer: Trainer) -> None:
+    """Print what waits for the backward pass in 16 bits."""
+    for name, stored in trainer.program.stored.items():
+        assert trainer.program.store is not None
+        if name in [entry.step.name for entry in trainer.program.entries.values()]:
+            typer.echo(f"note: {name} {stored.told(trainer.program.store.dtype)}", err=True)
+
+
+def memory_options(recompute: Sequence[str], store: str | None, sizes: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments `recompute`, `store` and `sizes` of the options; none if neither of the first is there."""
+    asked: dict[str, Any] = {}
+    if recompute:
+        asked["recompute"] = recompute[0] if len(recompute) == 1 else list(recompute)
+    if store is not None:
+        asked["store"] = store
+    return {**asked, "sizes": dict(map(read_size, sizes))} if asked else {}

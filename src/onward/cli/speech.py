@@ -53,6 +53,7 @@ OPTIONS = {
     "weight": "--set-loss weight",
     "zero_infinity": "--set-loss zero_infinity",
     "gradients": "--set-backend gradients",
+    "native": "--set-backend native",
     "sizes": "--size",
     "verify": "--set-backend verify",
 }

@@ -14,7 +14,16 @@ from typer import Argument, Option
 from onward.cli.finetune import FineTuneOptions, fine_tune, is_plain, refuse_making
 from onward.cli.learning_rate import course
 from onward.cli.make_trainable import parse_settings
-from onward.cli.options import as_fraction, data_option, open_data, recompute_options, split_names, takes, with_columns
+from onward.cli.options import (
+    as_fraction,
+    data_option,
+    memory_options,
+    note_stored,
+    open_data,
+    split_names,
+    takes,
+    with_columns,
+)
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
 
 if TYPE_CHECKING:
@@ -61,9 +70,16 @@ class TrainOptions(FineTuneOptions):
             "of memory needs (see --size), or those of these names; may be repeated.",
         ),
     ] = None
+    store: Annotated[
+        str | None,
+        Option(
+            metavar="float16|bfloat16",
+            help="Keep what waits for the backward pass in 16 bits: less memory, approximate gradients.",
+        ),
+    ] = None
     size: Annotated[
         list[str] | None,
-        Option(metavar="NAME=N", help="A free size of the batch, for the estimates of --recompute; may be repeated."),
+        Option(metavar="NAME=N", help="A free size of the batch, for --recompute and --store; may be repeated."),
     ] = None
     tune: Annotated[
         bool,
@@ -217,9 +233,9 @@ class TrainOptions(FineTuneOptions):
         settings = parse_settings(self.backend_setting or [], "--set-backend")
         settings |= {} if self.threads is None else {"threads": self.threads}
         settings |= {"shard": True} if self.shard else {}
-        if self.size and not self.recompute:
-            raise ArgumentError(Diagnostic(A101, "--size is for --recompute"))
-        return settings | recompute_options(self.recompute or (), self.size or ())
+        if self.size and not (self.recompute or self.store):
+            raise ArgumentError(Diagnostic(A101, "--size is for --recompute and --store"))
+        return settings | memory_options(self.recompute or (), self.store, self.size or ())
 
     def callbacks(self) -> list[Callback]:
         """Return the callbacks that the options ask for."""
@@ -297,6 +313,7 @@ def train(options: TrainOptions) -> None:
     source = open_data(options.data, trainer, preparation, "train", entry, options.sample_weight)
     if not (options.quiet or resumed):
         note_scale(source, trainer, preparation)
+        note_stored(trainer)
     if options.find_lr:
         from onward.cli.find_rate import find_rate
 

@@ -49,7 +49,8 @@ from onward.passes.base import Pass, Trace, Unit, collector_paused, run_passes
 from onward.passes.cleanup import RestateShapesInBranches
 from onward.passes.opset import LabelOpset
 from onward.passes.recompute.lowering import RecomputeForward
-from onward.passes.recompute.settings import Asked, Estimate, Recompute, read_recompute
+from onward.passes.recompute.settings import Asked, Estimate, Recompute, Store, Stored, read_recompute, read_store
+from onward.passes.recompute.storing import StoreResiduals
 from onward.upgrade import normalise
 from onward.upgrade.graph_call import other_names
 
@@ -64,6 +65,7 @@ def compile_model(
     core: bool = False,
     profile: str = DEFAULT,
     recompute: Asked | None = None,
+    store: str | None = None,
     sizes: Mapping[str, int] | None = None,
     tune: bool | int | Tuner = False,
     choices: Mapping[str, str] | None = None,
@@ -85,16 +87,19 @@ def compile_model(
         recompute: compute values of the forward pass again for the backward pass instead of keeping them: `"auto"`
             those that cost little time, patterns (`["layer1.*"]`) those of the nodes, values, weights or modules that
             they name, an amount of memory (`"2GB"`) the fewest that bring the estimated memory of a step below it
-            (docs/training.md). The gradients are the same.
-        sizes: the free sizes of a batch by name, such as `{"N": 32}`, for which `recompute` estimates memory. A budget
-            needs all of them; otherwise each is 32 if it is not given.
+            (docs/training.md). Except with patterns, long attention runs in blocks. The gradients are the same.
+        store: keep what waits for the backward pass in 16 bits, `"float16"` or `"bfloat16"`, and compute in float32
+            as before (docs/training.md). The loss is the same; the gradients are approximate.
+        sizes: the free sizes of a batch by name, such as `{"N": 32}`, for which `recompute` and `store` estimate
+            memory. A budget needs all of them; otherwise each is 32 if it is not given.
         tune: where a gradient has several forms, time them on this machine's ONNX Runtime and take the fastest
             (docs/tuning.md). A number is the samples in a batch, for a model that takes any number; True means 32.
         choices: the forms that another program took (its `choices`), so that this one takes the same.
         trace: a list that receives one record per pass, with its duration.
 
     Raises:
-        ArgumentError: `recompute` names nothing that is there, or a budget that cannot be reached.
+        ArgumentError: `recompute` names nothing that is there, or a budget that cannot be reached; `store` is no type
+            of 16 bits.
         NotDifferentiable: lists every node that blocks a gradient.
         ModelError: plain operators, those of the target opset, of the profile, or core operators cannot express the
             model.
@@ -102,7 +107,7 @@ def compile_model(
     """
     _check_target(target_opset, target_ir)
     check_name("profile", profile, PROFILES)
-    wanted = read_recompute(recompute, sizes)
+    again, stored = read_recompute(recompute, sizes), read_store(store, sizes)
     tuner = Tuner.of(tune)
     if tuner is not None:
         _check_tunable(core, profile)
@@ -116,7 +121,8 @@ def compile_model(
             target_ir=target_ir,
             core=core,
             profile=profile,
-            recompute=wanted,
+            recompute=again,
+            store=stored,
             forms=forms,
             trace=trace,
         ).program(seed, split)
@@ -150,12 +156,14 @@ class Compiler:
         core: bool = False,
         profile: str = DEFAULT,
         recompute: Recompute | None = None,
+        store: Store | None = None,
         forms: Forms | None = None,
         trace: list[Trace] | None = None,
     ) -> None:
         self.model = model
-        self._core, self._profile, self._recompute = core, profile, recompute
+        self._core, self._profile, self._recompute, self._store = core, profile, recompute, store
         self._estimates: dict[str, Estimate] = {}
+        self._stored: dict[str, Stored] = {}
         self._forms = Forms() if forms is None else forms
         self._label = LabelOpset(target_opset, target_ir)
         self._trace = trace
@@ -170,10 +178,8 @@ class Compiler:
         chosen = recipe.outputs(unit)
         set_outputs(unit, chosen.outputs)
         portable = ANYWHERE if self._profile == PORTABLE else ()
-        copies: tuple[Pass, ...] = ()
-        if self._recompute is not None and recipe.name in RECOMPUTED:
-            copies = (RecomputeForward(self._recompute, self._estimates.__setitem__),)
-        finish = (*FINISH, *(CORE if self._core else ()), *portable, *copies, RestateShapesInBranches(), self._label)
+        memory = self._memory_passes() if recipe.name in RECOMPUTED else []
+        finish = (*FINISH, *(CORE if self._core else ()), *portable, *memory, RestateShapesInBranches(), self._label)
         run_passes(finish, unit)
         outputs = name_outputs(unit, chosen.outputs)
         unit.model.producer_name = "onward"
@@ -187,6 +193,14 @@ class Compiler:
             gradient_of={o.name: pair for o in outputs if (pair := unit.gradients.get(o.name)) is not None},
             totals=chosen.totals,
         )
+
+    def _memory_passes(self) -> list[Pass]:
+        passes: list[Pass] = []
+        if self._recompute is not None:
+            passes.append(RecomputeForward(self._recompute, self._estimates.__setitem__))
+        if self._store is not None:
+            passes.append(StoreResiduals(self._store, self._stored.__setitem__))
+        return passes
 
     def roles(self, entry: TrainingEntry) -> EntryRoles:
         """Return what the values of an entry of the model are."""
@@ -205,6 +219,7 @@ class Compiler:
             unit = recipe.source(self.model, entry)
             unit.name, unit.trace, unit.profile = recipe.name, self._trace, self._profile
             unit.forms = self._forms
+            unit.saves_memory = self._recompute is not None and not self._recompute.patterns
             unit.roles = None if entry is None else self.roles(entry)
             unit.readings = () if entry is None else readings(self.model, entry, self.roles(entry))
         unit.trains = recipe.trains
@@ -244,6 +259,8 @@ class Compiler:
             profile=self._profile,
             recompute=self._recompute,
             estimates=dict(self._estimates),
+            store=self._store,
+            stored=dict(self._stored),
             choices=self._forms.answered(),
         )
 

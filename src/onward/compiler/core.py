@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx
+import onnx_ir as ir
 
 from onward.model.serde import Source
 from onward.passes.base import Unit, collector_paused, run_passes
 from onward.passes.cleanup import InferShapes, RemoveDeadNodes
-from onward.passes.core.lowering import LowerToCore, Record
+from onward.passes.core.lowering import DecomposeSome, LowerToCore, Record
 from onward.passes.gradients import LowerGradients
 from onward.passes.inline import InlineFunctions, InlineFunctionsWithoutRules
 from onward.passes.optimizers import LowerOptimizers
@@ -15,11 +18,14 @@ from onward.passes.pads import PadEveryAxis
 from onward.upgrade import normalise
 
 
-def lower_to_core(model: Source, *, record: Record | None = None) -> onnx.ModelProto:
+def lower_to_core(
+    model: Source, *, record: Record | None = None, only: Callable[[ir.Node], bool] | None = None
+) -> onnx.ModelProto:
     """Return the inference graph of `model` with only core operators; `model` itself does not change.
 
     `Gradient` nodes and operators of the training domain in it are lowered too. Inputs, outputs and initializers keep
-    their names. `record` receives what each operator became.
+    their names. `record` receives what each operator became. With `only`, the nodes that it names are
+    decomposed, and no others.
 
     >>> from onnx import parser
     >>> net = parser.parse_model('''
@@ -42,7 +48,7 @@ def lower_to_core(model: Source, *, record: Record | None = None) -> onnx.ModelP
                 InlineFunctions(),
                 LowerOptimizers(),
                 PadEveryAxis(),
-                LowerToCore(record),
+                LowerToCore(record) if only is None else DecomposeSome(only),
                 RemoveDeadNodes(),
                 InferShapes(),
             ),

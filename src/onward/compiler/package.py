@@ -7,7 +7,7 @@ initialize.onnx      the initial state from a random key
 state.safetensors    the state to start from
 self_test.safetensors  one batch; the manifest says what a step makes of it
 manifest.json        what to feed, what comes out, which output replaces which state (docs/program_format.md)
-README.md            the loop in Python, JavaScript, C#, C, C++ and Rust
+README.md            the loop in Python, JavaScript, C#, C, C++, Rust and Java
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from onward.graph import shapes
 from onward.model.readings import Reading
 from onward.model.roles import PROGRAM_STATE, averages_by_name, learning_rates_by_name
 from onward.model.serde import from_proto, read_proto, serialize
-from onward.passes.recompute.settings import Estimate, Recompute, read_recompute
+from onward.passes.recompute.settings import Estimate, Recompute, Store, Stored, read_recompute, read_store
 from onward.storage.atomic import write_directory
 from onward.storage.foreign import refuse_files
 from onward.storage.tensor_file import Damaged, read_tensor_bytes, read_tensor_file, tensor_file_chunks
@@ -261,7 +261,8 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
         "ir_version": max(graph.model.ir_version or 0 for graph in every),
         **({"core": True} if program.core else {}),
         "profile": program.profile,
-        **({} if program.recompute is None else {"recompute": _recompute(program.recompute, program.estimates)}),
+        **_memory("recompute", program.recompute, "estimates", program.estimates),
+        **_memory("store", program.store, "stored", program.stored),
         **({"choices": dict(program.choices)} if program.choices else {}),
         "entries": list(program.entries),
         "loss": program.loss,
@@ -354,7 +355,7 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
     read = {role: _plain_graph(role, manifest, data) for role, data in graphs.items()}
     rates = [n for n, s in settings.items() if s.get("role") == "learning_rate"] or learning_rates_by_name(settings)
     parameters = tuple(t["name"] for t in tensors if t["trained"])
-    again = manifest.get("recompute", {})
+    again, narrow = manifest.get("recompute", {}), manifest.get("store", {})
     entries = {}
     for name in manifest["entries"]:
         of = {kind: read.get(f"{kind}:{name}") for kind in ("step", "gradients", "update", "evaluate", "rate")}
@@ -387,12 +388,19 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
         profile=str(manifest.get("profile", DEFAULT)),
         recompute=read_recompute(again.get("recompute"), again.get("sizes")),
         estimates={name: Estimate(**found) for name, found in again.get("estimates", {}).items()},
+        store=read_store(narrow.get("store"), narrow.get("sizes")),
+        stored={name: Stored(**found) for name, found in narrow.get("stored", {}).items()},
         choices={str(key): str(form) for key, form in manifest.get("choices", {}).items()},
     )
 
 
-def _recompute(wanted: Recompute, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {**wanted.arguments(), "estimates": {name: found.as_dict() for name, found in estimates.items()}}
+def _memory(
+    key: str, wanted: Recompute | Store | None, result: str, found: Mapping[str, Estimate] | Mapping[str, Stored]
+) -> dict[str, Any]:
+    """Return the part of the manifest about `recompute` or `store`: its arguments, and what it did to each graph."""
+    if wanted is None:
+        return {}
+    return {key: {**wanted.arguments(), result: {name: each.as_dict() for name, each in found.items()}}}
 
 
 def _plain_graph(role: str, manifest: Mapping[str, Any], data: bytes) -> PlainGraph:

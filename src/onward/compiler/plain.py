@@ -19,6 +19,7 @@ from onward.passes.gradients import LowerGradients
 from onward.passes.inline import InlineFunctions
 from onward.passes.opset import LabelOpset, lowest_opset
 from onward.passes.optimizers import LowerOptimizers
+from onward.passes.portable.rewrites import AvoidDenied
 from onward.passes.randomness import LowerRandomness
 from onward.upgrade import normalise
 from onward.upgrade.opset import default_opset
@@ -37,6 +38,17 @@ def without_training(model: onnx.ModelProto) -> onnx.ModelProto:
         NotDifferentiable: lists every node that blocks a gradient.
     """
     return lowered(model, draw=False).training.proto() if trains(model) or has_batched_scan(model) else model
+
+
+def without_denied(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model without gradients and functions, and without what the deny-list of portable programs names.
+
+    Raises:
+        OnwardError: some of it cannot be written with other operators.
+    """
+    unit = Unit(normalise(model, copy=True), name="model")
+    run_passes((LowerGradients(), InlineFunctions(), AvoidDenied()), unit)
+    return unit.training.proto()
 
 
 def lowered(model: onnx.ModelProto, *, draw: bool = True) -> Unit:

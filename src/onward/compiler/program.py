@@ -20,7 +20,7 @@ from onward.graph.edit import copy_graph
 from onward.model import serde
 from onward.model.readings import Reading
 from onward.model.training_model import TrainingModel
-from onward.passes.recompute.settings import Estimate, Recompute
+from onward.passes.recompute.settings import Estimate, Recompute, Store, Stored
 
 M306 = "M306"
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -134,6 +134,8 @@ class Program:
     profile: str = DEFAULT  # `default` or `portable` (docs/portable.md)
     recompute: Recompute | None = None  # what the backward passes compute again (docs/training.md)
     estimates: Mapping[str, Estimate] = dataclasses.field(default_factory=dict)  # of it, by graph
+    store: Store | None = None  # in which type values wait for the backward passes (docs/training.md)
+    stored: Mapping[str, Stored] = dataclasses.field(default_factory=dict)  # what it does, by graph
     choices: Mapping[str, str] = dataclasses.field(default_factory=dict)  # forms of gradients (docs/tuning.md)
     self_test: SelfTest | None = None  # of a program that was read: what a step gives
 

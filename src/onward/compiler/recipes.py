@@ -30,6 +30,7 @@ from onward.graph.builder import Value
 from onward.model.readings import is_cheap
 from onward.model.roles import RANDOM_STEP, EntryRoles
 from onward.model.training_model import TrainingEntry, TrainingModel
+from onward.passes.attention import BlockLongAttention
 from onward.passes.base import Pass, Unit
 from onward.passes.cleanup import InferShapes, MergeEqualNodes, RemoveDeadNodes, RemoveRoles, RemoveUnusedInputs
 from onward.passes.core.lowering import LowerToCore
@@ -275,7 +276,7 @@ def _nothing(unit: Unit) -> Outputs:
 _PREPARE = (InlineFunctionsWithoutRules(), SequencesToTensors(), MapsToTensors())
 _PLAIN = (LowerGradients(), InlineFunctions(), LowerOptimizers())
 
-_SIMPLER = (FoldSizes(), SelectBeforeTransposing())
+_SIMPLER = (FoldSizes(), SelectBeforeTransposing(), BlockLongAttention())
 
 LOWERED = Recipe("lowered", sources.combined, (*_PREPARE, LowerRandomness(), *_SIMPLER, *_PLAIN), _nothing)
 STEP = Recipe("step", LOWERED, (), _step)
@@ -309,7 +310,7 @@ FINISH: tuple[Pass, ...] = (
     RemoveRoles(),
 )
 RECOMPUTED = (STEP.name, GRADIENTS.name)
-"""The graphs with a forward and a backward pass, to which `recompute` applies, behind all other passes."""
+"""The graphs with a forward and a backward pass, to which `recompute` and `store` apply, behind all other passes."""
 CORE: tuple[Pass, ...] = (LowerToCore(), RemoveDeadNodes(), MergeEqualNodes(), RemoveUnusedInputs(), InferShapes())
 """After `FINISH`, where only core operators are wanted."""
 ANYWHERE: tuple[Pass, ...] = (AvoidDenied(), RemoveDeadNodes(), MergeEqualNodes(), RemoveUnusedInputs(), InferShapes())

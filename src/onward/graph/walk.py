@@ -147,6 +147,17 @@ def unmapped(value: ir.Value) -> ir.Value:
     return node.inputs[0] if zipped and node is not None and node.inputs[0] is not None else value
 
 
+def unrounded(value: ir.Value) -> ir.Value:
+    """Return what a pair of Cast rounded to 16 bits and widened again (`passes.recompute.storing`); else the value."""
+    wide = value.producer()
+    narrow = wide.inputs[0].producer() if wide is not None and wide.inputs and wide.inputs[0] is not None else None
+    if wide is None or narrow is None or (wide.op_type, narrow.op_type) != ("Cast", "Cast"):
+        return value
+    source = narrow.inputs[0]
+    short = narrow.outputs[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return source if short and source is not None and source.dtype == value.dtype else value
+
+
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
     """Return the array of a value that is a constant, else None.
 

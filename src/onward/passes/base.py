@@ -83,6 +83,8 @@ class Unit:
     """For which runtimes each gradient is lowered (`autodiff.profile`)."""
     forms: Forms | None = None
     """Which of its forms each gradient has, where a rule offers several; None: the usual ones."""
+    saves_memory: bool = False
+    """Whether `recompute` was asked for, without patterns: long attention runs in blocks (`passes/attention.py`)."""
     trains: bool = False
     """Whether the unit computes a training step: passes that are not safe for training are refused."""
     facts: set[Fact] = dataclasses.field(default_factory=set)

@@ -17,7 +17,7 @@ from onward.augment.base import Augmentation
 from onward.augment.text import as_augmentations, describe, restore
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, DataError, Diagnostic
-from onward.passes.recompute.settings import Recompute
+from onward.passes.recompute.settings import Recompute, Store
 from onward.train.asked import class_count, default_output
 from onward.train.callbacks import Callback, as_callback
 from onward.train.checkpoint import Checkpoint
@@ -220,15 +220,26 @@ def check_recompute(wanted: Recompute | None, program: Program) -> None:
     """Raise if a program that was compiled before recomputes something else than what is asked for."""
     if wanted is not None and wanted != program.recompute:
         found = "nothing" if program.recompute is None else shown(program.recompute.asked)
-        raise ArgumentError(
-            Diagnostic(
-                A101,
-                "the program was compiled with another `recompute`",
-                found=found,
-                needed=shown(wanted.asked),
-                hint="compile the model again with it, or leave out `recompute`",
-            )
+        raise _compiled_otherwise("recompute", found, shown(wanted.asked))
+
+
+def check_store(wanted: Store | None, program: Program) -> None:
+    """Raise if a program that was compiled before stores values in another type than what is asked for."""
+    if wanted is not None and wanted != program.store:
+        found = "float32 for all values" if program.store is None else shown(program.store.dtype)
+        raise _compiled_otherwise("store", found, shown(wanted.dtype))
+
+
+def _compiled_otherwise(argument: str, found: str, needed: str) -> ArgumentError:
+    return ArgumentError(
+        Diagnostic(
+            A101,
+            f"the program was compiled with another `{argument}`",
+            found=found,
+            needed=needed,
+            hint=f"compile the model again with it, or leave out `{argument}`",
         )
+    )
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:

@@ -185,6 +185,9 @@ class NumericGuard:
                 "a sample may have more labels than the output has steps (a repeated label needs one step more): "
                 "shorten them, or let the loss leave such samples out with zero_infinity=True"
             )
+        store = self._session.program.store
+        if store is not None and store.dtype == "float16" and not infinite:
+            return "float16 ends at 65504, and a value that was stored may be larger: use store='bfloat16'"
         return "lower the learning rate, clip the gradients, or freeze a weight whose slope is infinite where it starts"
 
     def _bad_state(self, state: Arrays) -> list[str]:

@@ -107,6 +107,7 @@ def settings_of(run: Run) -> dict[str, str]:
         "targets": ", ".join(f"{t.name} {_dims(t.shape)}" for t in program.targets),
         "parameters": f"{state:,} numbers in {len(program.parameters)} tensors",
         "training entries": ", ".join(program.entries),
+        **({} if program.store is None else {"stored in": f"{program.store.dtype}: gradients are approximate"}),
     }
     preparation = run.trainer.preparation
     if preparation.normalises:

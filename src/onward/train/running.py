@@ -15,9 +15,9 @@ from onward.backends.self_test import open_tested
 from onward.compiler.program import Program, TensorSpec
 from onward.compiler.tuning import Tuner
 from onward.errors import A101, ArgumentError, Diagnostic
-from onward.passes.recompute.settings import Asked, read_recompute
+from onward.passes.recompute.settings import Asked, read_recompute, read_store
 from onward.train import evaluation
-from onward.train.arguments import check_entry, check_profile, check_recompute
+from onward.train.arguments import check_entry, check_profile, check_recompute, check_store
 from onward.train.checkpoint import Checkpoint
 from onward.train.data.feed import Feed, numpy_dtype
 from onward.train.data.matching import SizeRule
@@ -41,6 +41,7 @@ class RunningModel:
         *,
         profile: str | None = None,
         recompute: Asked | None = None,
+        store: str | None = None,
         sizes: Mapping[str, int] | None = None,
         self_test: bool | None = None,
         tune: bool | int | Tuner = False,
@@ -48,12 +49,13 @@ class RunningModel:
     ) -> None:
         self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
         self._stored.split, self._stored.profile = wants_split(backend), profile or profile_of(backend)
-        self._stored.recompute = read_recompute(recompute, sizes)
+        self._stored.recompute, self._stored.store = read_recompute(recompute, sizes), read_store(store, sizes)
         self._stored.tuner = tuner_of(tune, self._stored, backend, backend_options)
         self._backend = backend
         self._options = backend_options
         check_profile(profile, self._stored.program)
         check_recompute(self._stored.recompute, self._stored.program)
+        check_store(self._stored.store, self._stored.program)
         self.program: Program
         self.session: Session
         self.program, self.session = open_tested(self._stored.program, backend, self_test, **backend_options)

@@ -23,7 +23,7 @@ from onward.compiler.package import pack_program, unpack_program
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, Diagnostic
 from onward.model.class_names import PREPARATION as PREPARATION
-from onward.passes.recompute.settings import Recompute
+from onward.passes.recompute.settings import Recompute, Store
 from onward.storage.checkpoints import CheckpointReader, is_run
 from onward.train.data.embed import embed_preparation
 from onward.train.data.preparation import Preparation
@@ -48,6 +48,7 @@ class StoredModel:
     profile: str = DEFAULT
     """The profile of a program that is compiled here."""
     recompute: Recompute | None = None
+    store: Store | None = None
     """What the backward passes of a program that is compiled here compute again."""
     choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The forms of gradients in a program that is compiled here, where they are not the usual ones."""
@@ -110,13 +111,14 @@ class StoredModel:
         from onward.compiler.compile import compile_model
 
         assert self.model is not None
+        again, narrow = self.recompute, self.store  # their sizes are the same
         program: Program = compile_model(
             self.model,
             split=self.split,
             profile=self.profile,
             choices=self.choices,
             tune=self.tuner or False,
-            **({} if self.recompute is None else self.recompute.arguments()),
+            **{**({} if again is None else again.arguments()), **({} if narrow is None else narrow.arguments())},
         )
         return program
 

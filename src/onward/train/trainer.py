@@ -68,9 +68,9 @@ class Trainer(RunningModel):
     `model` is a training model, a `Program`, a ModelProto, or the path of an ONNX file with training information. The
     directory of a run's checkpoints is a model too: a new run then starts from that state (`resume` continues the run).
     `backend` names what runs it; further arguments go to the backend (`threads=2`, `providers=[…]`). `profile` is that
-    of `onward.compile`: by default what the backend needs; `recompute` and `sizes` are as there. `tune` too: with True,
-    or the number of samples in a batch, the forms of gradients are chosen by measurement; a resumed run takes the same
-    ones (docs/tuning.md).
+    of `onward.compile`: by default what the backend needs; `recompute`, `store` and `sizes` are as there. `tune` too:
+    with True, or the number of samples in a batch, the forms of gradients are chosen by measurement; a resumed run
+    takes the same ones (docs/tuning.md).
 
     A program that was read from a directory carries a self-test. It runs first, on every backend but ONNX Runtime on
     the CPU, which made it. With `self_test=True`, a model gets one too; with False none runs.
@@ -382,6 +382,7 @@ class Trainer(RunningModel):
                 "options": json_options(self._options),
                 "profile": self.program.profile,
                 **({} if self.program.recompute is None else {"recompute": self.program.recompute.arguments()}),
+                **({} if self.program.store is None else {"store": self.program.store.arguments()}),
                 "choices": dict(self.program.choices),
                 "describe": self._describe(),
             },
@@ -421,7 +422,7 @@ class Trainer(RunningModel):
         kept = store.load_model(checkpoint) if model is None else StoredModel.of(model)
         backend = backend_options.pop("backend", stored["name"])
         before = {"profile": stored.get("profile"), **stored["options"]} if backend == stored["name"] else {}
-        before |= stored.get("recompute", {})
+        before |= {**stored.get("recompute", {}), **stored.get("store", {})}
         kept.choices = stored.get("choices", {})
         options = {**before, **backend_options}
         trainer = cls(kept, backend, **options)
@@ -462,7 +463,8 @@ class Trainer(RunningModel):
     def is_of(self, model: Any) -> bool:
         """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
         other = StoredModel.of(model)
-        other.profile, other.recompute = self._stored.profile, self._stored.recompute
+        other.profile = self._stored.profile
+        other.recompute, other.store = self._stored.recompute, self._stored.store
         other.choices = self.program.choices
         return other.graph_sha256 == self._stored.graph_sha256
 

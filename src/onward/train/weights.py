@@ -48,8 +48,13 @@ def weighted_program(program: Program, model: TrainingModel | None, entry: str |
             )
         )
     again = {} if program.recompute is None else program.recompute.arguments()
+    narrow = {} if program.store is None else program.store.arguments()
     weighted = compile_model(
-        add_sample_weight(model, entry)[0], split=split, profile=program.profile, choices=program.choices, **again
+        add_sample_weight(model, entry)[0],
+        split=split,
+        profile=program.profile,
+        choices=program.choices,
+        **{**again, **narrow},
     )
     entries = {
         name: dataclasses.replace(

@@ -39,14 +39,26 @@ def _find_recomputed(node: ir.Node) -> _Recomputed | None:
     rank = len(X.shape) if X is not None and X.shape is not None else 0
     if X is None or rank < 2:
         return None
-    mean = _mean_of(X, rank)
-    centered = None if mean is None else _reader(X, "Sub", (X, mean))
+    # what the backward pass reads: X, or X after it was kept in 16 bits
+    read = next((v for v in (X, *_widened(X)) if _mean_of(v, rank) is not None), X)
+    mean = _mean_of(read, rank)
+    centered = None if mean is None else _reader(read, "Sub", (read, mean))
     square = None if centered is None else _reader(centered, "Mul", (centered, centered))
     variance = None if square is None else _mean_of(square, rank)
     old_mean, old_variance = _original(node.inputs[3]), _original(node.inputs[4])
     if mean is None or variance is None or old_mean is None or old_variance is None:
         return None
     return _Recomputed(mean, variance, old_mean, old_variance)
+
+
+def _widened(X: Value) -> list[Value]:
+    """Return the values that the backward pass reads instead of X, where it was stored in 16 bits."""
+    before = X.producer()
+    tied = before.inputs[0] if before is not None and before.op_type == "Reshape" else None
+    kept = [X] if tied is None else [X, tied]
+    casts = [use.node.outputs[0] for value in kept for use in value.uses() if use.node.op_type == "Cast"]
+    wide = [use.node.outputs[0] for narrow in casts for use in narrow.uses() if use.node.op_type == "Cast"]
+    return [value for value in wide if walk.unrounded(value) in kept]
 
 
 def _original(value: Value | None) -> Value | None:

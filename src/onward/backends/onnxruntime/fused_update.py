@@ -127,7 +127,11 @@ class _Finder:
     def groups(self) -> list[Group]:
         merged: dict[tuple[Any, ...], list[_Component]] = {}
         readers: dict[str, int] = {}
-        components = [c for c in self._components() if c.complete]
+        found = self._components()
+        components = [c for c in found if c.complete]
+        for component in found:
+            if not component.complete:
+                self.pulled -= set(component.nodes)
         for component in components:
             for name in component.arrays:
                 readers[name] = readers.get(name, 0) + 1
@@ -138,9 +142,6 @@ class _Finder:
                 self.pulled -= set(component.nodes)
             else:
                 merged.setdefault(component.signature, []).append(component)
-        for component in self._components():
-            if not component.complete:
-                self.pulled -= set(component.nodes)
         return [_merge(group) for group in merged.values()]
 
     def _components(self) -> list[_Component]:
@@ -188,26 +189,25 @@ class _Finder:
                         gradients[name] = shape
             scalars.update(dict.fromkeys(group.scalars))
         kept = [o for o in graph.outputs if self.replaces.get(o.name or "") not in states]
+        outputs = set(kept)
         graph.outputs.clear()
         graph.outputs.extend(kept)
-        inputs_needed = [n for n in [*gradients, *scalars] if by_name[n].producer() is None]
+        inputs_needed = {n for n in [*gradients, *scalars] if by_name[n].producer() is None}
         rows = {}
         for name in gradients:
-            if by_name[name] not in kept and all(use.node in self.pulled for use in by_name[name].uses()):
+            if by_name[name] not in outputs and all(use.node in self.pulled for use in by_name[name].uses()):
                 found = row_gradient(by_name[name])
                 if found is not None:
                     rows[name] = found
         wanted = [n for n in [*gradients, *scalars] if n not in rows and n not in inputs_needed]
         wanted += [n for found in rows.values() for n in (found.indices, found.rows)]
-        for name in dict.fromkeys(wanted):
-            if by_name[name] not in graph.outputs:
-                graph.outputs.append(by_name[name])
+        graph.outputs.extend([by_name[n] for n in dict.fromkeys(wanted) if by_name[n] not in outputs])
         for node in [n for n in graph if n in self.pulled]:
             assert all(self.replaces.get(v.name or "", "") in states or not v.is_graph_output() for v in node.outputs)
         edit.remove_dead_nodes(graph)
-        for value in list(graph.inputs):
-            if value.name in states and not value.uses():
-                graph.inputs.remove(value)
+        read = [v for v in graph.inputs if v.name not in states or v.uses()]
+        graph.inputs.clear()  # and not one by one: each time, the list is searched for the one that goes
+        graph.inputs.extend(read)
         return Plan(
             self.model,
             tuple(groups),

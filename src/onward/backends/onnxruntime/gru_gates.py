@@ -8,6 +8,7 @@ one product.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -31,7 +32,44 @@ class KeepGatesOfGru(Pass):
     """Let GRU layers keep their gates, where the backward pass recomputes them."""
 
     def run(self, unit: Unit) -> bool:
-        return rewrite_nodes(unit, "GRU", _replace_with_scan)
+        return rewrite_nodes(unit, "GRU", self._replace)
+
+    def _replace(self, node: ir.Node, op: Builder) -> bool:
+        """Replace the layer and the recomputed values."""
+        if node.attributes.get_int("linear_before_reset", 0) != 1 or not is_plain(node):
+            return False
+        recomputed = _find_recomputed(node)
+        if recomputed is None:
+            return False
+        X, W, R, B, _, given = [*node.inputs, *[None] * (6 - len(node.inputs))][:6]
+        assert X is not None
+        assert W is not None
+        assert R is not None
+        size = node.attributes.get_int("hidden_size", 0)
+        from_X = op.MatMul(X, op.Transpose(op.Squeeze(W, [0]), perm=[1, 0]))
+        recurrent_bias = None
+        if B is not None:
+            bias, recurrent_bias = op.multi("Split", op.Squeeze(B, [0]), outputs=2, axis=0, num_outputs=2)
+            from_X = op.Add(from_X, bias)
+        start = initial_state(op, X, size, given)
+        last, hidden, *kept = self._run(op, from_X, R, recurrent_bias, start, size)
+        results = [op.Unsqueeze(hidden, [1]), op.Unsqueeze(last, [0])]
+        assert node.graph is not None
+        node.graph.insert_before(node, op.nodes)
+        old = [recomputed.z, recomputed.r, recomputed.h, recomputed.inner]
+        for before, after in [*zip(node.outputs, results, strict=False), *zip(old, kept, strict=True)]:
+            edit.take_place(before, after)
+        return True
+
+    def _run(
+        self, op: Builder, from_X: Value, R: Value, bias: Value | None, start: Value, size: int
+    ) -> Sequence[Value]:
+        """Return the last H, and of all steps H, z, r, h and the recurrent part of h; `start` is the first H."""
+        sizes = op.constant([2 * size, size], ir.DataType.INT64)
+        bounded, candidate = op.multi("Split", from_X, sizes, outputs=2, axis=-1)
+        recurrent = op.Transpose(op.Squeeze(R, [0]), perm=[1, 0])
+        body = _step(op, from_X.dtype, recurrent, bias, size)
+        return op.call("Scan", [start, bounded, candidate], outputs=6, body=body, num_scan_inputs=2)
 
 
 def _find_recomputed(node: ir.Node) -> _Recomputed | None:
@@ -67,43 +105,6 @@ def _gate(part: Value, biased: bool) -> Value | None:
         total = user(total.outputs[0], "Add")
     sigmoid = None if total is None else user(total.outputs[0], "Sigmoid")
     return None if sigmoid is None else sigmoid.outputs[0]
-
-
-def _replace_with_scan(node: ir.Node, op: Builder) -> bool:
-    """Replace the layer and the recomputed values by a Scan."""
-    if node.attributes.get_int("linear_before_reset", 0) != 1 or not is_plain(node):
-        return False
-    recomputed = _find_recomputed(node)
-    if recomputed is None:
-        return False
-    X, W, R, B, _, given = [*node.inputs, *[None] * (6 - len(node.inputs))][:6]
-    assert X is not None
-    assert W is not None
-    assert R is not None
-    size = node.attributes.get_int("hidden_size", 0)
-    from_X = op.MatMul(X, op.Transpose(op.Squeeze(W, [0]), perm=[1, 0]))
-    recurrent_bias = None
-    if B is not None:
-        bias, recurrent_bias = op.multi("Split", op.Squeeze(B, [0]), outputs=2, axis=0, num_outputs=2)
-        from_X = op.Add(from_X, bias)
-    sizes = op.constant([2 * size, size], ir.DataType.INT64)
-    bounded, candidate = op.multi("Split", from_X, sizes, outputs=2, axis=-1)
-    recurrent = op.Transpose(op.Squeeze(R, [0]), perm=[1, 0])
-    start = initial_state(op, X, size, given)
-    last, hidden, z, r, h, inner = op.call(
-        "Scan",
-        [start, bounded, candidate],
-        outputs=6,
-        body=_step(op, X.dtype, recurrent, recurrent_bias, size),
-        num_scan_inputs=2,
-    )
-    results = [op.Unsqueeze(hidden, [1]), op.Unsqueeze(last, [0])]
-    assert node.graph is not None
-    node.graph.insert_before(node, op.nodes)
-    old = [recomputed.z, recomputed.r, recomputed.h, recomputed.inner]
-    for before, after in [*zip(node.outputs, results, strict=False), *zip(old, (z, r, h, inner), strict=True)]:
-        edit.take_place(before, after)
-    return True
 
 
 def _step(op: Builder, dtype: ir.DataType | None, recurrent: Value, bias: Value | None, size: int) -> ir.Graph:

@@ -14,6 +14,8 @@ import onnx
 import onnx_ir as ir
 
 from onward.backends.measurement import BACKWARD, FORWARD, UPDATE, Layer
+from onward.backends.onnxruntime.native.library import DOMAIN
+from onward.backends.onnxruntime.native.nodes import ALSO
 from onward.graph import walk
 from onward.graph.folding import Fold, Item, fold
 
@@ -36,7 +38,8 @@ class Parts:
         names = set(wanted)
         self._forward = walk.ancestors([v for v in graph.outputs if v.name in names])
         self._makers = {v.name: node for node in graph for v in node.outputs if v.name}
-        self._layers = {key: _name(n) for n in graph if n in self._forward for key in (n.name, *_made(n)) if key}
+        keys = {n: (_name(n), n.metadata_props.get(ALSO), *_made(n)) for n in graph if n in self._forward}
+        self._layers = {key: _name(n) for n in keys for key in keys[n] if key}
         self._parts: dict[ir.Node, Part] = {}
         backward: set[ir.Node] = set()
         for node in reversed(list(graph)):
@@ -105,7 +108,9 @@ def _does_work_of(fused: str, operator: str) -> bool:
 
 
 def _name(node: ir.Node) -> str:
-    return node.name or next(iter(_made(node)), "")
+    """Return the name of a layer; a native kernel is called after the node that it replaced."""
+    name = node.name or ""
+    return (name.rpartition("/")[0] if node.domain == DOMAIN else name) or next(iter(_made(node)), "")
 
 
 def _made(node: ir.Node) -> list[str]:

@@ -8,6 +8,7 @@ Scan replaces both the layer and the recomputation.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -31,7 +32,36 @@ class KeepGates(Pass):
     """Let LSTM layers keep their gates, where the backward pass recomputes them."""
 
     def run(self, unit: Unit) -> bool:
-        return rewrite_nodes(unit, "LSTM", _replace_with_scan)
+        return rewrite_nodes(unit, "LSTM", self._replace)
+
+    def _replace(self, node: ir.Node, op: Builder) -> bool:
+        """Replace the layer and the recomputed values."""
+        recomputed = _find_recomputed(node) if is_plain(node) else None
+        if recomputed is None:
+            return False
+        X, W, R, B, _, *given = [*node.inputs, *[None] * (7 - len(node.inputs))][:7]
+        assert X is not None
+        assert W is not None
+        assert R is not None
+        gates = op.MatMul(X, op.Transpose(op.Squeeze(W, [0]), perm=[1, 0]))
+        if B is not None:
+            gates = op.Add(gates, op.Add(*op.multi("Split", op.Squeeze(B, [0]), outputs=2, axis=0, num_outputs=2)))
+        size = node.attributes.get_int("hidden_size", 0)
+        H, C, hidden, cells, *kept = self._run(op, gates, R, [initial_state(op, X, size, g) for g in given], size)
+        results = [op.Unsqueeze(hidden, [1]), op.Unsqueeze(H, [0]), op.Unsqueeze(C, [0])]
+        assert node.graph is not None
+        node.graph.insert_before(node, op.nodes)
+        old = [*zip(node.outputs, results, strict=False), *zip(recomputed.gates, kept, strict=True)]
+        for before, after in [*old, (recomputed.cells, cells)]:
+            edit.take_place(before, after)
+        return True
+
+    def _run(self, op: Builder, gates: Value, R: Value, start: list[Value], size: int) -> Sequence[Value]:
+        """Return the last H and C, and of all steps H, C and the gates i, o, f, c; `start` is the first H and C."""
+        recurrent = op.Transpose(op.Squeeze(R, [0]), perm=[1, 0])
+        body = _step(op, gates.dtype, recurrent, size)
+        *made, bounded, candidates = op.call("Scan", [*start, gates], outputs=6, body=body, num_scan_inputs=1)
+        return [*made, *op.multi("Split", bounded, outputs=3, axis=-1, num_outputs=3), candidates]
 
 
 def is_plain(node: ir.Node) -> bool:
@@ -66,7 +96,7 @@ def _find_recomputed(node: ir.Node) -> _Recomputed | None:
     assert R is not None
     from_X = [n for n in products(W) if n.inputs[0] is X]
     from_H = products(R)
-    if len(from_X) != 1 or len(from_H) != 1 or not _is_shifted_output(from_H[0].inputs[0], node.outputs[0]):
+    if len(from_X) != 1 or len(from_H) != 1 or not is_shifted_output(from_H[0].inputs[0], node.outputs[0]):
         return None
     total = user(from_X[0].outputs[0], "Add")
     if total is None or total.inputs[1] is not from_H[0].outputs[0]:
@@ -90,7 +120,7 @@ def _find_recomputed(node: ir.Node) -> _Recomputed | None:
     return _Recomputed((i, o, f, c), scan.outputs[1])
 
 
-def _is_shifted_output(value: Value | None, Y: Value) -> bool:
+def is_shifted_output(value: Value | None, Y: Value) -> bool:
     """Return whether `value` is Y, one step later."""
     node = None if value is None else value.producer()
     if node is None or node.op_type not in ("Concat", "Pad"):
@@ -99,34 +129,6 @@ def _is_shifted_output(value: Value | None, Y: Value) -> bool:
     cut = None if last is None else last.producer()
     source = None if cut is None or cut.op_type != "Slice" or cut.inputs[0] is None else cut.inputs[0].producer()
     return source is not None and source.op_type == "Squeeze" and source.inputs[0] is Y
-
-
-def _replace_with_scan(node: ir.Node, op: Builder) -> bool:
-    """Replace the layer and the recomputed values by a Scan."""
-    recomputed = _find_recomputed(node) if is_plain(node) else None
-    if recomputed is None:
-        return False
-    X, W, R, B, _, initial_h, initial_c = [*node.inputs, *[None] * (7 - len(node.inputs))][:7]
-    assert X is not None
-    assert W is not None
-    assert R is not None
-    gates = op.MatMul(X, op.Transpose(op.Squeeze(W, [0]), perm=[1, 0]))
-    if B is not None:
-        gates = op.Add(gates, op.Add(*op.multi("Split", op.Squeeze(B, [0]), outputs=2, axis=0, num_outputs=2)))
-    recurrent = op.Transpose(op.Squeeze(R, [0]), perm=[1, 0])
-    size = node.attributes.get_int("hidden_size", 0)
-    start = [initial_state(op, X, size, given) for given in (initial_h, initial_c)]
-    H, C, hidden, cells, bounded, candidates = op.call(
-        "Scan", [*start, gates], outputs=6, body=_step(op, X.dtype, recurrent, size), num_scan_inputs=1
-    )
-    i, o, f = op.multi("Split", bounded, outputs=3, axis=-1, num_outputs=3)
-    results = [op.Unsqueeze(hidden, [1]), op.Unsqueeze(H, [0]), op.Unsqueeze(C, [0])]
-    assert node.graph is not None
-    node.graph.insert_before(node, op.nodes)
-    old = [*zip(node.outputs, results, strict=False), *zip(recomputed.gates, (i, o, f, candidates), strict=True)]
-    for before, after in [*old, (recomputed.cells, cells)]:
-        edit.take_place(before, after)
-    return True
 
 
 def initial_state(op: Builder, X: Value, size: int, given: Value | None) -> Value:

@@ -216,14 +216,20 @@ def operations(operator: str, inputs: Sequence[Shape], outputs: Sequence[Shape])
     True
     >>> operations("FusedMatMul", [(5, 2), (5, 7)], [(2, 7)]) == 2 * 2 * 5 * 7
     True
+    >>> operations("KernelGradient", [(1, 3, 8, 8), (1, 16, 6, 6)], [(16, 3, 3, 3)]) == 2 * 16 * 6 * 6 * 3 * 3 * 3
+    True
     """
     if not outputs or len(inputs) < 2:
         return 0
     first, second, made = inputs[0], inputs[1], math.prod(outputs[0])
-    if operator.endswith("ConvTranspose"):
+    if operator.endswith("ConvTranspose") or operator == "ConvolveBack":
         return 2 * math.prod(first) * math.prod(second[1:])
-    if operator.endswith("Conv"):
+    if operator.endswith("Conv") or operator in ("Convolve", "ConvolveBiased"):
         return 2 * made * math.prod(second[1:])
+    if operator == "KernelGradient":
+        return 2 * made * second[0] * math.prod(second[2:])
+    if operator.startswith(("Lstm", "Gru")):
+        return 2 * math.prod(first[:2]) * math.prod(second)
     if operator in ("MatMul", "FusedMatMul", "Gemm", "FusedGemm"):
         rows = outputs[0][-2] if len(first) > 1 and len(outputs[0]) > 1 else 1
         return 2 * made * (math.prod(first[-2:]) // rows if rows else 0)

@@ -27,7 +27,7 @@ def _replace(node: ir.Node, op: Builder) -> bool:
     if compared is None or compared.op_type != "Greater" or node.outputs[0].dtype != ir.DataType.FLOAT:
         return False
     Y, zero = compared.inputs
-    relu = None if Y is None else Y.producer()
+    relu = None if Y is None else walk.unrounded(Y).producer()
     number = walk.constant_of(zero)
     if relu is None or relu.op_type != "Relu" or number is None or number.any() or len(compared.outputs[0].uses()) > 1:
         return False

@@ -5,12 +5,25 @@ from __future__ import annotations
 from onward.backends.onnxruntime.batch_statistics import ShareBatchStatistics
 from onward.backends.onnxruntime.gru_gates import KeepGatesOfGru
 from onward.backends.onnxruntime.lstm_gates import KeepGates
+from onward.backends.onnxruntime.native.convolutions import UseNativeConvolutions
+from onward.backends.onnxruntime.native.normalizations import UseNativeNormalizations
+from onward.backends.onnxruntime.native.recurrent import UseNativeGru, UseNativeLstm
+from onward.backends.onnxruntime.native.rows import UseNativeRows
 from onward.backends.onnxruntime.relu import MaskByHardSigmoid
+from onward.backends.onnxruntime.stored import WaitForStored
 from onward.backends.onnxruntime.sums import SumRowsByProducts
 from onward.backends.onnxruntime.transposed_convolutions import MergeThinProducts, TransposeConvolutionsAtOnce
 from onward.backends.onnxruntime.unpooling import UnpoolGradients
 from onward.passes.base import Pass
 
+NATIVE: tuple[Pass, ...] = (
+    ShareBatchStatistics(),
+    UseNativeNormalizations(),
+    UseNativeConvolutions(),
+    UseNativeLstm(),
+    UseNativeGru(),
+    UseNativeRows(),
+)
 REWRITES: tuple[Pass, ...] = (
     KeepGates(),
     KeepGatesOfGru(),
@@ -19,5 +32,6 @@ REWRITES: tuple[Pass, ...] = (
     UnpoolGradients(),
     MaskByHardSigmoid(),
     MergeThinProducts(),
+    WaitForStored(),
 )
 ON_SEVERAL_THREADS: tuple[Pass, ...] = (TransposeConvolutionsAtOnce(),)

@@ -149,6 +149,8 @@ class TorchSession(Session):
             reason = "each process has only a part of the parameters"
         if not reason and self.program.recompute is not None:
             reason = "the program says what is recomputed, and autograd keeps everything"
+        if not reason and self.program.store is not None:
+            reason = "the program says what is stored in 16 bits, and autograd keeps everything in float32"
         if gradients == "graph" or reason:
             if gradients == "autograd":
                 raise ArgumentError(

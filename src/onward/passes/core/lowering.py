@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -37,15 +39,19 @@ class LowerToCore(Pass):
     """
 
     requires = (INLINED, NO_GRADIENTS, NO_OPTIMIZERS)
-    ensures = (ONLY_CORE,)
+    ensures: ClassVar[tuple[Fact, ...]] = (ONLY_CORE,)
 
     def __init__(self, record: Record | None = None) -> None:
         self._record = record
 
+    def leaves(self, node: ir.Node) -> bool:
+        """Return whether a node may stay."""
+        return is_core(node)
+
     def run(self, unit: Unit) -> bool:
         changed = False
         for _ in range(_MOST_ROUNDS):
-            found = [n for n in walk.all_nodes(unit.graph) if not is_core(n)]
+            found = [n for n in walk.all_nodes(unit.graph) if not self.leaves(n)]
             if not found:
                 return changed
             shapes.infer_shapes(unit.model)
@@ -104,6 +110,23 @@ class LowerToCore(Pass):
             known = self._record.direct.setdefault(op_type, counts)
             for name, number in counts.items():
                 known[name] = max(known[name], number)
+
+
+class DecomposeSome(LowerToCore):
+    """Replace the nodes that `unwanted` names by their decompositions, and no others.
+
+    Raises:
+        ModelError: as `LowerToCore`.
+    """
+
+    ensures = ()
+
+    def __init__(self, unwanted: Callable[[ir.Node], bool]) -> None:
+        super().__init__()
+        self._unwanted = unwanted
+
+    def leaves(self, node: ir.Node) -> bool:
+        return not self._unwanted(node)
 
 
 def _inside(node: ir.Node) -> list[ir.Node]:

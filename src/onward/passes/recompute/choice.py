@@ -54,7 +54,7 @@ def choose(tape: Tape, wanted: Recompute, place: str) -> Choice:
     """
     if wanted.patterns:
         matched = _matching(tape, wanted.patterns)
-        return _choice(tape, smallest_cut(tape, matched, _fixed(tape)))
+        return _choice(tape, smallest_cut(tape, matched, fixed(tape)))
     if wanted.budget is None:
         return _trimmed(tape, _at_level(tape, CHEAP), None)
     return _within(tape, wanted.budget, place)
@@ -82,7 +82,7 @@ def _allowed(tape: Tape, index: int) -> bool:
     )
 
 
-def _fixed(tape: Tape) -> set[int]:
+def fixed(tape: Tape) -> set[int]:
     """Return the residuals that stay: those that a body reads, and those that a node that never runs twice reads.
 
     A backend may replace such a node, a recurrent layer, together with the part of the backward pass that reads the
@@ -105,7 +105,7 @@ def _nodes_at_level(tape: Tape, level: float) -> set[int]:
 
 
 def _at_level(tape: Tape, level: float, crossing: frozenset[int] = frozenset()) -> Choice:
-    return _choice(tape, smallest_cut(tape, _nodes_at_level(tape, level), _fixed(tape) | crossing))
+    return _choice(tape, smallest_cut(tape, _nodes_at_level(tape, level), fixed(tape) | crossing))
 
 
 def _crossing(tape: Tape, segments: int) -> frozenset[int]:
@@ -141,7 +141,7 @@ def _candidates(tape: Tape) -> Iterator[Choice]:
             if segments == 0 and level == math.inf:
                 continue  # the whole forward pass at once
             crossing = _crossing(tape, segments) if segments else frozenset()
-            kept = frozenset(smallest_cut(tape, _nodes_at_level(tape, level), _fixed(tape) | crossing))
+            kept = frozenset(smallest_cut(tape, _nodes_at_level(tape, level), fixed(tape) | crossing))
             if kept not in seen:
                 seen.add(kept)
                 yield _choice(tape, kept)

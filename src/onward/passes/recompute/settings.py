@@ -1,4 +1,4 @@
-"""What the argument `recompute` says: what is cheap, what patterns name, or as much as a budget of memory needs."""
+"""What the arguments `recompute` and `store` say, and the estimates of what they do to the memory of a step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onward.arguments import shown, whole
+from onward.arguments import check_name, shown, whole
 from onward.errors import A101, ArgumentError, Diagnostic, counted
 
 AUTO = "auto"
+STORES = ("bfloat16", "float16")
 ASSUMED = 32  # for a free size of the batch that nobody states
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", re.IGNORECASE)
@@ -50,14 +51,9 @@ def read_recompute(asked: Asked | None, sizes: Mapping[str, int] | None = None) 
     Raises:
         ArgumentError: it is neither "auto", an amount of memory, nor patterns.
     """
-    given = {} if sizes is None else dict(sizes)
-    wrong = [n for n, s in given.items() if isinstance(s, bool) or not isinstance(s, int) or s < 1]
-    if wrong:
-        found = ", ".join(f"{name}={shown(given[name])}" for name in wrong)
-        raise ArgumentError(Diagnostic(A101, "a size is a whole number from 1 on", place="sizes=", found=found))
+    known = _read_sizes(sizes)
     if asked is None:
         return None
-    known = tuple(sorted(given.items()))
     if isinstance(asked, str):
         if asked == AUTO:
             return Recompute(sizes=known)
@@ -80,6 +76,43 @@ def read_recompute(asked: Asked | None, sizes: Mapping[str, int] | None = None) 
 
 
 @dataclasses.dataclass(frozen=True)
+class Store:
+    """In which type of 16 bits the values that wait for the backward pass are kept; `sizes` as in `Recompute`."""
+
+    dtype: str
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def arguments(self) -> dict[str, Any]:
+        """Return it as arguments of `onward.compile`."""
+        return {"store": self.dtype, "sizes": dict(self.sizes)}
+
+
+def read_store(asked: str | None, sizes: Mapping[str, int] | None = None) -> Store | None:
+    """Return what the argument says; None without one.
+
+    >>> read_store("float16", {"N": 8})
+    Store(dtype='float16', sizes=(('N', 8),))
+
+    Raises:
+        ArgumentError: it is neither "float16" nor "bfloat16".
+    """
+    known = _read_sizes(sizes)
+    if asked is None:
+        return None
+    check_name("store", asked, STORES)
+    return Store(asked, known)
+
+
+def _read_sizes(sizes: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
+    given = {} if sizes is None else dict(sizes)
+    wrong = [n for n, s in given.items() if isinstance(s, bool) or not isinstance(s, int) or s < 1]
+    if wrong:
+        found = ", ".join(f"{name}={shown(given[name])}" for name in wrong)
+        raise ArgumentError(Diagnostic(A101, "a size is a whole number from 1 on", place="sizes=", found=found))
+    return tuple(sorted(given.items()))
+
+
+@dataclasses.dataclass(frozen=True)
 class Estimate:
     """What a pass did to one graph, by the sizes of its values: bytes, and operations by their cost."""
 
@@ -98,6 +131,29 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         """Return it as a manifest has it."""
         return {**dataclasses.asdict(self), "extra_time": round(self.extra_time, 4)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What `store` did to one graph: the values in 16 bits, their bytes before, and the bytes of the step."""
+
+    values: int
+    bytes_of_values: int  # in float32; now half
+    bytes_before: int  # at most in use at once
+    bytes_after: int
+
+    def told(self, dtype: str) -> str:
+        """Return it in words."""
+        if not self.values:
+            return f"keeps nothing in {dtype}: it would not need less than {amount(self.bytes_before)} of memory"
+        return (
+            f"keeps {counted(self.values, 'value')} of {amount(self.bytes_of_values)} in {dtype}: about "
+            f"{amount(self.bytes_after)} of memory instead of {amount(self.bytes_before)}; gradients are approximate"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as a manifest has it."""
+        return dataclasses.asdict(self)
 
 
 def amount(size: float) -> str:

@@ -1,0 +1,332 @@
+"""`BlockLongAttention`: compute long attention block by block, so that a step never holds all of its scores.
+
+Attention is what exporters write out (MatMul, scale, mask, Softmax, MatMul) or the operator `Attention`. A training
+step keeps the probabilities of every head for the backward pass, and computes with several matrices of their size. From
+`SCORES` scores for each head on, `BlockwiseAttention` (`autodiff/rules/blockwise.py`) takes the place of these nodes,
+if the step is to save memory (`recompute`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.autodiff.profile import PORTABLE
+from onward.autodiff.rules import blockwise
+from onward.graph import edit, shapes, walk
+from onward.graph.builder import Builder, Value
+from onward.graph.schema import GRADIENT_DOMAIN
+from onward.model.training_model import is_gradient
+from onward.passes.base import Pass, Unit
+
+SCORES = 1024 * 1024
+"""The queries times the keys of one head from which on blocks are used."""
+SHORTEST = 512
+"""The queries, and the keys, that there have to be at least."""
+_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+Dims = tuple[int | str | None, ...]
+
+
+@dataclasses.dataclass
+class _Found:
+    """Attention that a node computes: Y = softmax(Q KT + mask) V, with the nodes of `op` in front."""
+
+    op: Builder
+    Q: Value
+    Q_dims: Dims
+    KT: Value
+    V: Value
+    sizes: blockwise.Sizes
+    mask: Value | None = None
+    hides: bool = False  # the mask is True where a key is hidden
+
+
+class BlockLongAttention(Pass):
+    """Replace attention of many queries and keys, whose numbers are known before the run, by a call in blocks.
+
+    Only where `recompute` is "auto" or an amount of memory. Attention stays as it is if something else reads its
+    probabilities (an output, Dropout), if its mask needs a gradient, in 16 bits, in the portable profile, and where the
+    numbers are not known.
+    """
+
+    def run(self, unit: Unit) -> bool:
+        if unit.profile == PORTABLE or not unit.saves_memory:
+            return False
+        gradients = [n for n in walk.all_nodes(unit.graph) if is_gradient(n)]
+        wanted = {name for n in gradients if "xs" in n.attributes for name in n.attributes["xs"].as_strings()}
+        others = {name for n in gradients if "zs" in n.attributes for name in n.attributes["zs"].as_strings()}
+        seen = {*unit.model_outputs, *wanted, *others, *(n.attributes.get_string("y", "") for n in gradients)}
+        changed = False
+        for node in list(unit.graph) if gradients else ():
+            if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Attention"):
+                continue
+            op = unit.builder(f"{node.name or node.op_type}/")
+            found = _written_out(node, op, seen) if node.op_type == "MatMul" else _operator(node, op)
+            if found is not None and not _has_gradient(found.mask, wanted):
+                _replace(node, found, unit)
+                changed = True
+        return changed
+
+
+def is_long(queries: int, keys: int) -> bool:
+    """Return whether attention of this size runs in blocks.
+
+    >>> is_long(1024, 1024), is_long(512, 2048), is_long(512, 512), is_long(4096, 77)
+    (True, True, False, False)
+    """
+    return min(queries, keys) >= SHORTEST and queries * keys >= SCORES
+
+
+def _written_out(node: ir.Node, op: Builder, seen: set[str]) -> _Found | None:
+    """Return the attention whose last product is `node`."""
+    P, V = node.inputs
+    softmax = _maker(P, ("Softmax",), seen)
+    if P is None or V is None or softmax is None or P.shape is None or P.dtype not in _TYPES:
+        return None
+    rank = len(P.shape)
+    scores = softmax.inputs[0]
+    if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1) or rank < 3:
+        return None
+    mask, hides, scales = None, False, []
+    while (inner := _maker(scores, ("Add", "Where", "Mul", "Div"), seen)) is not None:
+        if inner.op_type in ("Mul", "Div"):
+            first, second = inner.inputs
+            if inner.op_type == "Mul" and first is not None and _is_number(first):
+                first, second = second, first
+            if second is None or not _is_number(second):
+                return None
+            scales.append((inner.op_type, second))
+            scores = first
+            continue
+        if mask is not None or scales:
+            return None
+        masked = _mask_of(inner)
+        if masked is None:
+            return None
+        scores, mask, hides = masked
+    product = _maker(scores, ("MatMul",), seen)
+    if product is None:
+        return None
+    Q, KT = product.inputs
+    sizes = None if Q is None or KT is None else _sizes(Q, KT, V)
+    if Q is None or KT is None or sizes is None:
+        return None
+    if mask is not None and not _fits(mask, sizes, rank):
+        return None
+    dims = shapes.dims(Q)
+    assert dims is not None
+    for kind, scale in scales:
+        # The queries are fewer numbers than the scores.
+        Q = op.call(kind, [Q, scale])[0]
+    if mask is not None and shapes.dims(mask) == (sizes.queries, sizes.keys) and _is_causal(mask):
+        return _Found(op, Q, dims, KT, V, dataclasses.replace(sizes, causal=True))
+    return _Found(op, Q, dims, KT, V, sizes, mask, hides)
+
+
+def _maker(value: Value | None, types: Sequence[str], seen: set[str]) -> ir.Node | None:
+    """Return what makes `value`, if it is one of these operators, one node alone reads it, and nobody else sees it."""
+    node = None if value is None else value.producer()
+    if value is None or node is None or node.domain not in ("", "ai.onnx") or node.op_type not in types:
+        return None
+    if len(value.uses()) != 1 or value.is_graph_output() or value.name in seen:
+        return None
+    return node
+
+
+def _is_number(value: Value) -> bool:
+    size = shapes.static_shape(value)
+    return size is not None and math.prod(size) == 1 and len(size) < 2
+
+
+def _mask_of(node: ir.Node) -> tuple[Value, Value, bool] | None:
+    """Return the scores, the mask, and whether it is True where a key is hidden, of an Add or a Where."""
+    if node.op_type == "Add":
+        first, second = node.inputs
+        if first is None or second is None:
+            return None
+        if _made_by(first, "MatMul", "Mul", "Div"):
+            return first, second, False
+        return (second, first, False) if _made_by(second, "MatMul", "Mul", "Div") else None
+    condition, chosen, other = node.inputs
+    if condition is None or chosen is None or other is None:
+        return None
+    for fill, scores, hides in ((chosen, other, True), (other, chosen, False)):
+        constant = walk.constant_of(fill)
+        if constant is not None and constant.size == 1 and np.isneginf(constant).all():
+            return scores, condition, hides
+    return None
+
+
+def _made_by(value: Value, *types: str) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type in types and node.domain in ("", "ai.onnx")
+
+
+def _sizes(Q: Value, KT: Value, V: Value) -> blockwise.Sizes | None:
+    """Return the sizes of a product Q KT and of V, if they are known, long, and of as many heads."""
+    dims = [shapes.dims(v) for v in (Q, KT, V)]
+    if any(d is None or len(d) < 3 for d in dims) or any(v.dtype not in _TYPES for v in (Q, KT, V)):
+        return None
+    (q, k, v) = (d or () for d in dims)
+    if not q[:-2] == k[:-2] == v[:-2] or None in q[:-2]:
+        return None
+    queries, width, keys, value_width = q[-2], q[-1], k[-1], v[-1]
+    if not all(isinstance(size, int) for size in (queries, width, keys, value_width)):
+        return None
+    assert isinstance(queries, int) and isinstance(width, int)  # noqa: PT018
+    assert isinstance(keys, int) and isinstance(value_width, int)  # noqa: PT018
+    return blockwise.Sizes(queries, keys, width, value_width) if is_long(queries, keys) else None
+
+
+def _fits(mask: Value, sizes: blockwise.Sizes, rank: int) -> bool:
+    """Return whether the mask has a row for each query, or one for all, and a column for each key."""
+    dims = shapes.dims(mask)
+    if dims is None or not 0 < len(dims) <= rank or dims[-1] != sizes.keys:
+        return False
+    return mask.dtype in (*_TYPES, ir.DataType.BOOL) and (len(dims) == 1 or dims[-2] in (1, sizes.queries))
+
+
+def _is_causal(mask: Value) -> bool:
+    """Return whether a mask to be added is 0 up to the diagonal and minus infinity behind it, as PyTorch writes it."""
+    where = mask.producer()
+    if where is not None and where.op_type == "Constant" and (constant := walk.constant_of(mask)) is not None:
+        below = np.tril(np.ones(constant.shape, bool))
+        return mask.dtype in _TYPES and bool(np.all(np.where(below, constant == 0, np.isneginf(constant))))
+    if where is None or where.op_type != "Where" or where.domain not in ("", "ai.onnx"):
+        return False
+    condition, hidden, shown = where.inputs
+    if _number(hidden) != -math.inf or _number(shown) != 0:
+        return False
+    equal = None if condition is None else condition.producer()
+    if equal is None or equal.op_type != "Equal" or _number(equal.inputs[1]) != 0:
+        return False
+    trilu = None if equal.inputs[0] is None else equal.inputs[0].producer()
+    if trilu is None or trilu.op_type != "Trilu" or trilu.attributes.get_int("upper", 1) != 0:
+        return False
+    if len(trilu.inputs) > 1 and trilu.inputs[1] is not None and _number(trilu.inputs[1]) != 0:
+        return False
+    ones = None if trilu.inputs[0] is None else trilu.inputs[0].producer()
+    return ones is not None and ones.op_type == "Expand" and _number(ones.inputs[0]) == 1
+
+
+def _number(value: Value | None) -> float | None:
+    constant = walk.constant_of(value)
+    return None if constant is None or constant.size != 1 else float(constant.reshape(-1)[0])
+
+
+def _operator(node: ir.Node, op: Builder) -> _Found | None:
+    """Return the attention of an `Attention` node that has only its first output and no cache."""
+    given = [*node.inputs, *[None] * (7 - len(node.inputs))]
+    Q, K, V, mask = given[:4]
+    if Q is None or K is None or V is None or any(given[4:]) or any(v.name for v in node.outputs[1:]):
+        return None
+    if node.attributes.get_float("softcap", 0.0) or any(v.dtype not in _TYPES for v in (Q, K, V)):
+        return None
+    if Q.shape is not None and len(Q.shape) == 3:
+        heads = node.attributes.get_int("q_num_heads", 0)
+        if not heads or heads != node.attributes.get_int("kv_num_heads", 0):
+            return None
+        split = [_split_heads(op, v, heads) for v in (Q, K, V)]
+        if any(v is None for v in split):
+            return None
+        Q, K, V = (v for v in split if v is not None)
+    k = shapes.dims(K)
+    if k is None or len(k) != 4:
+        return None
+    KT = op.Transpose(K, perm=[0, 1, 3, 2])
+    KT.shape = ir.Shape([*k[:2], k[3], k[2]])
+    sizes = _sizes(Q, KT, V)
+    if sizes is None or (mask is not None and not _fits(mask, sizes, 4)):
+        return None
+    dims = shapes.dims(Q)
+    assert dims is not None
+    scale = node.attributes.get_float("scale", 1.0 / math.sqrt(sizes.width))
+    sizes = dataclasses.replace(sizes, causal=bool(node.attributes.get_int("is_causal", 0)))
+    return _Found(op, op.Mul(Q, scale), dims, KT, V, sizes, mask)
+
+
+def _split_heads(op: Builder, value: Value, heads: int) -> Value | None:
+    """Return [N, heads, S, size] of [N, S, heads * size]."""
+    dims = shapes.dims(value)
+    if dims is None or not isinstance(dims[2], int):
+        return None
+    width = dims[2] // heads
+    split = op.Transpose(op.Reshape(value, [0, 0, heads, width]), perm=[0, 2, 1, 3])
+    split.shape = ir.Shape([dims[0], heads, dims[1], width])
+    return split
+
+
+def _has_gradient(mask: Value | None, wanted: set[str]) -> bool:
+    """Return whether a gradient is taken with respect to something that the mask is computed from."""
+    if mask is None or mask.dtype == ir.DataType.BOOL:
+        return False
+    behind = {v.name for n in walk.ancestors([mask]) for v in walk.reads(n)}
+    return not wanted.isdisjoint({mask.name or "", *(name for name in behind if name)})
+
+
+def _replace(node: ir.Node, found: _Found, unit: Unit) -> None:
+    """Put a call of `BlockwiseAttention`, and its function, in the place of `node`."""
+    op, sizes = found.op, found.sizes
+    Q = _flat(op, found.Q, [sizes.queries, sizes.width])
+    operands = [Q, _flat(op, found.KT, [sizes.width, sizes.keys]), _flat(op, found.V, [sizes.keys, sizes.value_width])]
+    rows = 1
+    if found.mask is not None:
+        flat, which, rows = _flat_mask(op, found)
+        operands += [flat, which]
+    assert Q.dtype is not None
+    kind = operands[3].dtype if found.mask is not None else None
+    # One function for each call: its sizes are numbers.
+    overload = str(sum(name == blockwise.NAME for _, name, _ in unit.model.functions))
+    made = blockwise.function(sizes, unit.opset, Q.dtype, kind, rows)
+    made.overload = overload
+    unit.model.functions[made.identifier()] = made
+    unit.model.opset_imports.setdefault(GRADIENT_DOMAIN, 1)
+    (Y,) = op.call(
+        blockwise.NAME, operands, domain=GRADIENT_DOMAIN, overload=overload, sizes=blockwise.attribute(sizes)
+    )
+    Y.type, Y.shape = Q.type, ir.Shape([None, sizes.queries, sizes.value_width])
+    packed = node.op_type == "Attention" and len(node.outputs[0].shape or found.Q_dims) == 3
+    lead = list(found.Q_dims[:-2])
+    if sum(not isinstance(d, int) for d in lead) < 2:
+        size = [d if isinstance(d, int) else -1 for d in lead]
+        Y = op.Reshape(Y, [*size, sizes.queries, sizes.value_width])
+    else:
+        front = op.Shape(found.Q, start=0, end=len(lead))
+        Y = op.Reshape(Y, op.Concat(front, [sizes.queries, sizes.value_width], axis=0))
+    Y.shape = ir.Shape([*lead, sizes.queries, sizes.value_width])
+    if packed:
+        Y = op.Reshape(op.Transpose(Y, perm=[0, 2, 1, 3]), [0, 0, -1])
+    edit.replace_node(node, op, [Y])
+
+
+def _flat(op: Builder, value: Value, last: list[int]) -> Value:
+    """Return [G, ...] with all leading axes as one."""
+    flat = op.Reshape(value, [-1, *last])
+    flat.shape = ir.Shape([None, *last])
+    return flat
+
+
+def _flat_mask(op: Builder, found: _Found) -> tuple[Value, Value, int]:
+    """Return the mask [M, rows, T], for each head which of the M it has, and the rows."""
+    mask, sizes = found.mask, found.sizes
+    assert mask is not None
+    dims = shapes.dims(mask)
+    assert dims is not None
+    rows = dims[-2] if len(dims) > 1 else 1
+    assert isinstance(rows, int)
+    axes = len(found.Q_dims) - 2  # in front of queries and width
+    own = max(len(dims) - 2, 0)
+    ones = op.constant(np.ones(axes - own, np.int64))
+    lead = op.Concat(ones, op.Shape(mask, start=0, end=own), axis=0) if own else ones
+    numbers = op.Reshape(op.Range(0, op.ReduceProd(lead, keepdims=0), 1), lead)
+    which = op.Reshape(op.Expand(numbers, op.Shape(found.Q, start=0, end=axes)), [-1])
+    which.shape = ir.Shape([None])
+    if found.hides:
+        mask = op.Not(mask)
+    flat = _flat(op, mask, [rows, sizes.keys])
+    return flat, which, rows

@@ -1,0 +1,299 @@
+"""Native kernels give the numbers of the plain graph and of PyTorch, and nothing breaks where there are none."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper, numpy_helper
+
+import onward
+from e2e.test_runners import HEADERS, headers
+from onward.backends import open_session
+from onward.backends.onnxruntime.native import library
+from onward.backends.onnxruntime.session import _rewritten
+from whole import WHOLE
+
+pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C compiler: native kernels are not tested")
+
+
+def operators(program: onward.Program) -> list[str]:
+    """Return the native operators of a step, in order."""
+    model = _rewritten(program.entries["train"].step, 2, native=True)
+    return [n.op_type for n in model.graph if n.domain == library.DOMAIN]
+
+
+def program_of(module: torch.nn.Module, shape: tuple[int, ...], outputs: int = 3) -> onward.Program:
+    torch.manual_seed(0)
+    for p in module.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    model = onward.from_torch(
+        module, loss=torch.nn.CrossEntropyLoss(), optimizer=torch.optim.SGD(module.parameters(), 0.05),
+        example_inputs=(torch.randn(shape),), example_targets=torch.zeros(shape[0], dtype=torch.int64),
+    )  # fmt: skip
+    return onward.compile(model)
+
+
+def losses(program: onward.Program, shape: tuple[int, ...], *, native: bool, threads: int = 2) -> list[np.ndarray]:
+    """Return the losses of four steps, and the state behind them."""
+    session = open_session(program, "onnxruntime", native=native, threads=threads, fused=False)
+    random = np.random.default_rng(1)
+    found = []
+    for _ in range(4):
+        x, t = random.standard_normal(shape, dtype=np.float32), random.integers(0, 3, shape[0])
+        found.append(session.step(dict(zip(program.input_names, (x, t), strict=True)))["loss"])
+    return [*found, *session.get_state().values()]
+
+
+def assert_close(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def net(*layers: torch.nn.Module, last: int) -> torch.nn.Module:
+    pool = torch.nn.AdaptiveAvgPool2d(1)
+    return torch.nn.Sequential(*layers, pool, torch.nn.Flatten(), torch.nn.Linear(last, 3))
+
+
+CONVOLUTIONS = {
+    "3 x 3": ({"kernel_size": 3, "padding": 1}, (16, 24), (5, 16, 9, 9)),
+    "strides": ({"kernel_size": 3, "padding": 1, "stride": 2}, (16, 24), (3, 16, 8, 10)),
+    "longer strides": ({"kernel_size": 2, "stride": 3}, (8, 8), (2, 8, 11, 12)),
+    "1 x 1 with strides": ({"kernel_size": 1, "stride": 2}, (16, 16), (3, 16, 8, 8)),
+    "dilations": ({"kernel_size": 3, "dilation": 2, "padding": 2}, (8, 40), (2, 8, 10, 7)),
+    "flat kernel": ({"kernel_size": (1, 5), "padding": (0, 2)}, (12, 9), (2, 12, 6, 17)),
+    "groups": ({"kernel_size": 3, "padding": 1, "groups": 2}, (32, 16), (2, 32, 6, 6)),
+    "depthwise": ({"kernel_size": 3, "padding": 1, "groups": 16}, (16, 16), (4, 16, 9, 5)),
+    "depthwise, strides": ({"kernel_size": 5, "padding": 2, "stride": 2, "groups": 8}, (8, 8), (3, 8, 13, 12)),
+    "large image": ({"kernel_size": 3, "padding": 1}, (8, 8), (2, 8, 130, 40)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_train_as_the_plain_graph_does(name: str) -> None:
+    options, (inner, outer), shape = CONVOLUTIONS[name]
+    first = torch.nn.Conv2d(inner, inner, 1)  # so that the input of the second one needs a gradient
+    program = program_of(net(first, torch.nn.Conv2d(inner, outer, **options), last=outer), shape)
+
+    found = set(operators(program))
+
+    assert {"KernelGradient"} < found  # and a convolution, or the gradient of its input
+    assert_close(losses(program, shape, native=True), losses(program, shape, native=False))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_kernels_agree_with_pytorch(name: str) -> None:
+    options, (inner, outer), shape = CONVOLUTIONS[name]
+    conv = torch.nn.Conv2d(inner, outer, bias=False, **options)
+    x = torch.randn(shape, requires_grad=True)
+    y = conv(x)
+    dy = torch.randn(y.shape)
+    y.backward(dy)
+    pads = [*conv.padding, *conv.padding]
+    sizes = [*shape[2:], *conv.kernel_size, *conv.stride, *conv.dilation, *pads, conv.groups, 0]
+    kernel = conv.weight.detach()
+
+    given = {"X": x.detach(), "K": kernel, "dY": dy}
+    ours = [
+        run(op, [given[n] for n in names], sizes)
+        for op, names in (("Convolve", "X K"), ("ConvolveBack", "dY K"), ("KernelGradient", "X dY"))
+        for names in [names.split()]
+    ]
+
+    for mine, theirs in zip(ours, (y.detach(), x.grad, conv.weight.grad), strict=True):
+        off = np.abs(mine - theirs.numpy()).max() / theirs.abs().max().item()
+        assert mine.shape == theirs.shape
+        assert off < 1e-5
+
+
+def run(op: str, tensors: list[torch.Tensor], sizes: list[int], *, threads: int = 2) -> np.ndarray:
+    """Return the output of one native operator."""
+    names = [f"input_{i}" for i in range(len(tensors))]
+    node = helper.make_node(op, names, ["y"], domain=library.DOMAIN, sizes=sizes)
+    kind = onnx.TensorProto.FLOAT
+    inputs = [helper.make_tensor_value_info(n, kind, t.shape) for n, t in zip(names, tensors, strict=True)]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", kind, None)])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(library.DOMAIN, 1)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.register_custom_ops_library(library.load())
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {n: t.numpy() for n, t in zip(names, tensors, strict=True)})[0]
+
+
+def test_the_number_of_threads_does_not_change_a_bit() -> None:
+    x, k, dy = torch.randn(9, 16, 12, 12), torch.randn(40, 16, 3, 3), torch.randn(9, 40, 12, 12)
+    sizes = [12, 12, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]
+
+    for op, tensors in (("Convolve", [x, k]), ("ConvolveBack", [dy, k]), ("KernelGradient", [x, dy])):
+        assert run(op, tensors, sizes, threads=1).tobytes() == run(op, tensors, sizes, threads=2).tobytes()
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("shape", [(6, 16, 5, 7), (3, 16, 1, 1), (40, 16, 16, 16)])
+def test_batch_normalisation_trains_as_the_plain_graph_does(shape: tuple[int, ...], relu: bool) -> None:
+    act = torch.nn.ReLU() if relu else torch.nn.Tanh()
+    program = program_of(net(torch.nn.Conv2d(16, 16, 1), torch.nn.BatchNorm2d(16), act, last=16), shape)
+
+    found = [name for name in operators(program) if name.startswith("Normalize")]
+
+    assert found == ["Normalize", "NormalizeReluBack" if relu else "NormalizeBack"]
+    assert_close(losses(program, shape, native=True), losses(program, shape, native=False))
+
+
+def test_a_relu_that_others_read_keeps_its_gradient() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8)
+            self.last = torch.nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(self.conv(x))
+            z = torch.relu(y)
+            return self.last((z + self.conv(z) + torch.sigmoid(y)).mean((2, 3)))
+
+    program = program_of(Twice(), (4, 8, 6, 6))
+
+    assert "NormalizeBack" in operators(program)  # y has a second reader
+    assert_close(losses(program, (4, 8, 6, 6), native=True), losses(program, (4, 8, 6, 6), native=False))
+
+
+def test_convolutions_of_one_axis_stay_plain() -> None:
+    module = torch.nn.Sequential(torch.nn.Conv1d(8, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 8, 3))
+
+    found = operators(program_of(module, (2, 8, 10)))
+
+    assert not [name for name in found if name.startswith(("Convolve", "KernelGradient"))]
+
+
+def test_nan_stays_nan() -> None:
+    x = torch.full((2, 8, 6, 6), float("nan"))
+    sizes = [6, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+
+    assert np.isnan(run("Convolve", [x, torch.randn(8, 8, 3, 3)], sizes)).all()
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    sizes = [6, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]
+
+    with pytest.raises(Exception, match="tensors that do not fit together"):
+        run("KernelGradient", [torch.randn(2, 8, 6, 6), torch.randn(2, 8, 5, 5)], sizes)
+
+
+def small_program() -> onward.Program:
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype("f"), "W")
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "W"], ["y"])], "g",
+        [value("x", onnx.TensorProto.FLOAT, ["N", 8, 6, 6])], [value("y", onnx.TensorProto.FLOAT, ["N", 8, 4, 4])],
+        [weight],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return onward.compile(onward.make_trainable(proto, loss="mse", optimizer=onward.SGD(0.1)))
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the library be looked for again, with an empty cache."""
+    monkeypatch.setenv("ONWARD_CACHE", str(tmp_path / "cache"))
+    library.load.cache_clear()
+    yield
+    library.load.cache_clear()
+
+
+def test_without_a_compiler_the_plain_graph_trains(forgotten: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+
+    assert open_session(small_program(), "onnxruntime").describe()["kernels"] == "plain"
+    with pytest.raises(onward.OnwardError, match=r"(?s)B202.*a C compiler.*hint: install one"):
+        open_session(small_program(), "onnxruntime", native=True)
+
+
+def test_a_compiler_that_fails_is_said_once(forgotten: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+
+    with pytest.warns(
+        RuntimeWarning, match="native kernels do not work here, so the plain graph runs: .*could not comp"
+    ):
+        session = open_session(small_program(), "onnxruntime")
+
+    assert session.describe()["kernels"] == "plain"
+
+
+def test_a_damaged_cache_is_made_again(forgotten: None) -> None:
+    assert library.load() is not None
+    (kept,) = library.CACHE.folder.iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-9])
+    library.load.cache_clear()
+
+    assert library.load() is not None
+    assert kept.read_bytes()[32:] != whole[32:-9]
+
+
+MUTANTS = {
+    "normalization.c": ("offset = (float)(s.first / count)", "offset = (float)(s.first / count * 1.001)"),
+    "depthwise.c": ("sum += kernel[t] *", "sum += 1.001f * kernel[t] *"),
+    "kernel_gradient.c": ("load(result + k * LANES) + sums[i][k]", "load(result + k * LANES) + 1.001f * sums[i][k]"),
+    "convolution.c": ("s[i][0] += kernels[t * ROWS + i] * a", "s[i][0] += 1.001f * kernels[t * ROWS + i] * a"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS if WHOLE else ["normalization.c"])
+def test_the_trial_finds_an_error_of_a_thousandth(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in library._HERE.glob("*.[ch]"):
+        shutil.copy(path, tmp_path)
+    text = (tmp_path / name).read_text()
+    assert text.count(MUTANTS[name][0]) == 1
+    (tmp_path / name).write_text(text.replace(*MUTANTS[name]))
+    monkeypatch.setattr(library, "_HERE", tmp_path)
+
+    library._compile(tmp_path / "mutant.so")
+
+    with pytest.raises(library._NotUsable, match="differs by"):
+        library._try_out(tmp_path / "mutant.so")
+
+
+def test_the_places_of_the_functions_are_those_of_the_header(tmp_path: Path) -> None:
+    """runtime.h names places in ONNX Runtime's table of functions; the compiler checks them with its header."""
+    include = headers(HEADERS, "package/prebuilt/include/onnxruntime/", tmp_path / "include")
+    ours = {
+        "CREATE_STATUS": "CreateStatus", "CREATE_DOMAIN": "CreateCustomOpDomain", "DOMAIN_ADD": "CustomOpDomain_Add",
+        "ADD_DOMAIN": "AddCustomOpDomain", "TENSOR_DATA": "GetTensorMutableData",
+        "DIMENSIONS_COUNT": "GetDimensionsCount", "DIMENSIONS": "GetDimensions",
+        "TENSOR_SHAPE": "GetTensorTypeAndShape", "CONTEXT_INPUT": "KernelContext_GetInput",
+        "CONTEXT_OUTPUT": "KernelContext_GetOutput", "RELEASE_STATUS": "ReleaseStatus",
+        "RELEASE_SHAPE": "ReleaseTensorTypeAndShapeInfo", "INTS_OF_ATTRIBUTE": "KernelInfoGetAttributeArray_int64",
+        "PARALLEL_FOR": "KernelContext_ParallelFor",
+    }  # fmt: skip
+    fields = {
+        "create_v2": "CreateKernelV2", "compute_v2": "KernelComputeV2", "name": "GetName", "destroy": "KernelDestroy",
+        "input_kind": "GetInputCharacteristic", "first_version": "GetStartVersion", "aliases": "GetAliasMap",
+    }  # fmt: skip
+    checks = [f"_Static_assert({a} * sizeof(void *) == offsetof(OrtApi, {b}), {b!r});" for a, b in ours.items()]
+    checks += [
+        f"_Static_assert(offsetof(operator, {a}) == offsetof(struct OrtCustomOp, {b}), {b!r});"
+        for a, b in fields.items()
+    ]
+    source = '#include "runtime.h"\n#include "onnxruntime_c_api.h"\n' + "\n".join(checks).replace("'", '"') + "\n"
+    (tmp_path / "check.c").write_text(source)
+    command = [library.compiler(), "-std=gnu11", "-fsyntax-only", f"-I{library._HERE}", *include]
+
+    done = subprocess.run([*command, str(tmp_path / "check.c")], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert len(ours) == (library._HERE / "runtime.h").read_text().split("enum {")[2].split("}")[0].count(" = ")
+
+
+def test_a_session_says_which_kernels_it_has() -> None:
+    program = small_program()
+    assert open_session(program, "onnxruntime").describe()["kernels"] == library.version()
+    assert open_session(program, "onnxruntime", native=False).describe()["kernels"] == "plain"

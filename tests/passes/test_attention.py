@@ -1,0 +1,321 @@
+"""Long attention in blocks: the gradients of PyTorch and of the plain form, and when attention stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+
+import onward
+from onward.autodiff.rules import blockwise
+from onward.compiler.program import PlainGraph
+from onward.graph import walk
+from onward.passes import attention
+
+N, HEADS, QUERIES, KEYS, WIDTH = 2, 3, 10, 14, 4
+draw = np.random.default_rng(0)
+WEIGHTS = {n: draw.normal(size=(WIDTH, HEADS * size)) for n, size in (("Wq", 4), ("Wk", 4), ("Wv", 5))}
+BATCH = {"x": draw.normal(size=(N, QUERIES, WIDTH)), "z": draw.normal(size=(N, KEYS, WIDTH))}
+TARGET = draw.normal(size=(N, HEADS, QUERIES, 5))
+HIDDEN = draw.random((N, 1, QUERIES, KEYS)) < 0.3
+FLOAT_MASK = draw.normal(size=(1, HEADS, QUERIES, KEYS))
+PLAIN_CORE = "s = MatMul(q, kt) {scaled} {masked} p = Softmax<axis = -1>(m) y = MatMul(p, v)"
+SCALED = "c = Constant<value_float = 2.0>() cc = CastLike(c, x) sc = Div(s, cc)"
+
+
+@pytest.fixture(autouse=True)
+def short_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sizes of these tests count as long, in several blocks."""
+    monkeypatch.setattr(attention, "SCORES", 100)
+    monkeypatch.setattr(attention, "SHORTEST", 8)
+    monkeypatch.setattr(blockwise, "ROWS", 4)  # of 10 queries: 4, 4 and 2
+
+
+def network(
+    core: str, dtype: str = "double", opset: int = 18, masks: dict[str, np.ndarray] | None = None, keys: Any = KEYS
+) -> onnx.ModelProto:
+    """Return a network that attends from x to z; `core` computes y of q, kt (or k) and v [N, HEADS, ...]."""
+    body = f"""
+        axes = Constant<value_ints = [0, 0, {HEADS}, -1]>()
+        xq = MatMul(x, Wq) zk = MatMul(z, Wk) zv = MatMul(z, Wv)
+        rq = Reshape(xq, axes) rk = Reshape(zk, axes) rv = Reshape(zv, axes)
+        q = Transpose<perm = [0, 2, 1, 3]>(rq) k = Transpose<perm = [0, 2, 1, 3]>(rk)
+        kt = Transpose<perm = [0, 2, 3, 1]>(rk) v = Transpose<perm = [0, 2, 1, 3]>(rv)
+        {core.replace("DTYPE", dtype)}"""
+    head = f'<ir_version: 10, opset_import: ["" : {opset}]>'
+    inputs = f"{dtype}[N, {QUERIES}, {WIDTH}] x, {dtype}[N, {keys}, {WIDTH}] z"
+    proto = onnx.parser.parse_model(f"{head} net ({inputs}) => ({dtype}[N, {HEADS}, {QUERIES}, 5] y) {{ {body} }}")
+    number = np.float64 if dtype == "double" else np.float32
+    for name, value in {**WEIGHTS, **(masks or {})}.items():
+        kept = value if value.dtype == bool else value.astype(number)
+        proto.graph.initializer.append(numpy_helper.from_array(kept, name))
+    return proto
+
+
+def gradients(proto: onnx.ModelProto, train: tuple[str, ...] = tuple(WEIGHTS), **options: Any) -> PlainGraph:
+    """Return the graph of the gradients of the squared error."""
+    model = onward.make_trainable(proto, loss="mse", optimizer=onward.SGD(0.1), train=list(train))
+    (entry,) = onward.compile(model, split=True, **{"recompute": "auto", **options}).entries.values()
+    assert entry.gradients is not None
+    return entry.gradients
+
+
+def run(graph: PlainGraph, masks: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    """Return what the graph computes on ONNX Runtime, by name."""
+    session = onnxruntime.InferenceSession(graph.proto().SerializeToString())
+    known = {**WEIGHTS, **BATCH, **(masks or {})}
+    feeds = {}
+    for formal in session.get_inputs():
+        value = np.asarray(known.get(formal.name, TARGET))
+        feeds[formal.name] = value if value.dtype == bool else value.astype("d" if "double" in formal.type else "f")
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+def blocked(graph: PlainGraph) -> bool:
+    """Return whether the graph computes attention in blocks: none of its values holds all scores of a head."""
+    inner = list(walk.all_nodes(graph.model.graph))
+    scores = [n for n in inner if n.op_type in ("Softmax", "Attention")]
+    scans = [n for n in graph.model.graph if n.op_type == "Scan"]
+    return len(scans) == 2 and not any(n in scores for n in graph.model.graph)
+
+
+def by_torch(mask: np.ndarray | None = None, scale: float = 1.0, causal: bool = False) -> dict[str, np.ndarray]:
+    """Return the gradients of PyTorch's autograd, through its own attention."""
+    weights = {n: torch.tensor(w, requires_grad=True) for n, w in WEIGHTS.items()}
+    x, z = (torch.tensor(BATCH[n]) for n in ("x", "z"))
+    q, k, v = (
+        (data @ weights[n]).reshape(N, data.shape[1], HEADS, -1).transpose(1, 2)
+        for n, data in (("Wq", x), ("Wk", z), ("Wv", z))
+    )
+    given = None if mask is None else torch.tensor(mask)
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, given, is_causal=causal, scale=scale)
+    torch.nn.functional.mse_loss(y, torch.tensor(TARGET)).backward()
+    return {f"grad/{n}": w.grad.numpy() for n, w in weights.items() if w.grad is not None}
+
+
+def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], rtol: float = 1e-10) -> None:
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=rtol, atol=rtol * np.abs(value).max(), err_msg=name)
+
+
+WRITTEN: dict[str, tuple[str, str, dict[str, np.ndarray], dict[str, Any]]] = {
+    "no mask": ("", "", {}, {}),
+    "scale": ("", SCALED, {}, {"scale": 0.5}),
+    "float mask by head": ("m = Add(sc, bias)", SCALED, {"bias": FLOAT_MASK}, {"scale": 0.5, "mask": FLOAT_MASK}),
+    "float mask in front": ("m = Add(bias, s)", "", {"bias": FLOAT_MASK[0, 0]}, {"mask": FLOAT_MASK[0, 0]}),
+    "mask of keys": ("m = Add(s, bias)", "", {"bias": FLOAT_MASK[:, :1, :1]}, {"mask": FLOAT_MASK[:, :1, :1]}),
+    "mask of one row": ("m = Add(s, bias)", "", {"bias": FLOAT_MASK[0, 0, 0]}, {"mask": FLOAT_MASK[0, 0, 0][None]}),
+    "hidden by sample": (
+        "low = Constant<value = DTYPE {-inf}>() m = Where(hidden, low, s)",
+        "", {"hidden": HIDDEN}, {"mask": ~HIDDEN},
+    ),
+    "shown": ("low = Constant<value = DTYPE {-inf}>() m = Where(shown, s, low)", "", {"shown": ~HIDDEN},
+              {"mask": ~HIDDEN}),
+    "causal": (
+        f"""one = Constant<value_int = 1>() size = Constant<value_ints = [{QUERIES}, {KEYS}]>()
+            ones = Expand(one, size) low = Trilu<upper = 0>(ones) zero = Constant<value_int = 0>()
+            off = Equal(low, zero) inf = Constant<value = DTYPE {{-inf}}>() nil = Constant<value = DTYPE {{0}}>()
+            bias = Where(off, inf, nil) m = Add(s, bias)""",
+        "", {}, {"causal": True},
+    ),
+}  # fmt: skip
+
+
+def written(case: str, **options: Any) -> onnx.ModelProto:
+    masked, scaled, masks, _ = WRITTEN[case]
+    core = PLAIN_CORE.format(scaled=scaled, masked=masked)
+    if not masked:  # Softmax reads the scores
+        core = core.replace("(m)", "(sc)" if scaled else "(s)")
+    return network(core, masks=masks, **options)
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_attention_that_is_written_out_has_the_gradients_of_torch(case: str):
+    graph = gradients(written(case))
+
+    found = run(graph, WRITTEN[case][2])
+
+    assert blocked(graph)
+    assert_close(found, by_torch(**{"scale": 1.0, **WRITTEN[case][3]}))
+
+
+OPERATOR: dict[str, tuple[str, dict[str, np.ndarray], dict[str, Any]]] = {
+    "plain": ("Attention(q, k, v)", {}, {"scale": 0.5}),
+    "scale": ("Attention<scale = 0.25>(q, k, v)", {}, {"scale": 0.25}),
+    "causal": ("Attention<is_causal = 1>(q, k, v)", {}, {"scale": 0.5, "causal": True}),
+    "bool mask": ("Attention(q, k, v, shown)", {"shown": ~HIDDEN}, {"scale": 0.5, "mask": ~HIDDEN}),
+    "float mask": ("Attention(q, k, v, bias)", {"bias": FLOAT_MASK}, {"scale": 0.5, "mask": FLOAT_MASK}),
+}
+
+
+@pytest.mark.parametrize("case", OPERATOR)
+def test_the_operator_has_the_gradients_of_torch(case: str):
+    call, masks, options = OPERATOR[case]
+    graph = gradients(network(f"y = {call}", opset=23, masks=masks))
+
+    found = run(graph, masks)
+
+    assert blocked(graph)
+    assert_close(found, by_torch(**options))
+
+
+def test_the_operator_with_packed_heads_has_the_gradients_of_torch():
+    core = f"""a = Attention<q_num_heads = {HEADS}, kv_num_heads = {HEADS}>(xq, zk, zv)
+               b = Reshape(a, axes) y = Transpose<perm = [0, 2, 1, 3]>(b)"""
+    graph = gradients(network(core, opset=23))
+
+    found = run(graph)
+
+    assert blocked(graph)
+    assert_close(found, by_torch(scale=0.5))
+
+
+def test_float32_agrees_with_the_plain_form(monkeypatch: pytest.MonkeyPatch):
+    model = written("float mask by head", dtype="float")
+    in_blocks = run(gradients(model), WRITTEN["float mask by head"][2])
+    monkeypatch.setattr(attention, "SCORES", 1000)
+    graph = gradients(model)
+
+    plain = run(graph, WRITTEN["float mask by head"][2])
+
+    assert not blocked(graph)
+    assert_close(in_blocks, plain, rtol=2e-6)
+
+
+def test_finite_differences_agree_in_double(monkeypatch: pytest.MonkeyPatch):
+    graph = gradients(written("hidden by sample"))
+    found = run(graph, WRITTEN["hidden by sample"][2])
+    direction = {n: draw.normal(size=w.shape) for n, w in WEIGHTS.items()}
+    losses = []
+
+    for step in (1e-5, -1e-5):
+        with monkeypatch.context() as moved:
+            for name, along in direction.items():
+                moved.setitem(WEIGHTS, name, WEIGHTS[name] + step * along)
+            losses.append(run(graph, WRITTEN["hidden by sample"][2])["loss"])
+
+    slope = sum(float((found[f"grad/{n}"] * along).sum()) for n, along in direction.items())
+    assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(slope, rel=1e-7)
+
+
+def test_a_gradient_that_is_wrong_by_a_thousandth_fails():
+    found = run(gradients(written("no mask")))
+    found["grad/Wk"] = found["grad/Wk"] * 1.001
+
+    with pytest.raises(AssertionError, match="grad/Wk"):
+        assert_close(found, by_torch())
+
+
+def test_every_matrix_of_scores_is_that_of_a_block():
+    graph = gradients(written("no mask"))
+    proto = onnx.shape_inference.infer_shapes(graph.proto(), data_prop=True)
+    whole = {QUERIES * KEYS, HEADS * QUERIES * KEYS, N * HEADS * QUERIES * KEYS}
+
+    sizes = [[d.dim_value for d in v.type.tensor_type.shape.dim][-2:] for v in proto.graph.value_info]
+
+    assert sizes
+    assert not [s for s in sizes if len(s) == 2 and s[0] * s[1] in whole]
+
+
+STAYS = {
+    "the probabilities are an output": {"core": "s = MatMul(q, kt) p = Softmax<axis = -1>(s) y = MatMul(p, v)"},
+    "something else reads them": {
+        "core": "s = MatMul(q, kt) p = Softmax<axis = -1>(s) a = MatMul(p, v) b = ReduceMax(p) y = Add(a, b)"
+    },
+    "the keys are free": {"core": PLAIN_CORE.format(scaled="", masked="").replace("(m)", "(s)"), "keys": "T"},
+    "softcap": {"core": "y = Attention<softcap = 2.0>(q, k, v)", "opset": 23},
+    "another axis": {"core": "s = MatMul(q, kt) p = Softmax<axis = 1>(s) y = MatMul(p, v)"},
+    "a finite fill": {
+        "core": """s = MatMul(q, kt) low = Constant<value = double {-10000}>() m = Where(hidden, low, s)
+                p = Softmax<axis = -1>(m) y = MatMul(p, v)""",
+        "masks": {"hidden": HIDDEN},
+    },
+}
+
+
+@pytest.mark.parametrize("case", STAYS)
+def test_attention_stays_as_it_is_where(case: str):
+    proto = network(**STAYS[case])
+    if case == "the probabilities are an output":
+        proto.graph.output.append(onnx.helper.make_tensor_value_info("p", onnx.TensorProto.DOUBLE, None))
+
+    graph = gradients(proto) if case != "the probabilities are an output" else gradients_of_first(proto)
+
+    assert not any(n.op_type == "Scan" for n in graph.model.graph)
+
+
+def gradients_of_first(proto: onnx.ModelProto) -> PlainGraph:
+    model = onward.make_trainable(proto, loss="mse", optimizer=onward.SGD(0.1), train=list(WEIGHTS), output="y")
+    (entry,) = onward.compile(model, split=True, recompute="auto").entries.values()
+    assert entry.gradients is not None
+    return entry.gradients
+
+
+def test_a_mask_that_is_trained_keeps_its_gradient():
+    proto = written("float mask by head")
+
+    graph = gradients(proto, train=("Wq", "bias"))
+
+    assert not any(n.op_type == "Scan" for n in graph.model.graph)
+    assert run(graph, {"bias": FLOAT_MASK})["grad/bias"].shape == FLOAT_MASK.shape
+
+
+def test_attention_stays_in_the_portable_profile_and_in_evaluation():
+    model = onward.make_trainable(written("no mask"), loss="mse", optimizer=onward.SGD(0.1))
+
+    portable = onward.compile(model, profile="portable", recompute="auto")
+    (entry,) = onward.compile(model, recompute="auto").entries.values()
+
+    assert all(n.op_type != "Scan" for g in portable.graphs() for n in g.model.graph)
+    assert any(n.op_type == "Scan" for n in entry.step.model.graph)
+    assert all(n.op_type != "Scan" for n in entry.evaluate.model.graph)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_other_backends_take_the_same_steps(backend: str):
+    model = onward.make_trainable(written("hidden by sample", dtype="float"), loss="mse", optimizer=onward.SGD(0.1))
+    trainers = [onward.Trainer(model, backend=b, recompute="auto") for b in ("onnxruntime", backend)]
+    batch = dict(zip(trainers[0].input_names, [*BATCH.values(), TARGET], strict=True))
+
+    losses = [[float(t.step({n: v.astype("f") for n, v in batch.items()})["loss"]) for _ in range(3)] for t in trainers]
+
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_a_budget_of_memory_gives_the_same_gradients():
+    graph = gradients(written("causal"), recompute="1GB", sizes={"N": N})
+
+    found = run(graph)
+
+    assert blocked(graph)
+    assert_close(found, by_torch(causal=True))
+
+
+@pytest.mark.parametrize("recompute", [None, ["y"]])
+def test_blocks_are_only_used_to_save_memory(recompute: list[str] | None):
+    graph = gradients(written("no mask"), recompute=recompute)
+
+    assert not any(n.op_type == "Scan" for n in graph.model.graph)
+
+
+def test_core_operators_compute_the_same():
+    graph = gradients(written("hidden by sample"), core=True)
+
+    found = run(graph, WRITTEN["hidden by sample"][2])
+
+    assert_close(found, by_torch(mask=~HIDDEN))
+
+
+def test_a_short_sequence_compiles_as_before(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+
+    graph = gradients(written("no mask"))
+
+    assert not any(n.op_type == "Scan" for n in graph.model.graph)
+    assert sum(isinstance(n, ir.Node) and n.op_type == "Softmax" for n in graph.model.graph) == 1
