@@ -136,6 +136,48 @@ def test_the_number_of_threads_does_not_change_a_bit() -> None:
         assert run(op, tensors, sizes, threads=1).tobytes() == run(op, tensors, sizes, threads=2).tobytes()
 
 
+POOLS = {
+    "tiles": ({"kernel_size": 2}, (3, 4, 8, 6)),
+    "rest": ({"kernel_size": 2}, (3, 4, 9, 7)),
+    "overlap": ({"kernel_size": 3, "stride": 2, "padding": 1}, (2, 4, 9, 10)),
+    "dilations": ({"kernel_size": 3, "stride": 1, "dilation": 2}, (2, 3, 9, 8)),
+    "rounded up": ({"kernel_size": 3, "stride": 2, "ceil_mode": True}, (2, 3, 10, 8)),
+    "flat": ({"kernel_size": (1, 4), "stride": (1, 2), "padding": (0, 2)}, (2, 3, 5, 11)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pools_train_as_the_plain_graph_does(name: str) -> None:
+    options, shape = POOLS[name]
+    first = torch.nn.Conv2d(shape[1], 5, 1)
+    program = program_of(net(first, torch.nn.MaxPool2d(**options), last=5), shape)
+
+    found = operators(program)
+    step = _rewritten(program.entries["train"].step, 2, native=True)
+
+    assert "PoolBack" in found
+    assert [len(n.outputs) for n in step.graph if n.op_type == "MaxPool"] == [1]
+    assert_close(losses(program, shape, native=True), losses(program, shape, native=False))
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["ties", "no ties"])
+@pytest.mark.parametrize("name", POOLS)
+def test_the_gradient_of_a_pool_is_that_of_pytorch(name: str, whole: bool) -> None:
+    options, shape = POOLS[name]
+    pool = torch.nn.MaxPool2d(**options)
+    x = (torch.randint(0, 3, shape).float() if whole else torch.randn(shape)).requires_grad_()
+    y = pool(x)
+    dy = torch.randn(y.shape)
+    y.backward(dy)
+    kernel, stride, pad, far = (
+        [v, v] if isinstance(v, int) else [*v] for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    )
+
+    dx = run("PoolBack", [x.detach(), y.detach(), dy], [*shape[2:], *kernel, *stride, *far, *pad, *pad, 1])
+
+    np.testing.assert_allclose(dx, x.grad.numpy(), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("shape", [(6, 16, 5, 7), (3, 16, 1, 1), (40, 16, 16, 16)])
 def test_batch_normalisation_trains_as_the_plain_graph_does(shape: tuple[int, ...], relu: bool) -> None:

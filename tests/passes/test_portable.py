@@ -231,7 +231,8 @@ def batches(program: onward.Program, count: int) -> Iterator[dict[str, np.ndarra
 def test_both_profiles_train_alike(name: str) -> None:
     model = trainable(name)
     default, portable = onward.compile(model), onward.compile(model, profile="portable")
-    first, second = (open_session(p, "onnxruntime") for p in (default, portable))
+    # Plain graphs: native kernels replace other nodes in each profile, and sum in another order.
+    first, second = (open_session(p, "onnxruntime", native=False) for p in (default, portable))
 
     losses = np.array([[float(s.step(b)[default.loss]) for s in (first, second)] for b in batches(default, 20)])
 

@@ -7,6 +7,7 @@ from onward.backends.onnxruntime.gru_gates import KeepGatesOfGru
 from onward.backends.onnxruntime.lstm_gates import KeepGates
 from onward.backends.onnxruntime.native.convolutions import UseNativeConvolutions
 from onward.backends.onnxruntime.native.normalizations import UseNativeNormalizations
+from onward.backends.onnxruntime.native.pools import UseNativePools
 from onward.backends.onnxruntime.native.recurrent import UseNativeGru, UseNativeLstm
 from onward.backends.onnxruntime.native.rows import UseNativeRows
 from onward.backends.onnxruntime.relu import MaskByHardSigmoid
@@ -20,6 +21,7 @@ NATIVE: tuple[Pass, ...] = (
     ShareBatchStatistics(),
     UseNativeNormalizations(),
     UseNativeConvolutions(),
+    UseNativePools(),
     UseNativeLstm(),
     UseNativeGru(),
     UseNativeRows(),

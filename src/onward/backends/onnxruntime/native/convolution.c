@@ -24,6 +24,7 @@ typedef struct {
     int64_t to_image, to_channel, to_down, to_across; /* the same in `to` */
     int64_t start, to_start, tasks;
     int relu;
+    int *failed; /* becomes 1 where a task finds no memory */
 } product;
 
 /* Pixels next to each other that are next to each other, or `across` apart, in the images, too. */
@@ -89,7 +90,10 @@ static void multiply_panels(void *argument, size_t index) {
     int64_t pixels = p->images * p->high * p->wide, panels = parts(pixels, WIDE), rows = p->strips * ROWS;
     float *panel = borrow((DEEP + rows) * WIDE * sizeof(float)), *sums = panel + DEEP * WIDE;
     run runs[WIDE];
-    if (!panel) return;
+    if (!panel) {
+        __atomic_store_n(p->failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
     for (int64_t k = index * panels / p->tasks; k < (int64_t)(index + 1) * panels / p->tasks; k++) {
         int64_t count = find_runs(p, k * WIDE, least(WIDE, pixels - k * WIDE), runs);
         for (int64_t m = 0; m < rows; m++) {
@@ -138,20 +142,22 @@ static int64_t in_a_round(const conv *c, int64_t elements) {
     return elements < AT_ONCE ? least(AT_ONCE / elements, c->N) : 1;
 }
 
-/* Runs one product for each group and phase, of images that are padded a few at a time. */
-static void run_products(workers *team, const conv *c, padding *around, int64_t round, product *list, int64_t count) {
+/* Runs one product for each group and phase, of images that are padded a few at a time. Returns 1 without memory. */
+static int run_products(workers *team, const conv *c, padding *around, int64_t round, product *list, int64_t count) {
+    int failed = 0;
     for (around->first = 0; around->first < c->N; around->first += round) {
         int64_t images = least(round, c->N - around->first);
         around->group = around->channels;
         if (around->to) share(team, pad_planes, images, around);
         for (int64_t k = 0; k < count; k++) {
             product p = list[k];
-            p.images = images, p.to += around->first * p.to_image;
+            p.images = images, p.to += around->first * p.to_image, p.failed = &failed;
             p.from += around->to ? 0 : around->first * p.from_image;
             p.tasks = least(TASKS, parts(images * p.high * p.wide, WIDE));
             share(team, multiply_panels, p.tasks, &p);
         }
     }
+    return failed;
 }
 
 typedef struct {
@@ -194,7 +200,7 @@ int convolve(workers *team, const conv *c, const float *X, const float *K, const
         }
         packing p = {K, kernels, taps, outer, strips};
         share(team, pack_kernels, c->groups * strips, &p);
-        run_products(team, c, &around, round, list, c->groups);
+        failed = run_products(team, c, &around, round, list, c->groups);
     }
     give_back(around.to), give_back(kernels), give_back(offsets), give_back(list);
     return failed;
@@ -267,7 +273,7 @@ int convolve_back(workers *team, const conv *c, const float *dY, const float *K,
         }
         turning t = {c, K, kernels, list};
         share(team, turn_kernels, c->groups * strips, &t);
-        run_products(team, c, &around, round, list, c->groups * phases);
+        failed = run_products(team, c, &around, round, list, c->groups * phases);
     }
     give_back(around.to), give_back(kernels), give_back(offsets), give_back(list);
     return failed;

@@ -1,4 +1,4 @@
-/* Convolutions of float32 images [N, C, H, W] and their gradients. */
+/* Convolutions and pools of float32 images [N, C, H, W] and their gradients. */
 #ifndef ONWARD_CONVOLUTION_H
 #define ONWARD_CONVOLUTION_H
 #include "vectors.h"
@@ -18,5 +18,8 @@ int kernel_gradient(workers *team, const conv *c, const float *X, const float *d
 int depthwise(workers *team, const conv *c, const float *X, const float *K, const float *bias, float *Y);
 int depthwise_back(workers *team, const conv *c, const float *dY, const float *K, float *dX);
 int depthwise_kernel(workers *team, const conv *c, const float *X, const float *dY, float *dK);
+
+/* Max-pooling by windows of the same kind, from X to Y: dX of the elements that made Y. */
+void pool_back(workers *team, const conv *c, const float *X, const float *Y, const float *dY, float *dX);
 
 #endif

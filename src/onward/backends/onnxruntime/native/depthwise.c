@@ -19,6 +19,7 @@ struct job {
     int64_t high, wide, plane, pixels, room; /* of one of the sh * sw planes; pixels of a result with its pitch */
     const int64_t *offsets;                  /* of each tap */
     int64_t count, tasks;                    /* planes, or channels */
+    int failed;                              /* becomes 1 where a task finds no memory */
 };
 
 static int prepare(job *j, int64_t **offsets) {
@@ -125,9 +126,12 @@ static void kernel_of_channel(const job *j, int64_t channel, float *planes) {
 }
 
 static void some(void *argument, size_t index) {
-    const job *j = argument;
+    job *j = argument;
     float *planes = borrow((j->room + j->pixels + LANES + j->c->kh * j->c->kw * LANES) * sizeof(float));
-    if (!planes) abort(); /* a few kilobytes */
+    if (!planes) {
+        __atomic_store_n(&j->failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
     for (int64_t i = index * j->count / j->tasks; i < (int64_t)(index + 1) * j->count / j->tasks; i++)
         j->each(j, i, planes);
     give_back(planes);
@@ -139,7 +143,7 @@ static int run(workers *team, job *j) {
     j->tasks = least(TASKS, j->count);
     if (!failed) share(team, some, j->tasks, j);
     give_back(offsets);
-    return failed;
+    return failed || j->failed;
 }
 
 int depthwise(workers *team, const conv *c, const float *X, const float *K, const float *bias, float *Y) {

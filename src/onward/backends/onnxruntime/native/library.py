@@ -34,6 +34,7 @@ SUBJECTS = frozenset(
         "GRU",
         "LSTM",
         "LayerNormalization",
+        "MaxPool",
         "Relu",
         "Softmax",
         "SoftmaxCrossEntropyLoss",

@@ -234,6 +234,21 @@ static int run_convolve_back(workers *team, const int64_t *sizes, const tensor *
     return (is_depthwise(&c) ? depthwise_back : convolve_back)(team, &c, in[0].data, in[1].data, dX);
 }
 
+/* (X, Y, dY) of a max-pooling -> dX */
+static int run_pool_back(workers *team, const int64_t *sizes, const tensor *in, size_t inputs, outputs out) {
+    conv c;
+    (void)inputs;
+    if (read_conv(sizes, &c) || in[0].rank != 4 || in[1].rank != 4) return NO_FIT;
+    c.N = in[0].size[0], c.C = c.M = in[0].size[1], c.OH = in[1].size[2], c.OW = in[1].size[3]; /* as ceil_mode has it */
+    for (int i = 1; i < 3; i++)
+        if (!image_is(in, c.N, c.C, c.H, c.W) || !image_is(in + i, c.N, c.C, c.OH, c.OW)) return NO_FIT;
+    float *dX = out(team, 0, (int64_t *)in[0].size, 4);
+    if (!c.N) return 0;
+    if (!dX) return NO_MEMORY;
+    pool_back(team, &c, in[0].data, in[1].data, in[2].data, dX);
+    return 0;
+}
+
 /* The attribute `sizes`: the bits of epsilon, whether a Relu follows. */
 static int read_normalization(const int64_t *sizes, const tensor *X, normalization *n) {
     int32_t bits = (int32_t)sizes[0];
@@ -450,6 +465,7 @@ static kind kinds[] = {
     {.name = "ConvolveBiased", .inputs = 3, .outputs = 1, .run = run_convolve},
     {.name = "KernelGradient", .inputs = 2, .outputs = 1, .run = run_kernel_gradient},
     {.name = "ConvolveBack", .inputs = 2, .outputs = 1, .run = run_convolve_back},
+    {.name = "PoolBack", .inputs = 3, .outputs = 1, .run = run_pool_back},
     {.name = "Normalize", .inputs = 3, .outputs = 3, .run = run_normalize},
     {.name = "NormalizeBack", .inputs = 5, .outputs = 3, .run = run_normalize_back},
     {.name = "NormalizeReluBack", .inputs = 6, .outputs = 3, .run = run_normalize_back},

@@ -10,23 +10,6 @@ enum {
 
 /* -- functions --------------------------------------------------------------------------------------------------- */
 
-static inline vec choose(ivec holds, vec a, vec b) { return (vec)((holds & (ivec)a) | (~holds & (ivec)b)); }
-
-/* exp(x) for -87 <= x <= 87, and NaN: 2^n times a polynomial of the rest, at most ln(2) / 2. */
-static inline vec exponential(vec x) {
-    vec magic = splat(12582912.0f), n = x * 1.44269504f + magic; /* 1.5 * 2^23: the sum is rounded to a whole number */
-    ivec power = (ivec)n - (ivec)magic;
-    n -= magic;
-    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (vec)((power + 127) << 23);
-}
-
 static inline vec sigmoid(vec x) {
     x = choose(x < -87.0f, splat(-87), x), x = choose(x > 87.0f, splat(87), x); /* NaN stays */
     return 1.0f / (1.0f + exponential(-x));

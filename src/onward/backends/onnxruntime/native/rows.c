@@ -203,18 +203,10 @@ int sum_rows(workers *team, int64_t rows, int64_t columns, const float *X, float
 
 /* -- the loss ------------------------------------------------------------------------------------------------------ */
 
-/* e^x for x <= 0, to the last digit but one; 0 below the least normal number; NaN stays NaN. */
-static inline vec exponential(vec x) {
-    const float least_x = -87.33f, rounder = 12582912.0f; /* 1.5 * 2^23: adding it rounds to whole numbers */
-    ivec tiny = x < least_x;
-    vec bounded = (vec)(((ivec)splat(least_x) & tiny) | ((ivec)x & ~tiny));
-    vec shifted = bounded * 1.44269504f + rounder, n = shifted - rounder;
-    vec r = bounded - n * 0.693359375f + n * 2.12194440e-4f; /* log 2 in two parts */
-    vec p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f, p = p * r + 8.3334519073e-3f, p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f, p = p * r + 5.0000001201e-1f, p = p * r * r + r + 1.0f;
-    vec power = (vec)(((ivec)shifted - (ivec)splat(rounder) + 127) << 23);
-    return where(~tiny, p * power);
+/* e^x for x <= 0; 0 below the least normal number; NaN stays NaN. */
+static inline vec fading(vec x) {
+    ivec tiny = x < -87.33f;
+    return where(~tiny, exponential(choose(tiny, splat(-87.33f), x)));
 }
 
 typedef struct {
@@ -252,13 +244,13 @@ static void loss_block(void *argument, size_t block) {
         for (; c < C; c++) most = x[c] > most ? x[c] : most;
         for (int i = 0; i < LANES; i++) most = largest[i] > most ? largest[i] : most;
         for (c = 0; c + LANES <= C; c += LANES) {
-            vec e = exponential(load(x + c) - most);
+            vec e = fading(load(x + c) - most);
             store(dx + c, e), sum += e;
         }
         if (c < C) { /* the last columns, in a vector of their own */
             float last[LANES];
             for (int i = 0; i < LANES; i++) last[i] = c + i < C ? x[c + i] - most : -INFINITY;
-            vec e = exponential(load(last));
+            vec e = fading(load(last));
             store(last, e);
             memcpy(dx + c, last, sizeof(float) * (C - c));
             rest = total(e);

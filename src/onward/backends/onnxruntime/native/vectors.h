@@ -31,9 +31,24 @@ static inline float total(vec v) {
     return sum;
 }
 
-
 /* v where the comparison holds, else 0 */
 static inline vec where(ivec holds, vec v) { return (vec)(holds & (ivec)v); }
+static inline vec choose(ivec holds, vec a, vec b) { return (vec)((holds & (ivec)a) | (~holds & (ivec)b)); }
+
+/* exp(x) for -87.33 <= x <= 87, and NaN, to the last digit but one: 2^n times a polynomial of the rest. */
+static inline vec exponential(vec x) {
+    vec magic = splat(12582912.0f), n = x * 1.44269504f + magic; /* 1.5 * 2^23: the sum is rounded to a whole number */
+    ivec power = (ivec)n - (ivec)magic;
+    n -= magic;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f; /* log 2 in two parts */
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (vec)((power + 127) << 23);
+}
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
