@@ -1,7 +1,7 @@
 """Let a native kernel compute the gradient of a max-pooling.
 
-The plain graph scatters dY to the Indices of the MaxPool, and ONNX Runtime's MaxPool takes ten times as long with Indices
-as without. The kernel looks for the largest element of each window again.
+The plain graph scatters dY to the Indices of the MaxPool, and ONNX Runtime's MaxPool takes ten times as long with
+Indices as without. The kernel looks for the largest element of each window again.
 """
 
 from __future__ import annotations
