@@ -23,7 +23,7 @@ class UseNativePools(Pass):
 
 
 def _replace(node: ir.Node, op: Builder) -> bool:
-    if len(node.outputs) < 2 or node.attributes.get_int("storage_order", 0):
+    if len(node.outputs) < 2 or node.attributes.get_int("storage_order", 0) != 0:
         return False
     X, (Y, indices) = node.inputs[0], node.outputs
     given, made = image_dims(X), image_dims(Y)

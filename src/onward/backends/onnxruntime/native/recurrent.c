@@ -1,11 +1,12 @@
 #include "recurrent.h"
 
+#include <unistd.h>
+
 enum {
     FEW = 8,    /* rows of a batch that is shared between the threads by units */
     SHARED = 8, /* at most, rows of a task */
     PAD = 16,   /* between rows, so that rows do not meet in the same place of the cache */
     MOST_ROWS = 13,
-    NEAR = 1 << 20, /* bytes of weights that a core keeps in its second cache */
 };
 
 /* -- functions --------------------------------------------------------------------------------------------------- */
@@ -144,9 +145,18 @@ static void forward(const recurrence *r, int64_t t, int64_t first, int64_t rows,
     }
 }
 
+/* Bytes of weights that a core keeps in its second cache beside other things: half of it. */
+static int64_t near(void) {
+    long bytes = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return bytes > 0 ? bytes / 2 : 1 << 19;
+}
+
 /* Whether a task is some rows for all steps: there is nothing to wait for, but each task reads all weights in each step. */
 static int goes_by_rows(const recurrence *r) {
-    return r->B >= FEW && r->gates * r->H * r->H * (int64_t)sizeof(float) <= NEAR;
+    return r->B >= FEW && r->gates * r->H * r->H * (int64_t)sizeof(float) <= near();
 }
 
 static int64_t row_tasks(const recurrence *r) { return 2 * parts(r->B, 2 * SHARED); }
