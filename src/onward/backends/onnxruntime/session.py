@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from onward.graph.walk import all_nodes
 from onward.model.serde import to_proto
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Unit, collector_paused, run_passes
+from onward.runtime import cores
 
 B200 = "B200"
 B201 = "B201"
@@ -76,7 +76,7 @@ class OnnxRuntimeSession(Session):
         native: bool | None = None,
     ) -> None:
         super().__init__(program)
-        self.threads = _default_threads() if threads is None else whole("threads", threads, 1)
+        self.threads = cores() if threads is None else whole("threads", threads, 1)
         self.providers = list(providers or ["CPUExecutionProvider"])
         available = onnxruntime.get_available_providers()
         for provider in self.providers:
@@ -484,10 +484,3 @@ def _failure(error: Exception, key: str, refused: Sizes = ()) -> BackendError:
             "frames, boxes or time steps than the labels have"
         )
     return BackendError(Diagnostic(B201, f"ONNX Runtime failed in the {key} graph: {error}", hint=hint))
-
-
-def _default_threads() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1

@@ -16,12 +16,13 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx_ir as ir
 
 from onward.errors import BackendError, Diagnostic
-from onward.runtime import runtime_version, this_processor
+from onward.runtime import cores, runtime_version, this_processor
 from onward.storage.cache import Cache
 
 B202 = "B202"
@@ -44,9 +45,10 @@ SUBJECTS = frozenset(
 CACHE = Cache("native", 64 << 20)
 _SECONDS = 120  # that the compiler, and the trial of its library, may take
 _HERE = Path(__file__).parent
-_FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-ffp-contract=fast")
+_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-pthread", "-ffp-contract=fast")
+# The file itself, not the module: the packages around it take three times as long to import as what it needs.
 _START = (
-    "import sys; sys.path[:1] = filter(None, sys.path[:1]); from onward.backends.onnxruntime.native.trial import main"
+    "import runpy, sys; sys.path[:1] = filter(None, sys.path[:1]); runpy.run_path(sys.argv[1])['main'](sys.argv[2])"
 )
 
 
@@ -125,26 +127,34 @@ def _fresh() -> bytes:
 
 
 def _compile(path: Path) -> bytes:
-    """Compile the kernels into `path` and return its bytes."""
+    """Compile the kernels into `path`, several files at a time, and return its bytes."""
     cc = compiler()
     assert cc is not None
-    sources = [str(p) for p in sorted(_HERE.glob("*.c"))]
+    sources = sorted(_HERE.glob("*.c"))
     said = ""
     for machine in (["-march=native", "-mprefer-vector-width=512"], ["-march=native"], ["-mcpu=native"], []):
-        command = [cc, *_FLAGS, *machine, *sources, "-o", str(path), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)
-        if done.returncode == 0:
+        objects = [str(path.with_name(f"{source.stem}.o")) for source in sources]
+        commands = [[cc, *_FLAGS, *machine, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
+        with ThreadPoolExecutor(cores()) as pool:
+            done = list(pool.map(_call, commands))
+        if not any(d.returncode for d in done):
+            done = [_call([cc, "-shared", "-pthread", *objects, "-o", str(path), "-lm"])]
+        failed = next((d for d in done if d.returncode), None)
+        if failed is None:
             return path.read_bytes()
-        said = done.stderr.strip()[-500:]
+        said = failed.stderr.strip()[-500:]
     raise _NotUsable(f"`{cc}` could not compile them: {said}")
 
 
 def _try_out(path: Path) -> None:
     """Run each kernel in a process of its own, beside ONNX Runtime's operators: a crash must not be one of ours."""
-    command = [sys.executable, "-c", f"{_START}; main()", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)
+    done = _call([sys.executable, "-c", _START, str(Path(__file__).with_name("trial.py")), str(path)])
     if done.returncode != 0:
         raise _NotUsable(f"the trial ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
+
+
+def _call(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)
 
 
 _kept_until_the_end: list[tuple[tempfile.TemporaryDirectory[str], ctypes.CDLL]] = []

@@ -189,16 +189,16 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 _TRIALS = ((_IMAGES, _images), (_ROWS, _rows), (_RECURRENT, _recurrent))
 
 
-def main() -> None:
-    """Exit with an error where a kernel of the library, the first argument, gives other numbers than it should."""
+def main(library: str) -> None:
+    """Exit with an error where a kernel of the library gives other numbers than it should."""
     for text, expected in _TRIALS:
-        _compare(text, expected)
+        _compare(library, text, expected)
 
 
-def _compare(text: str, expected: Callable[[Arrays], Iterator[tuple[str, np.ndarray]]]) -> None:
+def _compare(library: str, text: str, expected: Callable[[Arrays], Iterator[tuple[str, np.ndarray]]]) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
-    options.register_custom_ops_library(sys.argv[1])
+    options.register_custom_ops_library(library)
     model = parser.parse_model(text).SerializeToString()
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     random = np.random.default_rng(0)
