@@ -20,11 +20,11 @@ from onward.passes.base import Pass
 NATIVE: tuple[Pass, ...] = (
     ShareBatchStatistics(),
     UseNativeNormalizations(),
+    UseNativeRows(),  # before the convolutions, which do the work of the Relu behind them
     UseNativeConvolutions(),
     UseNativePools(),
     UseNativeLstm(),
     UseNativeGru(),
-    UseNativeRows(),
 )
 REWRITES: tuple[Pass, ...] = (
     KeepGates(),
