@@ -183,7 +183,7 @@ async function look() {
       again = false;
       if (!pad) { if (answered) showAnswer(await ask("predict", { values: form.values() })); continue; }
       const seen = await shownNow(true);
-      if (pad?.from === "files" && seen.length) { pictureOf(seen[0].picture, page.preview).hidden = false; say(`${pad.files.length} pictures: choose their class.`); }
+      if (pad?.from === "files" && seen.length) { pictureOf(seen[0].picture, page.preview).hidden = false; say(`${counted({ picture: pad.files.length })}: choose the class.`); }
       showAnswer(seen.length ? await ask("predict", { values: seen[0].values }) : null);
     } while (again);
   } catch (error) { problem(error.message); } finally { looking = false; }
