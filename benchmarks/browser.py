@@ -4,9 +4,10 @@
 
 The same two networks, LeNet and a perceptron, begin with the same weights, get the same batch and are trained by Adam;
 that the first losses are equal is checked. In each round every contender takes some steps in turn, in one Chromium or
-in this process, so that what else the machine does meets all alike. Prints the median of the milliseconds of a step,
-the quotient with native ONNX Runtime on one thread, and the bytes that a page loads. `--docs` writes them into
-docs/browser.md.
+in this process, so that what else the machine does meets all alike. Native ONNX Runtime runs the graphs of the page, in
+the portable profile; "with Onward's kernels in C" is what `onward.Trainer` does in Python: the default profile and our
+kernels. Prints the median of the milliseconds of a step, the quotient with native ONNX Runtime on one thread, and the
+bytes that a page loads. `--docs` writes them into docs/browser.md.
 
 Needs npm and Chromium (Debian: apt-get install chromium). tensorflow.js is installed in benchmarks/.venvs/browser.
 """
@@ -36,6 +37,7 @@ JS, PLACE = ROOT / "js", HERE / ".venvs" / "browser"
 PAGE, BEGIN, END = ROOT / "docs" / "browser.md", "<!-- times: begin -->", "<!-- times: end -->"
 TFJS = "4.22.0"
 CLOSE = 1e-4  # of the first loss, relative
+NATIVE = {"native ONNX Runtime": False, "native, with Onward's kernels in C": True}
 
 Layers = list[dict[str, Any]]
 
@@ -149,12 +151,14 @@ def measure(size: int, rounds: int, steps: int) -> tuple[dict[str, dict[str, Any
         folder = Path(temporary)
         made = prepare(folder, size)
         native = {
-            (f"native ONNX Runtime, {threads} thread{'s' * (threads > 1)}", name): open_session(
-                program, "onnxruntime", threads=threads, fused=False
+            (f"{way}, {threads} thread{'s' * (threads > 1)}", name): open_session(
+                onward.compile(networks()[name][0]) if kernels else program,
+                "onnxruntime", threads=threads, fused=False, native=kernels,
             )
-            for name, (program, _, _) in made.items()
+            for way, kernels in NATIVE.items()
             for threads in (1, 2)
-        }
+            for name, (program, _, _) in made.items()
+        }  # fmt: skip
         first: dict[str, dict[str, Any]] = {}
         for (contender, name), session in native.items():
             program, batch, _ = made[name]

@@ -6,7 +6,8 @@
 Opens the site in Chromium. In each round it trains while somebody draws, labels and looks at the answers, and it notes
 when each frame was drawn. Prints for each round the longest time between two frames, how many were above 100 ms, and
 the most processor time that one task of the page's main thread took: the first is what a person sees, and depends on
-what else the machine does; the last is the page's own. Fails if a frame took more than 100 ms.
+what else the machine does; the last is the page's own. The last column says how many processors other programs used
+meanwhile: on a quiet machine next to none. Fails if a frame took more than 100 ms.
 """
 
 from __future__ import annotations
@@ -54,10 +55,18 @@ def main() -> int:
     found = json.loads(said)
     print(found["facts"])
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print("| frames | longest, ms | above 100 ms | own processor time of a task, ms | a step |")
-    print("|---:|---:|---:|---:|---:|")
+    print("| frames | longest, ms | above 100 ms | own processor time of a task, ms | a step | other programs |")
+    print("|---:|---:|---:|---:|---:|---:|")
     for r in found["rounds"]:
-        print(f"| {r['frames']} | {r['longest']:.0f} | {r['above100']} | {r['task']['cpu']:.0f} | {r['step']} |")
+        cells = [
+            r["frames"],
+            f"{r['longest']:.0f}",
+            r["above100"],
+            f"{r['task']['cpu']:.0f}",
+            r["step"],
+            f"{r['others']:.2f}",
+        ]
+        print(f"| {' | '.join(map(str, cells))} |")
     late = [slow for r in found["rounds"] for slow in r["slow"] if slow["ms"] > LIMIT]
     for slow in late:
         print(f"{slow['ms']:.0f} ms: {', '.join(slow['scripts']) or 'no script of the page'}")

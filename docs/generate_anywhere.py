@@ -180,7 +180,7 @@ def prepare() -> dict[str, list[float]]:
             program.save(folder / "program")
             data = batches(program)
             save_file({f"{i}/{n}": v for i, b in enumerate(data) for n, v in b.items()}, folder / "batches.safetensors")
-            session = open_session(program, "onnxruntime", threads=1)
+            session = open_session(program, "onnxruntime", threads=1, native=False)
             expected[key(name, profile)] = [float(session.step(feeds)[program.loss]) for feeds in data]
     return expected
 

@@ -62,7 +62,7 @@ def test_the_loop_of_the_readme_gives_the_same_losses_as_python(node_project: Pa
 
 def native(program: onward.Program, data: programs.Batches) -> list[float]:
     """Return the losses of all entries, step by step."""
-    session = open_session(program, "onnxruntime", threads=1)
+    session = open_session(program, "onnxruntime", threads=1, native=False)
     return [loss for losses in programs.losses(session, data) for loss in losses.values()]
 
 

@@ -147,7 +147,7 @@ def test_the_losses_are_those_of_python(runner: Command, make, tmp_path: Path) -
     program, data = make()
     program.save(tmp_path / "program")
     expected = losses(program, data)
-    session = open_session(program, "onnxruntime", threads=1)
+    session = open_session(program, "onnxruntime", threads=1, native=False)
     for feeds in data:
         session.step(feeds)
 
@@ -166,7 +166,7 @@ def test_python_goes_on_with_its_state_and_the_other_way_round(runner: Command, 
     expected = losses(program, data)
 
     first = train(runner, tmp_path / "program", data[:7], tmp_path / "first")
-    trainer = onward.Trainer(program, threads=1)
+    trainer = onward.Trainer(program, threads=1, native=False)
     trainer.set_state(load_file(tmp_path / "first" / "state.safetensors"))
     second = [float(trainer.step(feeds)["loss"]) for feeds in data[7:13]]
     save_file(trainer.state, tmp_path / "state.safetensors")

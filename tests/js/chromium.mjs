@@ -29,7 +29,7 @@ function serve(isolated) {
 async function run({ job, module, build, threads, provider }) {
   if (provider === "webgpu" && !(await navigator.gpu?.requestAdapter())) return { error: "no adapter" };
   const [{ scenario }, { Trainer }, ort] = await Promise.all([import("/tests/scenario.mjs"), import(module), import(`/ort/${build}`)]);
-  ort.env.wasm.numThreads = threads;
+  window.asked ??= ort.env.wasm.numThreads = threads; // once for a page: the first session puts there what the page may have
   ort.env.wasm.wasmPaths = "/ort/";
   const read = async (url) => {
     const response = await fetch(url);

@@ -20,7 +20,7 @@ from models import batch
 from once import once
 from whole import WHOLE
 
-THREADS = {"threads": 1, "fused": False}
+PLAIN = {"threads": 1, "fused": False, "native": False}  # the graphs that JavaScript runs
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def write_programs(folder: Path) -> list[float]:
     """Write every program, and of one the state after 125 steps in Python; return its losses of 130 steps."""
     for name in programs.PROGRAMS:
         programs.write(name, folder)
-    trainer = onward.Trainer(onward.Program.load(folder / "dropout" / "program"), **THREADS)
+    trainer = onward.Trainer(onward.Program.load(folder / "dropout" / "program"), **PLAIN)
     losses = [loss_of(trainer, step) for step in range(125)]
     trainer.save_state(folder / "dropout" / "python.safetensors")
     trainer.save_checkpoint(folder / "dropout" / "run")
@@ -126,7 +126,7 @@ def test_python_goes_on_where_javascript_stopped(
 ) -> None:
     first = made["first"]
     (tmp_path / "checkpoint.safetensors").write_bytes(base64.b64decode(first["checkpoint"]))
-    trainer = onward.Trainer(onward.Program.load(folder / "dropout" / "program"), **THREADS)
+    trainer = onward.Trainer(onward.Program.load(folder / "dropout" / "program"), **PLAIN)
 
     trainer.load_state(tmp_path / "checkpoint.safetensors")
 

@@ -223,9 +223,9 @@ const parts = {
   /** One flipped bit in a file, and a browser without SIMD. */
   async bad() {
     const said = { flipped: {} }, context = { serviceWorkers: "block" };
-    const flip = (name) => async (page) => page.route(`**/${name}`, async (route) => {
+    const flip = (name, part = 2) => async (page) => page.route(`**/${name}`, async (route) => {
       const response = await route.fetch(), body = await response.body();
-      body[body.length >> 1] ^= 1;
+      body[Math.trunc(body.length / part)] ^= 1;
       await route.fulfill({ response, body });
     });
     for (const name of job.flipped) {
@@ -233,6 +233,9 @@ const parts = {
       said.flipped[name] = await problem(page);
       await page.context().close();
     }
+    const boot = await open(job.site, { context, prepare: flip("boot.js", Infinity), ready: false }); // no JavaScript any more
+    said.boot = await problem(boot);
+    await boot.context().close();
     const old = await open(job.site, { context, prepare: (page) => page.addInitScript(() => { WebAssembly.validate = () => false; }), ready: false });
     said.simd = await problem(old);
     await old.context().close();

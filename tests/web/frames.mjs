@@ -1,7 +1,10 @@
 // How long a page is kept from drawing: what a person sees, and how much of it is the page's own work. In milliseconds.
+import { readFileSync } from "node:fs";
 
-/** Return {longest, above100, frames, slow, task} of what `work` does: times between frames, and the page's own part. */
+/** Return {longest, above100, frames, slow, task, others} of what `work` does: times between frames, the page's own part, and
+ *  how many processors other programs kept busy meanwhile. */
 export async function measure(browser, page, work) {
+  const before = await worked(browser), began = performance.now();
   await browser.startTracing(page, { categories: ["toplevel", "devtools.timeline"] });
   await page.evaluate(() => {
     const seen = (window.seen = { gaps: [], slow: [] });
@@ -13,13 +16,24 @@ export async function measure(browser, page, work) {
     seen.timer = requestAnimationFrame(tick);
   });
   await work();
+  const others = (await worked(browser) - before) / ((performance.now() - began) / 1000);
   const seen = await page.evaluate(() => {
     const { gaps, slow, timer, observer } = window.seen;
     cancelAnimationFrame(timer);
     observer.disconnect();
     return { longest: Math.max(...gaps), above100: gaps.filter((g) => g > 100).length, frames: gaps.length, slow: slow.sort((a, b) => b.ms - a.ms).slice(0, 3) };
   });
-  return { ...seen, task: longestTask(JSON.parse(await browser.stopTracing())) };
+  return { ...seen, others, task: longestTask(JSON.parse(await browser.stopTracing())) };
+}
+
+/** Return the seconds of all processors that other programs than this and the browser used since the machine started, and those
+ *  that a host took away; only differences mean something. */
+async function worked(browser) {
+  const [user, nice, system, , , irq, softirq, steal] = readFileSync("/proc/stat", "utf8").split("\n")[0].split(/\s+/).slice(1).map(Number);
+  const session = await browser.newBrowserCDPSession(), { processInfo } = await session.send("SystemInfo.getProcessInfo");
+  await session.detach();
+  const here = process.cpuUsage(), own = processInfo.reduce((sum, { cpuTime }) => sum + cpuTime, (here.user + here.system) / 1e6);
+  return (user + nice + system + irq + softirq + steal) / 100 - own;
 }
 
 /** Return the task of the page's main thread with the most processor time, which unlike the time on the clock does not

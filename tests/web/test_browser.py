@@ -277,7 +277,8 @@ def test_no_frame_takes_100_ms_while_it_trains(used):
 
     assert min(t["frames"] for t in tries) > 20
     assert used.frames["blocked"]["longest"] > 100  # a page that waits is seen
-    if min(t["longest"] for t in tries) >= 100 and max(t["idle"] for t in tries) > 50:
+    busy = max(t["idle"] for t in tries) > 50 or max(t["others"] for t in tries) > 0.2
+    if min(t["longest"] for t in tries) >= 100 and busy:
         pytest.skip(known_gap("busy_machine"))
     assert min(t["longest"] for t in tries) < 100, tries
 
@@ -295,7 +296,11 @@ def test_neither_the_page_nor_its_worker_may_talk_to_another_place(used):
 
 @pytest.mark.parametrize("name", FLIPPED)
 def test_one_flipped_bit_is_named(used, name):
-    assert f"`{name}`" in used.bad["flipped"][name]
+    assert name in used.bad["flipped"][name]
+
+
+def test_a_flipped_bit_in_the_script_that_shows_messages_is_named_too(used):
+    assert used.bad["boot"].startswith("boot.js is damaged")
 
 
 def test_a_browser_without_simd_is_told(used):

@@ -22,7 +22,7 @@ from onward import samples
 from onward.cli import build_app
 from onward.errors import ArgumentError, BackendError, ModelError
 from onward.model.class_names import PREPARATION
-from onward.storage.tensor_file import read_tensor_bytes
+from onward.storage.tensor_file import read_tensor_bytes, tensor_file_chunks
 from onward.train import Preparation
 from onward.web import build_site, fetch_runtime, read_runtime, serve, write_site
 from onward.web import runtime as runtime_module
@@ -85,6 +85,24 @@ def test_zero_moments_are_left_to_the_initialisation(digits, site):
     assert all(not np.any(trainer.state[name]) and not np.any(digits.state[name]) for name in left_out)
     assert all(np.array_equal(state[name], digits.state[name]) for name in state)
     assert hashlib.sha256(site.files["program/state.safetensors"]).hexdigest() == manifest["state"]["sha256"]
+
+
+def test_python_trains_the_program_of_a_site_from_zero_moments(digits, site, tmp_path):
+    write_site(site, tmp_path / "site")
+
+    program = onward.Program.load(tmp_path / "site" / "program")
+
+    assert {n: v.tobytes() for n, v in program.state.items()} == {n: v.tobytes() for n, v in digits.state.items()}
+
+
+def test_a_weight_that_the_program_of_a_site_lost_is_not_made_up(digits, site, tmp_path):
+    write_site(site, tmp_path / "site")
+    path, lost = tmp_path / "site/program/state.safetensors", digits.parameters[0]
+    state, about = read_tensor_bytes(path.read_bytes())
+    path.write_bytes(b"".join(tensor_file_chunks({n: v for n, v in state.items() if n != lost}, about)))
+
+    with pytest.raises(ModelError, match=f"not a complete program: its state lacks `{lost}`"):
+        onward.Program.load(tmp_path / "site" / "program")
 
 
 def test_moments_that_are_not_zero_are_kept(digits, stand_in):
@@ -304,3 +322,13 @@ def test_the_server_allows_threads_and_lists_no_files(site, tmp_path):
     assert headers["Content-Type"] == "text/javascript"
     assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
     assert headers["Cross-Origin-Embedder-Policy"] == "require-corp"
+
+
+@pytest.mark.parametrize("name", ["main_graph", "torch-jit-export", "Model from PaddlePaddle.", "spox_graph"])
+def test_where_an_exporter_named_the_graph_the_heading_is_the_name_of_the_file(name, tmp_path, stand_in):
+    network = samples.perceptron()
+    network.graph.name = name
+    model = onward.make_trainable(network, loss="cross_entropy", optimizer=onward.Adam(1e-2))
+    onward.save(model, tmp_path / "flowers.train.onnx")
+
+    assert build_site(tmp_path / "flowers.train.onnx", stand_in).about["title"] == "flowers"

@@ -7,7 +7,7 @@ initialize.onnx      the initial state from a random key
 state.safetensors    the state to start from
 self_test.safetensors  one batch; the manifest says what a step makes of it
 manifest.json        what to feed, what comes out, which output replaces which state (docs/program_format.md)
-README.md            the loop in Python, JavaScript, C#, C, C++, Rust and Java
+README.md            the loop in Python, JavaScript, C#, Swift, C, C++, Rust and Java
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from onward.compiler.self_test import FILE, SelfTest
 from onward.errors import ArgumentError, Diagnostic, ModelError
 from onward.graph import shapes
 from onward.model.readings import Reading
-from onward.model.roles import PROGRAM_STATE, averages_by_name, learning_rates_by_name
+from onward.model.roles import PROGRAM_STATE, RANDOM_KEY, RANDOM_STEP, averages_by_name, learning_rates_by_name
 from onward.model.serde import from_proto, read_proto, serialize
 from onward.passes.recompute.settings import Estimate, Recompute, Store, Stored, read_recompute, read_store
+from onward.runtime import evaluate
 from onward.storage.atomic import write_directory
 from onward.storage.foreign import refuse_files
 from onward.storage.tensor_file import Damaged, read_tensor_bytes, read_tensor_file, tensor_file_chunks
@@ -350,9 +351,28 @@ def _spec(spec: TensorSpec) -> dict[str, Any]:
     return {**found, "also": list(spec.also)} if spec.also else found
 
 
+def _with_initial(
+    state: Mapping[str, np.ndarray], needed: list[str], initialize: PlainGraph | None
+) -> Mapping[str, np.ndarray]:
+    """Return the state with what the file lacks as `initialize.onnx` makes it: a site leaves moments of zeros out."""
+    lost = [name for name in needed if name not in state]
+    made: dict[str, np.ndarray] = {}
+    if lost and initialize is not None:
+        random = {RANDOM_KEY: np.array(0, np.int64), RANDOM_STEP: np.array(0, np.int64)}
+        feeds = {name: {**state, **random}[name] for name in initialize.input_names}
+        (outputs,) = evaluate(initialize.proto().SerializeToString(), [feeds])
+        found = dict(zip(initialize.output_names, outputs, strict=True))
+        made = {name: found[output] for output, name in initialize.replaces.items()}
+    for name in lost:
+        if name not in made or np.any(made[name]):  # a lost weight would be a random one, in silence
+            raise ValueError(f"its state lacks `{name}`")
+    return {**made, **state}
+
+
 def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Mapping[str, np.ndarray]) -> Program:
     settings, tensors = manifest["settings"], manifest["state"]["tensors"]
     read = {role: _plain_graph(role, manifest, data) for role, data in graphs.items()}
+    state = _with_initial(state, [t["name"] for t in tensors], read.get("initialize"))
     rates = [n for n, s in settings.items() if s.get("role") == "learning_rate"] or learning_rates_by_name(settings)
     parameters = tuple(t["name"] for t in tensors if t["trained"])
     again, narrow = manifest.get("recompute", {}), manifest.get("store", {})

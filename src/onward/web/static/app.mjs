@@ -7,7 +7,13 @@ import { Pad } from "./pad.mjs";
 const AT_ONCE = 12, SHOWN_SAMPLES = 36;
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11];
 const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((e) => [e.id, e]));
-const problem = (text) => window.sayProblem(text);
+const problem = (text) => {
+  try { window.sayProblem(text); } catch { // boot.js itself is damaged
+    const box = document.getElementById("problem");
+    box.hidden = false;
+    box.firstElementChild.textContent = text.replaceAll("`", "");
+  }
+};
 const say = (text) => { if (page.status.textContent !== text) page.status.textContent = text; };
 /** Return numbers of things as words, without those of which there is none: "30 steps and 1 sample". */
 const counted = (things) => Object.entries(things).filter(([, n]) => n).map(([name, n]) => `${n} ${name}${n === 1 ? "" : "s"}`).join(" and ");
@@ -177,7 +183,7 @@ async function look() {
       again = false;
       if (!pad) { if (answered) showAnswer(await ask("predict", { values: form.values() })); continue; }
       const seen = await shownNow(true);
-      if (pad?.from === "files" && seen.length) { pictureOf(seen[0].picture, page.preview).hidden = false; say(`${pad.files.length} pictures: choose their class.`); }
+      if (pad?.from === "files" && seen.length) { pictureOf(seen[0].picture, page.preview).hidden = false; say(`${counted({ picture: pad.files.length })}: choose the class.`); }
       showAnswer(seen.length ? await ask("predict", { values: seen[0].values }) : null);
     } while (again);
   } catch (error) { problem(error.message); } finally { looking = false; }
@@ -253,7 +259,7 @@ function give(bytes, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-const fileName = () => site.title.replace(/[^\w.-]+/g, "_") || "model";
+const fileName = () => site.title.replace(/[^\p{L}\p{N}.-]+/gu, "_").replace(/^[._]+|[._]+$/g, "") || "model";
 
 function connect() {
   page.train.onclick = () => (training ? ask("stop") : train());
