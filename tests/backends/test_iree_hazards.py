@@ -123,3 +123,15 @@ def test_sizes_from_a_split_of_known_numbers_are_known() -> None:
     settled = settle(model, "net")
 
     assert [d.dim_value for d in settled.graph.output[0].type.tensor_type.shape.dim] == [8, 3]
+
+
+def test_pads_may_be_an_attribute_as_before_opset_11() -> None:
+    text = 'net (float[2,5] x) => (float[2,9] y) { y = Pad <mode = "reflect", pads = [0, 1, 0, 3]> (x) }'
+    model = parser.parse_model(HEAD.replace("18", "10") + text)
+
+    settled = settle(model, "net")
+
+    assert "Pad" not in {n.op_type for n in settled.graph.node}
+    session = onnxruntime.InferenceSession(settled.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.arange(10, dtype=np.float32).reshape(2, 5)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.pad(x, ((0, 0), (1, 3)), mode="reflect"))

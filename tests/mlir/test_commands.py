@@ -34,9 +34,18 @@ def test_export_and_import_give_the_same_file(tmp_path: Path) -> None:
     )
     read = invoke("import", tmp_path / "net.mlir", "-o", tmp_path / "again.onnx")
 
+    assert "the whole model, weights in" in said
     assert "net.safetensors" in said
     assert "9 nodes, 1 training entry" in read
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "net.onnx").read_bytes()
+
+
+def test_the_form_for_iree_says_that_it_is_the_inference_graph(tmp_path: Path) -> None:
+    serde.save(build("linear"), tmp_path / "net.onnx")
+
+    said = invoke("export", tmp_path / "net.onnx", "--mlir", "torch-onnx", "-o", tmp_path / "net.mlir")
+
+    assert said.rstrip().endswith("the inference graph")
 
 
 def test_a_mistake_is_said_in_options(tmp_path: Path) -> None:

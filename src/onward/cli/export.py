@@ -26,7 +26,8 @@ def export(
         str | None,
         Option(
             metavar="GRAPH",
-            help="`model` (the whole file, the default), `inference`, or compiled: `step`, `evaluate`, `initialize`.",
+            help="`model` (the whole file; the default of `onnx`), `inference` (that of `torch-onnx`), or compiled: "
+            "`step`, `evaluate`, `initialize`.",
             show_default=False,
         ),
     ] = None,
@@ -55,9 +56,12 @@ def export(
     from onward import mlir as library
     from onward.cli.console import stdout_console
     from onward.errors import counted
+    from onward.mlir.graphs import default_graph
 
     library.save(file, output, dialect=mlir, graph=graph, level=mlir_level, weights=weights, entry=entry)
+    what = graph or default_graph(mlir)
     written = f"wrote `{output}`: {counted(output.stat().st_size, 'byte')}"
+    written += ", the whole model" if what == "model" else f", the {what} graph"
     if weights == "external" and output.with_suffix(".safetensors").exists():
         written += f", weights in `{output.with_suffix('.safetensors')}`"
     stdout_console(soft_wrap=True).print(written)

@@ -23,7 +23,7 @@ from onward.arguments import check_name
 from onward.errors import A101, ArgumentError, Diagnostic, ModelError
 from onward.mlir import torch_onnx
 from onward.mlir.exporting import export_module
-from onward.mlir.graphs import INFERENCE, MODEL, choose
+from onward.mlir.graphs import choose, default_graph
 from onward.mlir.importing import import_module
 from onward.mlir.parser import parse
 from onward.mlir.printer import module_chunks
@@ -170,7 +170,7 @@ def _place(dialect: str, weights: str | None, *, external: bool) -> str:
 def _module(
     model: serde.Source, dialect: str, graph: str | None, level: str, place: str, entry: str | None
 ) -> tuple[Module, Weights]:
-    chosen = choose(model, graph or (MODEL if dialect == ONNX else INFERENCE), level, entry)
+    chosen = choose(model, graph or default_graph(dialect), level, entry)
     proto, weights = chosen.proto, Weights(place)
     if dialect == ONNX:
         return export_module(proto, weights, chosen.roles, chosen.replaces), weights

@@ -30,6 +30,11 @@ class Chosen:
     replaces: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
+def default_graph(dialect: str) -> str:
+    """Return the graph that is written where none is named: the whole file, if the dialect has training entries."""
+    return MODEL if dialect == "onnx" else INFERENCE
+
+
 def choose(source: serde.Source, graph: str, level: str, entry: str | None) -> Chosen:
     """Return the graph of a model that is asked for.
 

@@ -20,6 +20,7 @@ import onnx
 
 from onward.backends.iree import child
 from onward.backends.iree.doubles import write_out_doubles
+from onward.backends.iree.products import write_out_convolutions
 from onward.backends.iree.targets import Target
 from onward.errors import BackendError, Diagnostic
 from onward.model.serde import serialize
@@ -79,7 +80,7 @@ def compile_cached(model: onnx.ModelProto, name: str, place: str, target: Target
     Raises:
         BackendError: as `compile_model`.
     """
-    model = write_out_doubles(model)
+    model = _written_out(model, target)
     text = "\0".join((name, *target.flags, version(), this_processor() if target.here else target.name))
     key = hashlib.sha256(text.encode() + b"\0" + serialize(model)).hexdigest()
     found = None if target.library else CACHE.read(key)
@@ -101,7 +102,7 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
     from iree.compiler.tools.binaries import find_tool
 
     named = onnx.ModelProto()
-    named.CopyFrom(write_out_doubles(model))
+    named.CopyFrom(_written_out(model, target))
     named.graph.name = FUNCTION
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="onward-iree-") as folder:
@@ -123,6 +124,11 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
         scratch = int(told["stream-aggregate"]["execution"]["transient-memory-size"])
         code = Path(files[".vmfb"]).read_bytes()
     return Binary(code, scratch, time.perf_counter() - started, parts)
+
+
+def _written_out(model: onnx.ModelProto, target: Target) -> onnx.ModelProto:
+    """Return a model in the form that is compiled: what IREE lacks, or compiles to slow code, in other operators."""
+    return write_out_doubles(write_out_convolutions(model) if target.is_processor else model)
 
 
 def _run(command: list[str], place: str, limits: Limits, source: Path) -> None:

@@ -57,11 +57,11 @@ def _gathered(node: onnx.NodeProto, sizes: Sizes, known: Mapping[str, onnx.Tenso
     mode = given.get("mode", b"constant").decode()
     size = sizes.get(node.input[0], ())
     axes_given = len(node.input) > 3 and bool(node.input[3])
-    if mode == "constant" or not size or 0 in size or node.input[1] not in known:
+    if mode == "constant" or not size or 0 in size or ("pads" not in given and node.input[1] not in known):
         return None
     if axes_given and node.input[3] not in known:
         return None
-    pads = numpy_helper.to_array(known[node.input[1]]).tolist()
+    pads = list(given["pads"]) if "pads" in given else numpy_helper.to_array(known[node.input[1]]).tolist()  # opset 2
     axes = numpy_helper.to_array(known[node.input[3]]).tolist() if axes_given else range(len(size))
     made: list[onnx.NodeProto] = []
     value, count = node.input[0], len(pads) // 2

@@ -24,6 +24,11 @@ class Target:
     library: bool = False
     """Whether it is a static library and C, for a machine without files, instead of a module to load."""
 
+    @property
+    def is_processor(self) -> bool:
+        """Whether it is a processor with memory to spare: neither a graphics card nor a microcontroller."""
+        return not self.library and not self.name.startswith("vulkan")
+
 
 HOST = Target("cpu", (*_CPU, "--iree-llvmcpu-target-cpu=host"), "the processor of this machine", here=True)
 _TARGETS = {
