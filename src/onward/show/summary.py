@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onward.graph.schema import TRAINING_DOMAIN, attribute_default, schema
 from onward.graph.walk import subgraphs
 from onward.model.origin import ORIGIN
+from onward.model.roles import loss_of
 from onward.model.text import attribute_text, shape_text, type_text
 from onward.model.training_model import TrainingEntry, TrainingModel
 
@@ -125,7 +126,7 @@ def _loss(graph: ir.Graph | None, gradients: list[ir.Node]) -> dict[str, Any] | 
     """Return the differentiated value: its name, and how it is computed."""
     if graph is None or not gradients:
         return None
-    name = _text(gradients[0], "y")
+    name = loss_of(gradients[0])
     producer = next((n for n in graph for v in n.outputs if v.name == name), None)
     return {
         "name": name,
