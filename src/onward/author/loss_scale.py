@@ -92,8 +92,10 @@ def read_loss_scale(asked: Any) -> LossScale | None:
     """
     if asked is None or isinstance(asked, LossScale):
         return asked
-    if asked == DYNAMIC:
-        return LossScale()
+    if isinstance(asked, str):
+        if asked == DYNAMIC:
+            return LossScale()
+        asked = _number(asked)  # as at the command line
     if is_number(asked) and 0.0 < asked <= _LARGEST:
         return LossScale(float(asked), dynamic=False)
     raise ArgumentError(
@@ -105,10 +107,20 @@ def read_loss_scale(asked: Any) -> LossScale | None:
     )
 
 
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def loss_scale_of(entry: TrainingEntry) -> LossScale | None:
     """Return how the loss of an entry is scaled; None where it is not."""
     text = "" if entry.algorithm is None else entry.algorithm.metadata_props.get(METADATA, "")
-    return LossScale(**json.loads(text)) if text else None
+    try:
+        return LossScale(**json.loads(text)) if text else None
+    except (ValueError, TypeError, RecursionError, ArgumentError):  # another tool's text under our key
+        return None
 
 
 def scale_losses(model: TrainingModel, scale: LossScale) -> TrainingModel:
@@ -356,8 +368,8 @@ class _Scaling:
     def _adapt(self, op: Builder, scale: Value, finite: Value) -> None:
         """Add the next scale and its counters to the new state."""
         wanted, whole = self._wanted, np.array(0, np.int64)
-        good = self._state("loss_scale/good_steps", whole, "good_steps")
-        skipped = self._state("loss_scale/skipped", whole, "skipped_steps")
+        good = self._state(f"{scale.name}/good_steps", whole, "good_steps")
+        skipped = self._state(f"{scale.name}/skipped", whole, "skipped_steps")
         following = op.Add(good, 1)
         grows = op.GreaterOrEqual(following, wanted.growth_interval)
         larger = op.Mul(scale, wanted.growth_factor)

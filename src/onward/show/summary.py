@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -9,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onward.author.loss_scale import loss_scale_of
 from onward.graph.schema import TRAINING_DOMAIN, attribute_default, schema
 from onward.graph.walk import subgraphs
 from onward.model.origin import ORIGIN
@@ -115,6 +117,7 @@ def _entry(entry: TrainingEntry, index: int) -> dict[str, Any]:
         "loss": _loss(graph, gradients),
         "gradients": [{"y": _text(n, "y"), "xs": _texts(n, "xs"), "zs": _texts(n, "zs")} for n in gradients],
         "optimizer": _optimizer(entry, nodes),
+        **({} if (scale := loss_scale_of(entry)) is None else {"loss_scale": dataclasses.asdict(scale)}),
         "nodes": {"count": 0, "operators": {}} if graph is None else _operators(graph),
         "update_binding": dict(entry.update_binding),
         "initialization_binding": dict(entry.initialization_binding),
