@@ -347,6 +347,7 @@ def test_another_scale_than_that_of_the_file_is_refused() -> None:
     with pytest.raises(ArgumentError, match="already scales its loss") as error:
         onward.Trainer(model, loss_scale=1024.0)
 
+    assert error.value.diagnostics[0].code == "A143"
     assert "dynamic from 65536: × 2 after 2000 good steps" in str(error.value)
 
 

@@ -86,9 +86,12 @@ def root_model() -> onward.TrainingModel:
 def test_a_scale_that_falls_without_end_warns_and_then_stops() -> None:
     trainer = onward.Trainer(root_model(), loss_scale=onward.LossScale(4.0))
 
-    with pytest.warns(UserWarning, match="fell to"), pytest.raises(NumericError) as error:
+    def train() -> None:
         for _ in range(600):  # the guard looks at the state every 16 to 256 steps
             trainer.step({"x": batch()["x"]})
+
+    with pytest.warns(UserWarning, match="fell to"), pytest.raises(NumericError) as error:
+        train()
 
     assert error.value.diagnostics[0].code == "N103"
     assert "no loss scale gives finite gradients: that of entry `train`" in str(error.value)
@@ -102,25 +105,28 @@ def test_a_loss_that_is_not_finite_is_still_an_error() -> None:
         trainer.step({**batch(), "x": np.full((16, 4), np.nan, np.float32)})
 
 
-def test_command_line(tmp_path: Path) -> None:
-    onward.save(model(), tmp_path / "net.onnx")
-    np.savez(tmp_path / "data.npz", **data())
-    train = ["train", str(tmp_path / "net.onnx"), "--data", str(tmp_path / "data.npz"), "--loss-scale", "dynamic", "-q"]
-    train += ["--checkpoint", str(tmp_path / "run")]
+def call(*arguments: Any) -> Any:
+    return CliRunner().invoke(build_app(), [str(a) for a in arguments])
 
-    for epochs in ("1", "2"):
-        done = CliRunner().invoke(
-            build_app(), [*train, "--epochs", epochs, "--resume", "-o", str(tmp_path / "out.onnx")]
-        )
+
+def test_command_line(tmp_path: Path) -> None:
+    net, run, out = tmp_path / "net.onnx", tmp_path / "run", tmp_path / "out.onnx"
+    onward.save(model(), net)
+    np.savez(tmp_path / "data.npz", **data())
+    options = ["--data", tmp_path / "data.npz", "--loss-scale", "dynamic", "--checkpoint", run, "--resume", "-q"]
+
+    for epochs in (1, 2):
+        done = call("train", net, *options, "--epochs", epochs, "-o", out)
         assert done.exit_code == 0, done.output
 
-    shown = CliRunner().invoke(build_app(), ["show", str(tmp_path / "out.onnx")])
-    assert "dynamic from 65536" in shown.output
-    assert int(onward.Trainer(tmp_path / "out.onnx").state["loss_scale/good_steps"]) == 10
-    wrong = CliRunner().invoke(
-        build_app(), ["compile", str(tmp_path / "net.onnx"), "-o", str(tmp_path / "p"), "--loss-scale", "x"]
-    )
+    assert "dynamic from 65536" in call("show", out).output
+    assert int(onward.Trainer(out).state["loss_scale/good_steps"]) == 10
+    wrong = call("compile", net, "-o", tmp_path / "program", "--loss-scale", "x")
     assert "loss_scale is 'x'" in str(wrong.exception)
+    made = call("make-trainable", net, "--entry", "b", "--loss", "mse", "--loss-name", "b", "--label", "t",
+                "--loss-scale", "1024", "-o", out)  # fmt: skip
+    assert made.exit_code == 0, made.output
+    assert "× 1024, the same in every step" in call("show", out).output
 
 
 def test_a_program_keeps_the_scale(tmp_path: Path) -> None:
