@@ -71,3 +71,19 @@ def test_accumulated_gradients_are_rounded_with_their_update_only() -> None:
     trained.step({"x": np.full((1, 4), SLOPE)})
 
     assert trained.state["rounding/W"][0, 0] == -0.5 * np.float32(SLOPE)
+
+
+def test_the_compiled_update_gives_the_same_bytes() -> None:
+    model = onward.make_trainable(
+        weighted_sum(), loss="mse", optimizer=onward.Adam(1e-3), loss_scale=onward.LossScale(2.0**12, growth_interval=4)
+    )
+    trainers = [onward.Trainer(model, fused=fused) for fused in (False, True)]
+    rng = np.random.default_rng(0)
+
+    for _ in range(20):
+        feeds = {"x": rng.standard_normal((8, 4)).astype(np.float16), "labels": np.ones((8, 1), np.float16)}
+        for each in trainers:
+            each.step(feeds)
+
+    plain, fused = (each.state for each in trainers)
+    assert [n for n in plain if plain[n].tobytes() != fused[n].tobytes()] == []
