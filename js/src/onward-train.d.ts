@@ -42,7 +42,7 @@ export interface Manifest {
   inputs: TensorSpec[];
   targets: TensorSpec[];
   settings: Record<string, { dtype: string; shape: number[]; default: unknown; role?: "learning_rate" }>;
-  state: { file: string; sha256: string; tensors: (TensorSpec & { trained: boolean; average_of?: string })[] };
+  state: { file: string; sha256: string; tensors: (TensorSpec & { trained: boolean; average_of?: string; loss_scale_of?: string })[] };
   graphs: Record<string, Graph>;
   phases?: Record<string, number>;
   readings?: Record<string, { value: string; output: string; target: string }[]>;

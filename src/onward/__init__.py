@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from onward import surgery as surgery
     from onward import testing as testing
     from onward import train as train
+    from onward.author import LossScale as LossScale
     from onward.author import Phase as Phase
     from onward.author import make_trainable as make_trainable
     from onward.autodiff.registry import register_gradient as register_gradient
@@ -55,6 +56,7 @@ _PUBLIC = {
     "Adagrad": "onward.optimizers",
     "Adam": "onward.optimizers",
     "AdamW": "onward.optimizers",
+    "LossScale": "onward.author",
     "Momentum": "onward.optimizers",
     "OnwardError": "onward.errors",
     "Phase": "onward.author",

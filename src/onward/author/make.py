@@ -17,6 +17,7 @@ from onward.author.flat_weights import flat_weights
 from onward.author.functions import inline_hiding_functions
 from onward.author.initialize import Initialize, build_initialization
 from onward.author.labels import LabelArgument
+from onward.author.loss_scale import LossScale, add_loss_scale, read_loss_scale
 from onward.author.merged_weights import separate_merged
 from onward.author.new_head import HeadArguments
 from onward.author.objective import build_loss, resolve_loss
@@ -94,6 +95,7 @@ def make_trainable(
     calibration: Calibration | None = None,
     teacher: serde.Source | None = None,
     phases: Sequence[Phase] | None = None,
+    loss_scale: float | str | LossScale | None = None,
 ) -> TrainingModel:
     """Return a `TrainingModel`: `model` with a loss, its gradient, an optimizer and their state, in one standard file.
 
@@ -144,6 +146,9 @@ def make_trainable(
             training algorithm; the inference model does not hold it.
         phases: a list of `onward.Phase`, which `fit` trains one after the other, such as first the head and then all.
             Each is a training entry with an optimizer state of its own. `initialize` concerns the first.
+        loss_scale: multiply the loss by this before it is differentiated, and divide the gradients by it, so that small
+            ones do not become 0 in float16: a number, or "dynamic", which adapts the number and skips a step whose
+            gradients are not finite; `onward.LossScale` has its options (docs/training.md).
 
     Raises:
         ArgumentError: a name, glob or value does not fit the model; lists all such problems where possible.
@@ -154,7 +159,7 @@ def make_trainable(
     >>> list(model.parameters), model.targets
     (['W1', 'W2'], ['labels'])
     """
-    new_head = HeadArguments(classes, cut, head)
+    new_head, scale = HeadArguments(classes, cut, head), read_loss_scale(loss_scale)
     if phases is not None:
         check_phases(phases, train, freeze)
         if new_head.given:
@@ -165,7 +170,7 @@ def make_trainable(
             "loss": loss, "optimizer": optimizer, "train": train, "freeze": freeze, "output": output, "label": label,
             "loss_name": loss_name, "batch_norm": batch_norm, "unbiased_variance": unbiased_variance,
             "keep_shared": keep_shared, "untie": untie, "initialize": initialize, "seed": seed, "entry": entry,
-            "dequantize": dequantize, "teacher": teacher, "calibration": calibration,
+            "dequantize": dequantize, "teacher": teacher, "calibration": calibration, "loss_scale": scale,
         }  # fmt: skip
         return make_phases(make_trainable, model, phases, options)
     check_name("batch_norm=", batch_norm, BATCH_NORM)
@@ -280,6 +285,8 @@ def make_trainable(
     made = TrainingEntry(algorithm, update_binding={k: v.name or "" for k, v in bindings.items()})
     build_initialization(made, parameters, list(forward.statistics), update, initialize, work.opset, seed)
     work.entries.append(made)
+    if scale is not None:
+        add_loss_scale(work, made, scale)
     work.ir.opset_imports[TRAINING_DOMAIN] = 1
     work.ir.ir_version = max(work.ir.ir_version, 8)
     if origin is not None:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onward.errors import ArgumentError, Diagnostic
 from onward.graph import shapes, walk
 from onward.graph.builder import Builder, Names, Value
-from onward.model.roles import Role, entry_roles, mark
+from onward.model.roles import Role, entry_roles, loss_of, mark
 from onward.model.serde import from_proto, to_proto
 from onward.model.training_model import TrainingEntry, TrainingModel, is_gradient
 
@@ -222,7 +222,7 @@ class _Weighing:
             self.graph.insert_before(found.node, op.nodes)
             self._replace(found.node.outputs[0], new, names)
         for node in self.graph:
-            if is_gradient(node) and node.attributes["y"].as_string() == self._loss_name:
+            if is_gradient(node) and loss_of(node) == self._loss_name:
                 self._tell(node, weight)
 
     def _weighted(self, op: Builder, found: _Reduction, weight: Value) -> Value:

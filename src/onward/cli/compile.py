@@ -59,6 +59,14 @@ def compile_command(
             show_default=False,
         ),
     ] = None,
+    loss_scale: Annotated[
+        str | None,
+        Option(
+            metavar="dynamic|NUMBER",
+            help="Multiply the loss before it is differentiated, so that small gradients do not become 0 in float16.",
+            show_default=False,
+        ),
+    ] = None,
     self_test: Annotated[
         Path | None,
         Option("--self-test", metavar="FILE", help="Data for the self-test (default: made up).", show_default=False),
@@ -145,8 +153,8 @@ def compile_command(
         chosen = {"seed": seed, "core": core, "target_opset": target_opset, "target_ir": target_ir}
         given = None if self_test is None else functools.partial(_batch, self_test)
         wanted = NativeOptions(target, batch, size, int32, runner, seconds, gigabytes, given)
-        if output is None or explain or split or no_self_test or tune or recompute or store:
-            others = "--explain, --split, --no-self-test, --tune, --recompute nor --store"
+        if output is None or explain or split or no_self_test or tune or recompute or store or loss_scale:
+            others = "--explain, --split, --no-self-test, --tune, --recompute, --store nor --loss-scale"
             raise ArgumentError(Diagnostic(A101, f"--target needs -o DIR, and goes with neither {others}"))
         compile_native(file, output, chosen, wanted)
         return
@@ -172,6 +180,7 @@ def compile_command(
         core=core,
         profile=profile,
         **memory_options(recompute, store, size),
+        loss_scale=loss_scale,
         tune=tuner or False,
         trace=trace,
     )

@@ -71,6 +71,14 @@ def make_trainable(
         Path | None,
         Option(metavar="FILE", help="A larger ONNX model, for --loss distillation.", show_default=False),
     ] = None,
+    loss_scale: Annotated[
+        str | None,
+        Option(
+            metavar="dynamic|NUMBER",
+            help="Multiply the loss before it is differentiated, so that small gradients do not become 0 in float16.",
+            show_default=False,
+        ),
+    ] = None,
     setting: Annotated[
         list[str] | None, Option("--set", metavar="NAME=VALUE", help="A setting of the optimizer; may be repeated.")
     ] = None,
@@ -123,6 +131,7 @@ def make_trainable(
         calibration=None if calibration is None else _read_inputs(calibration, file),
         phases=[Phase.parse(text) for text in phase] if phase else None,
         teacher=teacher,
+        loss_scale=loss_scale,
     )
     serde.save(model, output)
     console = stdout_console(soft_wrap=True)

@@ -77,6 +77,10 @@ class TrainOptions(FineTuneOptions):
             help="Keep what waits for the backward pass in 16 bits: less memory, approximate gradients.",
         ),
     ] = None
+    loss_scale: Annotated[
+        str | None,
+        Option(metavar="dynamic|NUMBER", help="Scale the loss, so that small gradients do not become 0 in float16."),
+    ] = None
     size: Annotated[
         list[str] | None,
         Option(metavar="NAME=N", help="A free size of the batch, for --recompute and --store; may be repeated."),
@@ -233,6 +237,7 @@ class TrainOptions(FineTuneOptions):
         settings = parse_settings(self.backend_setting or [], "--set-backend")
         settings |= {} if self.threads is None else {"threads": self.threads}
         settings |= {"shard": True} if self.shard else {}
+        settings |= {} if self.loss_scale is None else {"loss_scale": self.loss_scale}
         if self.size and not (self.recompute or self.store):
             raise ArgumentError(Diagnostic(A101, "--size is for --recompute and --store"))
         return settings | memory_options(self.recompute or (), self.store, self.size or ())

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from onward.arguments import check_name
+from onward.author.loss_scale import LossScale, read_loss_scale, scale_losses
 from onward.autodiff.forms import Forms
 from onward.autodiff.profile import DEFAULT, PORTABLE, PROFILES
 from onward.check import check
@@ -41,7 +42,7 @@ from onward.graph.builder import Value
 from onward.graph.schema import WORKING_OPSET
 from onward.model.origin import ORIGIN
 from onward.model.readings import readings
-from onward.model.roles import RANDOM_KEY, RANDOM_STEP, EntryRoles, averages, entry_roles, random_step
+from onward.model.roles import LOSS_SCALE, RANDOM_KEY, RANDOM_STEP, EntryRoles, averages, entry_roles, random_step
 from onward.model.serde import Source
 from onward.model.task import TASK, task_of
 from onward.model.training_model import TrainingEntry, TrainingModel
@@ -69,6 +70,7 @@ def compile_model(
     sizes: Mapping[str, int] | None = None,
     tune: bool | int | Tuner = False,
     choices: Mapping[str, str] | None = None,
+    loss_scale: float | str | LossScale | None = None,
     trace: list[Trace] | None = None,
 ) -> Program:
     """Return `model` as a `Program`: step, initialize, infer and evaluate as plain ONNX graphs.
@@ -95,6 +97,8 @@ def compile_model(
         tune: where a gradient has several forms, time them on this machine's ONNX Runtime and take the fastest
             (docs/tuning.md). A number is the samples in a batch, for a model that takes any number; True means 32.
         choices: the forms that another program took (its `choices`), so that this one takes the same.
+        loss_scale: multiply the losses before they are differentiated, for float16: a number, "dynamic" or an
+            `onward.LossScale`, as in `onward.make_trainable` (docs/training.md).
         trace: a list that receives one record per pass, with its duration.
 
     Raises:
@@ -111,7 +115,9 @@ def compile_model(
     tuner = Tuner.of(tune)
     if tuner is not None:
         _check_tunable(core, profile)
-    training = normalise(model, trace=trace)
+    training, scale = normalise(model, trace=trace), read_loss_scale(loss_scale)
+    if scale is not None:
+        training = scale_losses(training, scale)
     forms, before = Forms(choices), len(trace or ())
 
     def build() -> Program:
@@ -276,6 +282,7 @@ class Compiler:
             gradients=self.build(GRADIENTS, entry, f"{name} gradients") if split else None,
             update=self.build(UPDATE, entry, f"{name} update") if split else None,
             epochs=entry.epochs,
+            loss_scale=self.roles(entry).slots.get((LOSS_SCALE, ""), ""),
         )
 
 

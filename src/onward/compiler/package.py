@@ -254,6 +254,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
         }
     every = [graph for _, graph in graph_files(program).values()]
     average_of = {state: parameter for parameter, state in program.averages.items()}
+    scale_of = {entry.loss_scale: name for name, entry in program.entries.items()}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -289,6 +290,7 @@ def build_manifest(program: Program, hashes: Mapping[str, str]) -> dict[str, Any
                     "shape": list(v.shape),
                     "trained": n in program.parameters,
                     **({"average_of": average_of[n]} if n in average_of else {}),
+                    **({"loss_scale_of": scale_of[n]} if n in scale_of else {}),
                 }
                 for n, v in program.state.items()
             ],
@@ -390,6 +392,7 @@ def _program(manifest: Mapping[str, Any], graphs: Mapping[str, bytes], state: Ma
             learning_rates=tuple(r for r in rates if single or r in step.input_names),
             epochs=manifest.get("phases", {}).get(name),
             readings=tuple(Reading(**r) for r in manifest.get("readings", {}).get(name, [])),
+            loss_scale=next((t["name"] for t in tensors if t.get("loss_scale_of") == name), ""),
             **of,
         )
     return Program(

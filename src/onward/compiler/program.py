@@ -104,6 +104,8 @@ class Entry:
     """Where the optimizer has a schedule: the number of updates so far -> the learning rate of the next one."""
     readings: tuple[Reading, ...] = ()
     """What the loss reads, with the output and the target that go with it; empty where that is not known."""
+    loss_scale: str = ""
+    """The state that multiplies the loss before it is differentiated; empty where none does."""
 
     @property
     def loss(self) -> str:

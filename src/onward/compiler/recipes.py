@@ -188,7 +188,11 @@ def _step(unit: Unit) -> Outputs:
 def _gradients(unit: Unit) -> Outputs:
     values = unit.values()
     early = _changes_without_gradients(unit, values)
-    return _with_batch(unit, values, [o for o in _new_state(unit, values) if o.replaces in early], list(unit.gradients))
+    # A scaled loss: only a framework that differentiates by itself reads it (`backends/graph/forward.py`).
+    ys = dict.fromkeys(pair[0] for pair in unit.gradients.values() if pair is not None)
+    unread = [y for y in ys if y in values and not values[y].uses() and y not in _visible(unit)]
+    new_state = [o for o in _new_state(unit, values) if o.replaces in early]
+    return _with_batch(unit, values, new_state, [*unread, *unit.gradients])
 
 
 def _update(unit: Unit) -> Outputs:

@@ -14,7 +14,8 @@ to; and `onward.slot`, which of several states it is.
     training       of a value       what stands for a value of the inference graph in a training step
     gradient       of a parameter   the derivative of the loss with respect to it
 
-A `Gradient` node with the entry `onward.straight_through` takes the slope of rounding as 1.
+A `Gradient` node with the entry `onward.straight_through` takes the slope of rounding as 1. One with `onward.scaled`
+differentiates the loss of that name times a scale.
 
 Whoever makes a value marks it. This module alone reads the marks. A file without them was written by another program or
 by an older Onward: then the second half of this module infers the roles from the structure, or else from names.
@@ -35,6 +36,7 @@ from onward.model.training_model import TrainingEntry, TrainingModel, differenti
 
 _ROLE, _OF, _SLOT = "onward.role", "onward.of", "onward.slot"
 _STRAIGHT_THROUGH = "onward.straight_through"
+_SCALED = "onward.scaled"
 
 RANDOM_KEY = "random/key"
 RANDOM_STEP = "random/step"
@@ -46,6 +48,9 @@ RANDOM_STEP_ENTRY = "onward.random_step"
 
 STEP, BATCHES, STATISTIC = "step", "batches", "statistic"
 """Slots that belong to no optimizer: the count of updates, the count of batches, a running mean or variance."""
+
+LOSS_SCALE = "loss_scale"
+"""The slot of the number that multiplies the loss before it is differentiated."""
 
 
 def random_step(model: TrainingModel) -> int:
@@ -109,6 +114,19 @@ def mark_straight_through(gradient: ir.Node) -> None:
 def is_straight_through(gradient: ir.Node) -> bool:
     """Return whether a `Gradient` node takes the slope of rounding as 1."""
     return gradient.metadata_props.get(_STRAIGHT_THROUGH) == "1"
+
+
+def mark_scaled(gradient: ir.Node, loss: str) -> None:
+    """Let a `Gradient` node say of which loss its `y` is a multiple."""
+    gradient.metadata_props[_SCALED] = loss
+
+
+def loss_of(gradient: ir.Node) -> str:
+    """Return the loss that a `Gradient` node differentiates, without the scale that may multiply it."""
+    attribute = gradient.attributes.get("y")
+    if attribute is None or attribute.is_ref() or not isinstance(attribute.value, str):
+        return ""  # for `check` to report
+    return gradient.metadata_props.get(_SCALED) or attribute.value
 
 
 def trained(model: TrainingModel) -> dict[str, ir.Value]:
@@ -233,8 +251,7 @@ def _slots_by_name(state: Iterable[str], parameters: Collection[str]) -> dict[tu
 def _inferred_loss(entry: TrainingEntry) -> str:
     """Return what the first Gradient differentiates."""
     assert entry.algorithm is not None
-    ys = (n.attributes["y"].as_string() for n in entry.algorithm if is_gradient(n) and "y" in n.attributes)
-    return next(ys, "")
+    return next((loss_of(n) for n in entry.algorithm if is_gradient(n) and "y" in n.attributes), "")
 
 
 def _gradients(graph: ir.Graph) -> Iterator[tuple[str, str]]:

@@ -54,6 +54,7 @@ class _Emitter:
         self.state: list[Value] = []
         self.bindings: dict[str, Value] = {}
         self._bound: set[Value] = set()
+        self._left: dict[Value, Value] = {}
         self.like: dict[str, str] = {}
         widths = {compute_type(p) for p in gradients}
         self.rate_type = ir.DataType.DOUBLE if widths == {ir.DataType.DOUBLE} else ir.DataType.FLOAT
@@ -105,16 +106,37 @@ class _Emitter:
                 trained = []
                 for p in members:
                     state = {k: self._slot(own.label(), k, slot, p, dtype) for k, slot in slots.items()}
-                    trained.append(Trained(p.name or "", op.cast(p, dtype), gradients[p], state))
+                    trained.append(Trained(p.name or "", self._whole(p, dtype), gradients[p], state))
                 updated = own.update(Group(op, group_rate, step, trained, self.functions))
                 for p, old, (value, state) in zip(members, trained, updated, strict=True):
                     if p.dtype != dtype:
-                        value = op.Cast(value, to=p.dtype)
+                        value = self._round(p, value, apply)
                     new_values[p] = value if apply is None else op.Where(apply, value, p)
                     for key, new in state.items():
                         before = old.slots[key]
                         self._bind(before, new if apply is None else op.Where(apply, new, before))
         return {p: new_values[p] for p in gradients}
+
+    def _whole(self, parameter: Value, dtype: ir.DataType) -> Value:
+        """Return a parameter in the type of its update; one of 16 bits with what its last rounding left out."""
+        wide = self.op.cast(parameter, dtype)
+        if wide is parameter:
+            return wide
+        self._left[parameter] = self._slot("rounding", None, Slot(), parameter, dtype)
+        return self.op.Add(wide, self._left[parameter])
+
+    def _round(self, parameter: Value, value: Value, apply: Value | None) -> Value:
+        """Return the new value of a parameter of 16 bits, and keep what the rounding leaves out.
+
+        Both together are exactly the float32 value, as if a float32 copy were kept; but to replace the parameter is
+        enough to start from another one. Without it, an update of less than half the distance to the next number of 16
+        bits would be lost.
+        """
+        op, left = self.op, self._left[parameter]
+        rounded = op.Cast(value, to=parameter.dtype)
+        rest = op.Sub(value, op.cast(rounded, left.dtype or ir.DataType.FLOAT))
+        self._bind(left, rest if apply is None else op.Where(apply, rest, left))
+        return rounded
 
     def _accumulate(self, gradients: Mapping[Value, Value]) -> tuple[dict[Value, Value], Value]:
         """Average the gradients of `accumulate` steps; the second result is whether this step updates."""

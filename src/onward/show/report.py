@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from onward.author.loss_scale import LossScale
 from onward.errors import counted
 
 Rows = list[tuple[str, list[RenderableType]]]
@@ -120,6 +121,8 @@ def _print_entry(entry: Mapping[str, Any], console: Console, all_rows: bool) -> 
         shown = {k: v for k, v in optimizer["settings"].items() if v is not False}
         settings = ", ".join(f"{k} {v}" for k, v in shown.items())
         rows.append(("optimizer", [Text.assemble((optimizer["name"], "bold"), f"  {settings}" if settings else "")]))
+    if "loss_scale" in entry:
+        rows.append(("loss scale", [Text(LossScale(**entry["loss_scale"]).told())]))
     for gradient in entry["gradients"]:
         rows.append(("gradient", [Text(f"of {gradient['y']} with respect to {_names(gradient['xs'])}")]))
     rows.append(("each step", _bindings(entry["update_binding"], all_rows)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -9,9 +10,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onward.author.loss_scale import loss_scale_of
 from onward.graph.schema import TRAINING_DOMAIN, attribute_default, schema
 from onward.graph.walk import subgraphs
 from onward.model.origin import ORIGIN
+from onward.model.roles import loss_of
 from onward.model.text import attribute_text, shape_text, type_text
 from onward.model.training_model import TrainingEntry, TrainingModel
 
@@ -114,6 +117,7 @@ def _entry(entry: TrainingEntry, index: int) -> dict[str, Any]:
         "loss": _loss(graph, gradients),
         "gradients": [{"y": _text(n, "y"), "xs": _texts(n, "xs"), "zs": _texts(n, "zs")} for n in gradients],
         "optimizer": _optimizer(entry, nodes),
+        **({} if (scale := loss_scale_of(entry)) is None else {"loss_scale": dataclasses.asdict(scale)}),
         "nodes": {"count": 0, "operators": {}} if graph is None else _operators(graph),
         "update_binding": dict(entry.update_binding),
         "initialization_binding": dict(entry.initialization_binding),
@@ -125,7 +129,7 @@ def _loss(graph: ir.Graph | None, gradients: list[ir.Node]) -> dict[str, Any] | 
     """Return the differentiated value: its name, and how it is computed."""
     if graph is None or not gradients:
         return None
-    name = _text(gradients[0], "y")
+    name = loss_of(gradients[0])
     producer = next((n for n in graph for v in n.outputs if v.name == name), None)
     return {
         "name": name,

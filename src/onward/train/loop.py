@@ -230,6 +230,8 @@ class Run(Steps):
         if self.validation is not None:
             found += [f"val_{n}" for n in [*numbers, *(a.label for a in self.asked if not a.is_matrix)]]
         found += ["learning_rate"] if self.trainer.learning_rate_names else []
+        if any(e.loss_scale for e in program.for_entry(self.settings.entry).entries.values()):
+            found += ["loss_scale", "skipped_updates"]
         return list(dict.fromkeys([*found, "seconds", "samples_per_second"]))
 
     def larger_is_better(self, column: str) -> bool:
@@ -381,6 +383,7 @@ class Run(Steps):
             asked.metric.reset()
         if self.trainer.learning_rate_names:
             logs["learning_rate"] = self.learning_rate
+        logs |= self._loss_scale()
         logs["seconds"] = position.seconds
         logs["samples_per_second"] = position.samples / position.seconds if position.seconds > 0 else 0.0
         before = self.entry
@@ -390,6 +393,15 @@ class Run(Steps):
             callback.on_epoch_end(self, logs)
         if self.entry != before:
             position.rate_factor = 1.0  # the next phase has a rate of its own, whatever a callback just made of it
+
+    def _loss_scale(self) -> dict[str, float]:
+        """Return the dynamic loss scale and how many updates it has cost so far; nothing where there is none."""
+        entry = self.trainer.program.for_entry(self.entry).first
+        if entry is None or not entry.loss_scale:
+            return {}
+        state = self.session.get_state()
+        skipped = int(state.get(f"{entry.loss_scale}/skipped", 0))
+        return {"loss_scale": float(state[entry.loss_scale]), "skipped_updates": skipped}
 
     def _validate(self, validation: Validation, metrics: Sequence[Asked]) -> dict[str, Any]:
         for callback in self._callbacks:

@@ -10,6 +10,7 @@ behind a finite loss is found as well.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,10 +26,12 @@ from onward.train.position import Position
 N100 = "N100"
 N101 = "N101"
 N102 = "N102"
+N103 = "N103"
 
 MODES = ("stop", "skip", "off")
 Arrays = Mapping[str, np.ndarray]
 _Held = tuple[int, dict[str, np.ndarray], str | None]  # a step that may be repeated: number, feeds, entry
+_LEAST_SCALE = 2.0**-24  # the smallest number of float16: whatever is not finite with this scale is so with any
 _MIN_STEPS, _MAX_STEPS, _MAX_BYTES, _MAX_SHARE = 16, 256, 64 << 20, 0.02
 
 
@@ -54,6 +57,7 @@ class NumericGuard:
         self._every = _MIN_STEPS
         self._exempt: frozenset[str] = frozenset()
         self._step_seconds = 0.0
+        self._warned = False
 
     def set_mode(self, mode: str) -> None:
         """Choose what happens when something is not finite: "stop", "skip" or "off"."""
@@ -116,7 +120,9 @@ class NumericGuard:
             return state
         if self._session.sharded:
             self._check_start(state)
+            self._check_scales(state)
             return state
+        self._check_scales(state)
         if self._snapshot is None:
             self._exempt = self._check_start(state)
         elif self._bad_state(state):
@@ -161,6 +167,29 @@ class NumericGuard:
                 [Diagnostic(N102, f"`{name}` holds {_count(state[name])} before the first step") for name in broken]
             )
         return frozenset(bad)
+
+    def _check_scales(self, state: Arrays) -> None:
+        """Warn if a dynamic loss scale has become very small, and raise if it is so small that none would do."""
+        for name, entry in self._session.program.entries.items():
+            scale = float(state[entry.loss_scale]) if entry.loss_scale in state else 1.0
+            skipped = int(state.get(f"{entry.loss_scale}/skipped", 0))
+            if scale < _LEAST_SCALE:
+                raise NumericError(
+                    Diagnostic(
+                        N103,
+                        f"no loss scale gives finite gradients: that of entry `{name}` fell to {scale:.3g}",
+                        found=f"{skipped} steps without an update; the weights are those before them",
+                        needed="finite gradients",
+                        hint="train without loss_scale=: the error then names the first tensor that is not finite",
+                    )
+                )
+            if scale < 1.0 and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"the loss scale of entry `{name}` fell to {scale:.3g}, after {skipped} steps without an update: "
+                    "gradients are not finite even where the loss is not scaled up",
+                    stacklevel=2,
+                )
 
     def _hold(self, number: int, feeds: Arrays, entry: str | None) -> None:
         self._held.append((number, dict(feeds), entry))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onward.arguments import check_path, shown, whole
+from onward.author.loss_scale import LossScale, read_loss_scale
 from onward.backends.base import Outputs, Session, open_session, profile_of, wants_split
 from onward.backends.self_test import open_tested
 from onward.compiler.program import Program, TensorSpec
@@ -45,9 +46,11 @@ class RunningModel:
         sizes: Mapping[str, int] | None = None,
         self_test: bool | None = None,
         tune: bool | int | Tuner = False,
+        loss_scale: float | str | LossScale | None = None,
         **backend_options: Any,
     ) -> None:
         self._stored = model if isinstance(model, StoredModel) else StoredModel.of(model)
+        self._stored.scale_loss(read_loss_scale(loss_scale))
         self._stored.split, self._stored.profile = wants_split(backend), profile or profile_of(backend)
         self._stored.recompute, self._stored.store = read_recompute(recompute, sizes), read_store(store, sizes)
         self._stored.tuner = tuner_of(tune, self._stored, backend, backend_options)

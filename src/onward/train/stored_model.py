@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 from onward.arguments import a_or_an
+from onward.author.loss_scale import LossScale, loss_scale_of, scale_losses
 from onward.autodiff.profile import DEFAULT
 from onward.compiler.package import pack_program, unpack_program
 from onward.compiler.program import Program
@@ -121,6 +122,26 @@ class StoredModel:
             **{**({} if again is None else again.arguments()), **({} if narrow is None else narrow.arguments())},
         )
         return program
+
+    def scale_loss(self, scale: LossScale | None) -> None:
+        """Let the training entries scale their losses, in the model that is stored; None changes nothing.
+
+        Raises:
+            ArgumentError: they do so in another way, or what is stored is a program, whose loss is compiled.
+        """
+        if scale is None:
+            return
+        if self.model is None:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    "a Program cannot scale its loss otherwise: it is compiled",
+                    place="loss_scale=",
+                    hint="use onward.compile(model, loss_scale=…), or make the Trainer from the model",
+                )
+            )
+        if any(loss_scale_of(entry) != scale for entry in self.model.entries):
+            self.model, self._content = scale_losses(self.model, scale), None
 
     @property
     def file_name(self) -> str:

@@ -12,6 +12,7 @@ import onnx
 
 from onward.arguments import check_path, whole
 from onward.augment.text import Augment
+from onward.author.loss_scale import scaled_like
 from onward.backends.base import open_session
 from onward.compiler.program import Program
 from onward.errors import A101, ArgumentError, Diagnostic
@@ -70,7 +71,8 @@ class Trainer(RunningModel):
     `backend` names what runs it; further arguments go to the backend (`threads=2`, `providers=[…]`). `profile` is that
     of `onward.compile`: by default what the backend needs; `recompute`, `store` and `sizes` are as there. `tune` too:
     with True, or the number of samples in a batch, the forms of gradients are chosen by measurement; a resumed run
-    takes the same ones (docs/tuning.md).
+    takes the same ones (docs/tuning.md). `loss_scale` is as in `onward.make_trainable`: the model that is trained and
+    saved then has it.
 
     A program that was read from a directory carries a self-test. It runs first, on every backend but ONNX Runtime on
     the CPU, which made it. With `self_test=True`, a model gets one too; with False none runs.
@@ -463,6 +465,8 @@ class Trainer(RunningModel):
     def is_of(self, model: Any) -> bool:
         """Return whether `model` (as for `Trainer`) is trained by the same graphs, whatever its weights."""
         other = StoredModel.of(model)
+        if other.model is not None and self._stored.model is not None:
+            other.model = scaled_like(other.model, self._stored.model)  # it may have been asked for at the start
         other.profile = self._stored.profile
         other.recompute, other.store = self._stored.recompute, self._stored.store
         other.choices = self.program.choices

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.arguments import check_name
+from onward.author.loss_scale import check_unscaled
 from onward.backends.graph.loss import forward_graph, has_own_rules, rounds, written_loss
 from onward.backends.jax.interpreter import FAILURES, Interpreter, failure
 from onward.backends.jax.tensors import Array, jax_type, to_tensor, wide
@@ -32,6 +33,7 @@ def convert(
     """Return the function, the parameters and the state of `model`; see `onward.backends.jax.to_jax`."""
     check_name("gradients=", gradients, GRADIENTS)
     training = normalise(model)
+    check_unscaled(training, "to_jax")
     entries = named_entries(training)
     if not entries:
         raise ArgumentError(

@@ -166,7 +166,8 @@ def _differentiated(entry: Entry) -> Step:
         found, results = jax.grad(loss, has_aux=True)({n: values[n] for n in part.parameters})
         results = {**results, **{gradient: found[x] for gradient, x in part.state_of.items()}}
         new = following({**values, **{n: results[n] for n in gradients.outputs if n in update.input_names}})
-        outputs = {n: results[n] for n in gradients.outputs if n not in update.input_names}
+        seen = [n for n in gradients.outputs if n in entry.step.outputs and n not in update.input_names]
+        outputs = {n: results[n] for n in seen}
         return outputs, {**_replaced(gradients, results), **_replaced(update, new)}
 
     return step

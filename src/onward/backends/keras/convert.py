@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from onward.arguments import check_name, whole
+from onward.author.loss_scale import check_unscaled
 from onward.backends.keras.model import OnnxModel
 from onward.backends.keras.optimizer import OnnxOptimizer
 from onward.compiler.compile import named_entries
@@ -20,6 +21,7 @@ from onward.upgrade import normalise
 def convert(model: Any, *, entry: str | None = None, seed: int = 0) -> OnnxModel:
     """Return the Keras model of `model`, compiled if it has training information; see `to_keras`."""
     training = from_light(*to_light(normalise(model)))  # its numbers are those of a file: attributes are float32
+    check_unscaled(training, "to_keras")
     entries = named_entries(training)
     if entry is None and len(entries) > 1:
         raise ArgumentError(

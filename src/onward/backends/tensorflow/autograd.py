@@ -91,4 +91,5 @@ class Step:
         following = self.graph.run({**values, **{n: results[n] for n in gradients.outputs if n in read}})
         state = {s: results[o] for o, s in gradients.replaces.items()}
         state.update({s: following[o] for o, s in update.replaces.items()})
-        return {n: results[n] for n in gradients.outputs if n not in read}, state
+        seen = [n for n in gradients.outputs if n in self.entry.step.outputs and n not in read]
+        return {n: results[n] for n in seen}, state

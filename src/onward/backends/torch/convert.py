@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from onward.arguments import check_name
+from onward.author.loss_scale import check_unscaled
 from onward.backends.torch.module import OnnxModule
 from onward.backends.torch.optimizers import build_optimizer
 from onward.compiler.compile import named_entries
@@ -40,6 +41,8 @@ def convert(
         raise ArgumentError(
             Diagnostic(A101, "the model has no training information", hint="use onward.make_trainable(...) first")
         )
+    if mode != "inference":
+        check_unscaled(training, "to_torch")
     module = OnnxModule(training, mode, None if mode == "inference" else entry, written=gradients == "graph")
     if entry is None or mode == "inference":
         return module, None

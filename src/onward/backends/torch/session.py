@@ -122,7 +122,8 @@ class TorchSession(Session):
         assert gradients is not None
         assert update is not None
         read = update.input_names
-        outputs = {n: self._array(results[n]) for n in gradients.outputs if n not in read}
+        seen = [n for n in gradients.outputs if n in entry.step.outputs and n not in read]
+        outputs = {n: self._array(results[n]) for n in seen}
         given = {n: results[n] if self.sharded else self._whole(results[n]) for n in gradients.outputs if n in read}
         early = {s: self._whole(results[o]) for o, s in gradients.replaces.items()}
         following = self._run(update, {**feeds, **given}, hot=True)

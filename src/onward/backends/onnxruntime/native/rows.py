@@ -198,14 +198,19 @@ def _replace_loss(node: ir.Node, op: Builder) -> bool:
         if scatter.attributes.get_int("axis", 0) != 1 or scatter.attributes.get_string("reduction", "none") != "add":
             continue
         seed = walk.constant_of(found["seed"])
-        if seed is None or seed.size != 1 or not _alone(log_prob, scatter):
+        scales = seed is None and shapes.dims(found["seed"]) == ()  # the loss is scaled (author/loss_scale.py)
+        if not (scales or (seed is not None and seed.size == 1)) or not _alone(log_prob, scatter):
             continue
-        bits = int(np.float32(seed.item()).view(np.int32))
+        bits = int(np.float32(1.0 if seed is None else seed.item()).view(np.int32))
         # Without ignore_index every label counts; no label is the least number.
         none = np.iinfo(np.int64).min
         loss, dX = native(op, "CrossEntropy", [X, labels], [none if ignored is None else ignored, bits], outputs=2)
         assert node.graph is not None
         node.graph.insert_before(node, op.nodes)
+        if scales:
+            behind = Builder(op.opset, op.names, f"{scatter.name}/")
+            dX = behind.Mul(dX, found["seed"])
+            node.graph.insert_before(scatter, behind.nodes)
         edit.take_places({node.outputs[0]: loss, end: dX})
         return True
     return False
