@@ -11,10 +11,10 @@ import onward
 
 NAMES = {
     "Adagrad", "Adam", "AdamW", "LossScale", "Momentum", "OnwardError", "Phase", "Program", "SGD", "Trainer",
-    "TrainingModel", "__version__", "augment", "check", "compile", "doctor", "from_jax", "from_keras", "from_tensorflow",
-    "from_torch", "gradient", "jvp", "load", "losses", "lower_gradients", "make_trainable", "mlir", "optimizers",
-    "register_gradient", "samples", "save", "schedules", "straight_through", "surgery", "testing", "to_inference", "to_jax", "to_keras",
-    "to_tensorflow", "to_torch", "train", "vjp",
+    "TrainingModel", "__version__", "augment", "check", "compile", "doctor", "from_jax", "from_keras",
+    "from_tensorflow", "from_torch", "gradient", "jvp", "load", "losses", "lower_gradients", "make_trainable", "mlir",
+    "optimizers", "register_gradient", "samples", "save", "schedules", "straight_through", "surgery", "testing",
+    "to_inference", "to_jax", "to_keras", "to_tensorflow", "to_torch", "train", "vjp",
 }  # fmt: skip
 
 
