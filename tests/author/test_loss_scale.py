@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onward
 from models import batch, perceptron
 from onward.author.loss_scale import read_loss_scale, scale_losses
+from onward.backends import open_session
 from onward.errors import ArgumentError
 from onward.model.serde import from_proto, to_proto
 
@@ -325,6 +326,36 @@ def test_the_file_keeps_the_scale_and_is_valid(tmp_path: Any) -> None:
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_stay_finite_however_many_batches_were_bad() -> None:
+    model = onward.make_trainable(half_network(), loss="mse", optimizer=onward.SGD(0.1), loss_scale="dynamic")
+    session = open_session(onward.compile(model), "onnxruntime")  # a Trainer would stop at the first loss of NaN
+    bad = {**half_batch(0), "x": np.full((32, 8), np.nan, np.float32)}
+
+    for _ in range(170):
+        session.step(bad)
+    scale = number(session.get_state()[SCALE])
+    session.step(half_batch(1))
+    state = session.get_state()
+
+    assert scale == 2.0**-100
+    assert all(np.isfinite(a).all() for a in state.values())
+    assert number(state[SCALE]) == scale
+
+
+def test_a_fixed_scale_beyond_float16_is_refused_for_a_loss_in_float16() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "W"], ["y"])],
+        "half",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, ["N", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, ["N", 2])],
+        [numpy_helper.from_array(np.full((3, 2), 0.1, np.float16), "W")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+    with pytest.raises(ArgumentError, match="is float16, which ends at 65504"):
+        onward.make_trainable(model, loss="cross_entropy", loss_scale=65536.0)
 
 
 @pytest.mark.parametrize("asked", ["dynamik", 0, -1.0, float("inf"), float("nan"), True, [2]])

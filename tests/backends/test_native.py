@@ -330,7 +330,7 @@ def test_the_places_of_the_functions_are_those_of_the_header(tmp_path: Path) -> 
     ]
     source = '#include "runtime.h"\n#include "onnxruntime_c_api.h"\n' + "\n".join(checks).replace("'", '"') + "\n"
     (tmp_path / "check.c").write_text(source)
-    command = [library.compiler(), "-std=gnu11", "-fsyntax-only", f"-I{library._HERE}", *include]
+    command = [*library.compiler(), "-std=gnu11", "-fsyntax-only", f"-I{library._HERE}", *include]
 
     done = subprocess.run([*command, str(tmp_path / "check.c")], capture_output=True, text=True, check=False)
 
@@ -342,3 +342,70 @@ def test_a_session_says_which_kernels_it_has() -> None:
     program = small_program()
     assert open_session(program, "onnxruntime").describe()["kernels"] == library.version()
     assert open_session(program, "onnxruntime", native=False).describe()["kernels"] == "plain"
+
+
+# -- graphs that look like others ------------------------------------------------------------------------------------
+
+
+def parsed(text: str, **weights: tuple[int, ...]) -> onward.Program:
+    """Return the program of a classifier as text, with random weights of these shapes."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> net {text}')
+    rng = np.random.default_rng(0)
+    for name, shape in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.normal(0, 0.3, shape).astype(np.float32), name))
+    return onward.compile(onward.make_trainable(model, loss="cross_entropy", optimizer=onward.SGD(0.5)))
+
+
+def assert_trains_alike(program: onward.Program, shape: tuple[int, ...]) -> None:
+    assert_close(losses(program, shape, native=True), losses(program, shape, native=False))
+
+
+@pytest.mark.parametrize("batch", [16, 15])
+def test_a_batch_as_large_as_the_channels_is_not_taken_for_them(batch: int) -> None:
+    text = f"""(float[{batch},8,5,5] x) => (float[{batch},16] y)
+        {{ c = Conv <kernel_shape = [3,3]> (x, w)  p = GlobalAveragePool (c)  y = Flatten (p) }}"""
+    program = parsed(text, w=(16, 8, 3, 3))
+
+    assert "KernelGradient" in operators(program)
+    assert_trains_alike(program, (batch, 8, 5, 5))
+
+
+def test_frames_that_the_model_folds_into_the_batch_are_images_of_one_channel() -> None:
+    text = """(float[N,4,9,9] x) => (float[N,128] y) {
+        s = Constant <value_ints = [-1,1,9,9]> ()  f = Reshape (x, s)
+        c = Conv <kernel_shape = [3,3]> (f, w)  p = GlobalAveragePool (c)
+        e = Constant <value_ints = [-1,128]> ()  y = Reshape (p, e) }"""
+
+    assert_trains_alike(parsed(text, w=(32, 1, 3, 3)), (3, 4, 9, 9))
+
+
+def test_other_nodes_may_read_the_gradient_of_a_layer_normalisation() -> None:
+    text = """(float[N,4] x) => (float[N,8] y) {
+        a = MatMul (x, v)  b = MatMul (x, w)  n = LayerNormalization (a, s, t)  y = Sub (n, b) }"""
+
+    assert_trains_alike(parsed(text, v=(4, 8), w=(4, 8), s=(8,), t=(8,)), (5, 4))
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "sizes", "result"),
+    [
+        ("Convolve", [(0, 8, 9, 9), (8, 8, 3, 3)], [9, 9, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0], (0, 8, 7, 7)),
+        ("ConvolveBack", [(0, 8, 7, 7), (8, 8, 3, 3)], [9, 9, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, 1], (0, 8, 9, 9)),
+        ("KernelGradient", [(0, 8, 9, 9), (0, 8, 7, 7)], [9, 9, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, 1], (8, 8, 3, 3)),
+        ("PoolBack", [(0, 8, 4, 4), (0, 8, 2, 2), (0, 8, 2, 2)], [4, 4, 2, 2, 2, 2, 1, 1, 0, 0, 0, 0, 1], (0, 8, 4, 4)),
+        ("SoftmaxBack", [(0, 5), (0, 5)], [0], (0, 5)),
+    ],
+)
+def test_a_kernel_takes_an_empty_batch(
+    op: str, shapes: list[tuple[int, ...]], sizes: list[int], result: tuple[int, ...]
+) -> None:
+    found = run(op, [torch.zeros(shape) for shape in shapes], sizes)
+
+    assert found.shape == result
+    assert not found.any()
+
+
+def test_a_compiler_may_have_options_and_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "env cc -m64")
+
+    assert library.compiler() == [shutil.which("env"), "cc", "-m64"]

@@ -87,3 +87,26 @@ def test_the_compiled_update_gives_the_same_bytes() -> None:
 
     plain, fused = (each.state for each in trainers)
     assert [n for n in plain if plain[n].tobytes() != fused[n].tobytes()] == []
+
+
+@pytest.mark.parametrize("decay", [0.999, 0.9999])
+def test_a_moving_average_in_float16_follows_the_weights(decay: float) -> None:
+    trained = trainer("onnxruntime", ema=decay)
+    trained.set_state({"W": np.full((4, 1), 0.5, np.float16), "ema/W": np.full((4, 1), 0.25, np.float16)})
+
+    for _ in range(1000):
+        trained.step({"x": np.zeros((1, 4), np.float16)})
+
+    np.testing.assert_allclose(trained.state["ema/W"], 0.5 - 0.25 * decay**1000, rtol=1e-3)
+
+
+def test_nothing_of_an_old_weight_is_added_to_a_new_one() -> None:
+    trained = trainer("onnxruntime")
+    for _ in range(3):
+        trained.step({"x": np.full((1, 4), SLOPE)})
+    assert trained.state["rounding/W"].any()
+
+    trained.set_state({"W": np.zeros((4, 1), np.float16)})
+    trained.step({"x": np.zeros((1, 4), np.float16)})
+
+    assert not trained.state["W"].any()

@@ -38,6 +38,8 @@ METADATA = "onward.loss_scale"
 """The metadata entry of an algorithm that says how its loss is scaled."""
 
 _LARGEST = float(np.finfo(np.float32).max)
+_LEAST = 2.0**-100  # of a scale: at 0, gradients would be 0 / 0, and it could not grow again
+_LARGEST_HALF = float(np.finfo(np.float16).max)
 _WIDE = {ir.DataType.FLOAT16: ir.DataType.FLOAT, ir.DataType.BFLOAT16: ir.DataType.FLOAT}
 # The largest finite number times this is small enough that any number of them has a finite sum in float32.
 _SMALLER = {ir.DataType.FLOAT: 2.0**-64, ir.DataType.DOUBLE: 2.0**-1000}
@@ -62,7 +64,7 @@ class LossScale:
     dynamic: bool = True
 
     def __post_init__(self) -> None:
-        check_number("initial", self.initial, "LossScale", above=0.0, high=_LARGEST)
+        check_number("initial", self.initial, "LossScale", low=_LEAST, high=_LARGEST)
         check_number("growth_factor", self.growth_factor, "LossScale", above=1.0, high=_LARGEST)
         check_number("backoff_factor", self.backoff_factor, "LossScale", above=0.0, below=1.0)
         check_count("growth_interval", self.growth_interval, "LossScale")
@@ -96,7 +98,7 @@ def read_loss_scale(asked: Any) -> LossScale | None:
         if asked == DYNAMIC:
             return LossScale()
         asked = _number(asked)  # as at the command line
-    if is_number(asked) and 0.0 < asked <= _LARGEST:
+    if is_number(asked) and _LEAST <= asked <= _LARGEST:
         return LossScale(float(asked), dynamic=False)
     raise ArgumentError(
         Diagnostic(
@@ -261,6 +263,16 @@ class _Scaling:
         name = node.attributes["y"].as_string()
         loss = self._value(name)
         dtype = loss.dtype or ir.DataType.FLOAT
+        if dtype == ir.DataType.FLOAT16 and not self._wanted.dynamic and self._wanted.initial > _LARGEST_HALF:
+            raise ArgumentError(
+                Diagnostic(
+                    A143,
+                    f"the loss of the training entry `{self._entry.name}` is float16, which ends at {_LARGEST_HALF:g}",
+                    place="loss_scale=",
+                    found=self._wanted.told(),
+                    needed='a smaller number, such as 1024.0, or "dynamic", which finds one',
+                )
+            )
         wide = op.cast(loss, _WIDE.get(dtype, dtype))  # 16 bits end at 65504, which is less than the usual scale
         scaled = op.Mul(wide, op.cast(scale, _WIDE.get(dtype, dtype)), name="scaled_loss")
         scaled.shape = None if loss.shape is None else loss.shape.copy()
@@ -374,7 +386,8 @@ class _Scaling:
         grows = op.GreaterOrEqual(following, wanted.growth_interval)
         larger = op.Mul(scale, wanted.growth_factor)
         larger = op.Where(op.LessOrEqual(larger, _LARGEST), larger, scale)
-        self._bind(scale, op.Where(finite, op.Where(grows, larger, scale), op.Mul(scale, wanted.backoff_factor)))
+        smaller = op.Max(op.Mul(scale, wanted.backoff_factor), _LEAST)
+        self._bind(scale, op.Where(finite, op.Where(grows, larger, scale), smaller))
         self._bind(good, op.Where(op.And(finite, op.Not(grows)), following, 0))
         self._bind(skipped, op.Where(finite, skipped, op.Add(skipped, 1)))
 

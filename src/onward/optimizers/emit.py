@@ -118,19 +118,23 @@ class _Emitter:
         return {p: new_values[p] for p in gradients}
 
     def _whole(self, parameter: Value, dtype: ir.DataType) -> Value:
-        """Return a parameter in the type of its update; one of 16 bits with what its last rounding left out."""
-        wide = self.op.cast(parameter, dtype)
+        """Return a parameter in the type of its update; one of 16 bits with what its last rounding left out.
+
+        A parameter that was replaced since then is taken as it is: it is not what the sum would be rounded to.
+        """
+        op, wide = self.op, self.op.cast(parameter, dtype)
         if wide is parameter:
             return wide
         self._left[parameter] = self._slot("rounding", None, Slot(), parameter, dtype)
-        return self.op.Add(wide, self._left[parameter])
+        whole = op.Add(wide, self._left[parameter])
+        own = op.Equal(op.cast(op.Cast(whole, to=parameter.dtype), dtype), wide)
+        return op.Where(own, whole, wide)
 
     def _round(self, parameter: Value, value: Value, apply: Value | None) -> Value:
         """Return the new value of a parameter of 16 bits, and keep what the rounding leaves out.
 
-        Both together are exactly the float32 value, as if a float32 copy were kept; but to replace the parameter is
-        enough to start from another one. Without it, an update of less than half the distance to the next number of 16
-        bits would be lost.
+        Both together are exactly the float32 value, as if a float32 copy were kept. Without it, an update of less than
+        half the distance to the next number of 16 bits would be lost.
         """
         op, left = self.op, self._left[parameter]
         rounded = op.Cast(value, to=parameter.dtype)
@@ -183,7 +187,11 @@ class _Emitter:
             mark(average, Role.AVERAGE, of=p.name)
             self.state.append(average)
             self.like[average.name or ""] = p.name or ""
-            mixed = op.Add(op.Mul(average, decay), op.Mul(new, 1.0 - decay))
+            dtype = compute_type(p)
+            whole = self._whole(average, dtype)
+            mixed = op.Add(op.Mul(whole, decay), op.Mul(op.cast(new, dtype), 1.0 - decay))
+            if p.dtype != dtype:
+                mixed = self._round(average, mixed, apply)
             self._bind(average, mixed if apply is None else op.Where(apply, mixed, average))
 
     def _slot(self, label: str, key: str | None, slot: Slot, parameter: Value, dtype: ir.DataType) -> Value:

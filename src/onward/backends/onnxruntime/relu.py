@@ -29,7 +29,14 @@ def _replace(node: ir.Node, op: Builder) -> bool:
     Y, zero = compared.inputs
     relu = None if Y is None else walk.unrounded(Y).producer()
     number = walk.constant_of(zero)
-    if relu is None or relu.op_type != "Relu" or number is None or number.any() or len(compared.outputs[0].uses()) > 1:
+    if (
+        relu is None
+        or relu.op_type != "Relu"
+        or number is None
+        or number.size != 1
+        or number.any()
+        or len(compared.outputs[0].uses()) > 1
+    ):
         return False
     edit.replace_node(node, op, [op.HardSigmoid(Y, alpha=float(np.finfo(np.float32).max), beta=0.0)])
     return True

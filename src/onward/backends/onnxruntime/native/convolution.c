@@ -54,7 +54,8 @@ static inline void copy_few(float *to, const float *from, int64_t n) {
 
 static void fill_panel(const product *p, const run *runs, int64_t count, int64_t tap, int64_t taps, float *panel) {
     const int64_t *offsets = p->offsets + tap;
-    if (p->across == 1 && runs[0].length % LANES == 0 && runs[count - 1].length % LANES == 0 && count <= 2) {
+    int whole = count == 1 ? runs[0].length == WIDE : count == 2 && runs[0].length == LANES && runs[1].length == LANES;
+    if (p->across == 1 && whole) {
         const float *a = p->from + runs[0].from, *b = count == 1 ? a + LANES : p->from + runs[1].from;
         for (int64_t t = 0; t < taps; t++, panel += WIDE)
             store(panel, load(a + offsets[t])), store(panel + LANES, load(b + offsets[t]));

@@ -152,17 +152,27 @@ def _replace_product(node: ir.Node, op: Builder) -> bool:
     dims = None if result is None else _kernel_dims(result)
     if result is None or dims is None or left is None or right is None:
         return False
-    sources = [_image_of(value, dims) for value in _before(right, [(0, 2, 1), (0, 1, 3, 2), (0, 2, 3, 1)])]
-    X, how = next((found for found in sources if found is not None), (None, None))
-    if X is None or how is None or not _suits(how, dims[0], FEWEST, dims[1] * how.groups):
+    flat = len(shapes.dims(node.outputs[0]) or ()) == 2  # then dY has its channels first, and no sum is left
+    for columns, _ in _before(right, [(0, 2, 1), (0, 1, 3, 2), (0, 2, 3, 1)]):
+        for X, how in _images_of(columns, dims):
+            for dY, turned in _before(left, [(1, 0, 2, 3)]):
+                in_order = turned == flat or (shapes.dims(dY) or (None,))[0] == 1
+                if in_order and _is_gradient_of(dY, X, how, dims):
+                    maker = result.producer()
+                    assert maker is not None
+                    edit.replace_node(maker, op, native(op, "KernelGradient", [X, dY], how.sizes()))
+                    return True
+    return False
+
+
+def _is_gradient_of(dY: Value, X: Value, how: Geometry, kernel: tuple[int, int, int, int]) -> bool:
+    """Return whether dY has the shape of a convolution of X with this kernel, and the native one is faster."""
+    if image_dims(dY) != (kernel[0], *how.result) or not _suits(how, kernel[0], FEWEST, kernel[1] * how.groups):
         return False
-    dY = next((v for v in _before(left, [(1, 0, 2, 3)]) if image_dims(v) == (dims[0], *how.result)), None)
-    if dY is None:
-        return False
-    maker = result.producer()
-    assert maker is not None
-    edit.replace_node(maker, op, native(op, "KernelGradient", [X, dY], how.sizes()))
-    return True
+    batches = [(shapes.dims(value) or (None,))[0] for value in (X, dY)]
+    if kernel[1] == 1:  # X may be one channel of each image, or one of several: the number of images tells
+        return batches[0] is not None and batches[0] == batches[1]
+    return not all(isinstance(n, int) for n in batches) or batches[0] == batches[1]
 
 
 def _behind(node: ir.Node) -> Value | None:
@@ -179,11 +189,11 @@ def _behind(node: ir.Node) -> Value | None:
     return None if last is None else last.outputs[0]
 
 
-def _before(value: Value, perms: Sequence[tuple[int, ...]]) -> Iterator[Value]:
-    """Yield what a factor was made of by Reshape and at most one Transpose, the last first."""
+def _before(value: Value, perms: Sequence[tuple[int, ...]]) -> Iterator[tuple[Value, bool]]:
+    """Yield what a factor was made of by Reshape and at most one Transpose, the last first; and if one is behind it."""
     transposed = False
     while True:
-        yield value
+        yield value, transposed
         node = value.producer()
         if node is None or node.domain or node.inputs[:1] in ((), (None,)):
             return
@@ -196,20 +206,20 @@ def _before(value: Value, perms: Sequence[tuple[int, ...]]) -> Iterator[Value]:
         value = cast(Value, node.inputs[0])
 
 
-def _image_of(columns: Value, kernel: tuple[int, int, int, int]) -> tuple[Value, Geometry] | None:
-    """Return the images whose columns these are, and how the convolution read them."""
+def _images_of(columns: Value, kernel: tuple[int, int, int, int]) -> Iterator[tuple[Value, Geometry]]:
+    """Yield the images whose columns these may be, and how the convolution read them."""
     node = columns.producer()
     if node is None or node.op_type != "Conv" or len(node.inputs) != 2 or not _is_one_hot(node.inputs[1], kernel[2:]):
-        return None
-    X = node.inputs[0]
-    if node.attributes.get_int("group", 1) == 1:  # each channel is an image of its own
-        maker = None if X is None else X.producer()
-        X = X if maker is None or maker.op_type != "Reshape" else maker.inputs[0]
-    dims = image_dims(X)
-    if X is None or dims is None or dims[0] % kernel[1]:
-        return None
-    how = geometry(node, dims[1:], kernel[2:])
-    return None if how is None else (X, dataclasses.replace(how, groups=dims[0] // kernel[1]))
+        return
+    found = [node.inputs[0]]
+    maker = None if found[0] is None else found[0].producer()
+    if node.attributes.get_int("group", 1) == 1 and maker is not None and maker.op_type == "Reshape":
+        found.insert(0, maker.inputs[0])  # each channel is an image of its own, by the rule or by the model
+    for X in found:
+        dims = image_dims(X)
+        how = None if dims is None or dims[0] % kernel[1] else geometry(node, dims[1:], kernel[2:])
+        if X is not None and dims is not None and how is not None:
+            yield X, dataclasses.replace(how, groups=dims[0] // kernel[1])
 
 
 def _is_one_hot(value: Value | None, size: tuple[int, int]) -> bool:

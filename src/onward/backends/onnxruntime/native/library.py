@@ -52,10 +52,11 @@ _START = (
 )
 
 
-def compiler() -> str | None:
-    """Return the C compiler of this machine: what `CC` names, or `cc`; None if there is none."""
-    named = os.environ.get("CC", "").split()
-    return shutil.which(named[0]) if named else shutil.which("cc")
+def compiler() -> list[str] | None:
+    """Return the command of this machine's C compiler: what `CC` says, or `cc`; None if there is none."""
+    program, *options = os.environ.get("CC", "").split() or ["cc"]
+    found = shutil.which(program)
+    return None if found is None else [found, *options]
 
 
 @functools.cache
@@ -66,10 +67,10 @@ def load() -> str | None:
     """
     if sys.platform == "win32" or compiler() is None:
         return None
-    data = CACHE.read(_key())
     try:
+        data = CACHE.read(_key())
         return _kept(_fresh() if data is None else data)
-    except (OSError, subprocess.SubprocessError, _NotUsable) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: of a home that nobody has, too
         text = f"the native kernels do not work here, so the plain graph runs: {error}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None
@@ -98,22 +99,26 @@ def pays(steps: Iterable[ir.Graph], *, asked: bool | None, on_cpu: bool) -> bool
     return False
 
 
-class _NotUsable(Exception):
+class _NotUsable(RuntimeError):
     """The library could not be made, or gives wrong results."""
 
 
 @functools.cache
 def version() -> str:
-    """Return a name for the kernels: with the same name they give the same bits on the same machine."""
-    digest = hashlib.sha256()
-    for path in sorted(_HERE.glob("*.[ch]")):
-        digest.update(path.read_bytes())
-    return f"native {digest.hexdigest()[:12]}"
+    """Return a name for the kernels: with the same name they give the same bits on the same machine.
+
+    It is of the library and not of its sources: another compiler may sum in another order.
+    """
+    path = load()
+    return "none" if path is None else f"native {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
 
 
 def _key() -> str:
-    parts = [version(), runtime_version(), this_processor(), str(compiler()), platform.platform(), *_FLAGS]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    cc = compiler()
+    assert cc is not None
+    sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(_HERE.glob("*.[ch]"))]
+    parts = [*sources, runtime_version(), this_processor(), *cc, _call([*cc, "--version"]).stdout, *_FLAGS]
+    return hashlib.sha256("\n".join([*parts, platform.platform()]).encode()).hexdigest()
 
 
 def _fresh() -> bytes:
@@ -134,16 +139,18 @@ def _compile(path: Path) -> bytes:
     said = ""
     for machine in (["-march=native", "-mprefer-vector-width=512"], ["-march=native"], ["-mcpu=native"], []):
         objects = [str(path.with_name(f"{source.stem}.o")) for source in sources]
-        commands = [[cc, *_FLAGS, *machine, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
+        commands = [[*cc, *_FLAGS, *machine, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
         with ThreadPoolExecutor(cores()) as pool:
             done = list(pool.map(_call, commands))
         if not any(d.returncode for d in done):
-            done = [_call([cc, "-shared", "-pthread", *objects, "-o", str(path), "-lm"])]
+            done = [_call([*cc, "-shared", "-pthread", *objects, "-o", str(path), "-lm"])]
         failed = next((d for d in done if d.returncode), None)
         if failed is None:
             return path.read_bytes()
         said = failed.stderr.strip()[-500:]
-    raise _NotUsable(f"`{cc}` could not compile them: {said}")
+        if not any(word in failed.stderr for option in machine for word in option.lstrip("-").split("=")):
+            break  # it is not about an option that this compiler does not have: without it, the kernels would be slower
+    raise _NotUsable(f"`{' '.join(cc)}` could not compile them: {said}")
 
 
 def _try_out(path: Path) -> None:

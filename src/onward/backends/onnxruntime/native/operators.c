@@ -203,6 +203,7 @@ static int run_convolve(workers *team, const int64_t *sizes, const tensor *in, s
     int64_t shape[] = {c.N, c.M, c.OH, c.OW};
     float *Y = out(team, 0, shape, 4);
     const float *bias = inputs == 3 ? in[2].data : NULL;
+    if (!c.N) return 0;
     if (!Y) return NO_MEMORY;
     if (is_depthwise(&c) && !sizes[13]) return depthwise(team, &c, in[0].data, in[1].data, bias, Y);
     return convolve(team, &c, in[0].data, in[1].data, bias, sizes[13] != 0, Y);
@@ -230,6 +231,7 @@ static int run_convolve_back(workers *team, const int64_t *sizes, const tensor *
     if (!image_is(in, c.N, c.M, c.OH, c.OW) || !image_is(in + 1, c.M, c.C / c.groups, c.kh, c.kw)) return NO_FIT;
     int64_t shape[] = {c.N, c.C, c.H, c.W};
     float *dX = out(team, 0, shape, 4);
+    if (!c.N) return 0;
     if (!dX) return NO_MEMORY;
     return (is_depthwise(&c) ? depthwise_back : convolve_back)(team, &c, in[0].data, in[1].data, dX);
 }
@@ -273,7 +275,7 @@ static int run_normalize(workers *team, const int64_t *sizes, const tensor *in, 
     n.scale = in[1].data, n.bias = in[2].data;
     n.Y = out(team, 0, (int64_t *)in[0].size, in[0].rank);
     n.mean = out(team, 1, vector, 1), n.variance = out(team, 2, vector, 1);
-    if (!n.Y || !n.mean || !n.variance) return NO_MEMORY;
+    if ((n.N && !n.Y) || !n.mean || !n.variance) return NO_MEMORY;
     normalize(team, &n);
     return 0;
 }
@@ -290,7 +292,7 @@ static int run_normalize_back(workers *team, const int64_t *sizes, const tensor 
     n.Y = n.relu ? (float *)in[5].data : NULL;
     n.dX = out(team, 0, (int64_t *)in[1].size, in[1].rank);
     n.dscale = out(team, 1, vector, 1), n.dbias = out(team, 2, vector, 1);
-    if (!n.dX || !n.dscale || !n.dbias) return NO_MEMORY;
+    if ((n.N && !n.dX) || !n.dscale || !n.dbias) return NO_MEMORY;
     normalize_back(team, &n);
     return 0;
 }
@@ -323,6 +325,7 @@ static int run_recur(workers *team, const int64_t *sizes, const tensor *in, size
     r.hidden = out(team, 1 + lstm, all, 3), r.cells = lstm ? out(team, 3, all, 3) : r.hidden;
     r.kept = out(team, 2 + 2 * lstm, four, 3);
     if (state && (!h || !c || !r.hidden || !r.cells || !r.kept)) return NO_MEMORY;
+    if (!state) return 0;
     if (recur(team, &r)) return NO_MEMORY;
     memcpy(h, r.hidden + last, state * sizeof(float));
     if (lstm) memcpy(c, r.cells + last, state * sizeof(float));
@@ -343,6 +346,7 @@ static int run_recur_back(workers *team, const int64_t *sizes, const tensor *in,
     r.dh = out(team, 0, shape, 2), r.dA = out(team, 2, gates, 3);
     r.dc = lstm ? out(team, 1, shape, 2) : NULL, r.dX = lstm ? NULL : out(team, 1, gates, 3);
     if (state && (!r.dh || !r.dA || (lstm ? !r.dc : !r.dX))) return NO_MEMORY;
+    if (!state) return 0;
     r.dY = inputs > count ? in[count].data : NULL;
     memcpy(r.dh, in[2].data, state * sizeof(float));
     if (lstm) {

@@ -56,7 +56,7 @@ static void tile(int64_t rows, const float *A, int64_t down, const float *panel,
 }
 
 /* Rows of a tile, so that a task's tiles are about the same. */
-static int64_t rows_of_tile(int64_t rows) { return parts(rows, parts(rows, ROWS)); }
+static int64_t rows_of_tile(int64_t rows) { return rows ? parts(rows, parts(rows, ROWS)) : 1; }
 
 /* LANES elements, of which `n` are there */
 static inline vec get(const float *p, int64_t n) {

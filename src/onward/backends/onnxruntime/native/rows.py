@@ -66,7 +66,10 @@ def _replace_gradient_of_rows(dX: Value, dY: Value, inputs: list[Value], op: Bui
     products = [u.node.outputs[0] for u in dY.uses() if match(u.node.outputs[0], ("Mul", dY, N), {})]
     dscales = [s for p in products for s in _sums_of_rows(p)]
     dbiases = _sums_of_rows(dY)
-    inside = {*(v.producer() for v in (*products, *dbiases)), *(u.node for u in dY.uses() if u.node.inputs[1] is scale)}
+    inside = {
+        *(v.producer() for v in (*products, *dbiases)),
+        *(u.node for u in dY.uses() if any(v is scale for v in u.node.inputs)),
+    }
     terms: list[Value] = [dY]
     adds: dict[str, Value] = {}
     first = _first({u.node for u in dY.uses()})
