@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import onward
 from models import batch, dropout_network, perceptron
+from onward.backends.onnxruntime.native import library
 from onward.backends.self_test import run_self_test
 from onward.cli import build_app
 from onward.compiler.make_self_test import NoSelfTestWarning, make_self_test
@@ -305,9 +306,27 @@ def test_a_trainer_runs_it_on_other_backends(directory: Path) -> None:
         onward.Trainer(wrong(directory), backend="reference")
 
     onward.Trainer(wrong(directory), backend="reference", self_test=False)
-    onward.Trainer(wrong(directory))  # ONNX Runtime on the CPU made it
+    onward.Trainer(wrong(directory), native=False)  # ONNX Runtime on the CPU made it
     with pytest.raises(BackendError, match=r"B102.*deviates on backend `onnxruntime`"):
         onward.Trainer(wrong(directory), self_test=True)
+
+
+@pytest.mark.skipif(library.compiler() is None, reason="no C compiler: there are no native kernels")
+def test_a_trainer_runs_it_on_native_kernels(tmp_path: Path) -> None:
+    program = onward.compile(onward.samples.build("digits"))
+    program.save(tmp_path / "digits")
+    loaded = Program.load(tmp_path / "digits")
+    assert loaded.self_test is not None
+    expected = loaded.self_test.entries["train"]
+    test = dataclasses.replace(
+        loaded.self_test, entries={"train": dataclasses.replace(expected, loss=expected.loss * 1.01)}
+    )
+    other = dataclasses.replace(loaded, self_test=test)
+
+    onward.Trainer(loaded, native=True)
+    onward.Trainer(other, native=False)
+    with pytest.raises(BackendError, match=r"B102.*the loss deviates on backend `onnxruntime`"):
+        onward.Trainer(other, native=True)
 
 
 def test_a_trainer_makes_one_for_a_model_if_asked() -> None:

@@ -75,7 +75,7 @@ class Trainer(RunningModel):
     saved then has it.
 
     A program that was read from a directory carries a self-test. It runs first, on every backend but ONNX Runtime on
-    the CPU, which made it. With `self_test=True`, a model gets one too; with False none runs.
+    the CPU without our kernels in C, which made it. With `self_test=True`, a model gets one too; with False none runs.
 
     Raises:
         BackendError: the self-test names the values that the backend computes wrong.
