@@ -278,6 +278,28 @@ const parts = {
     await page.context().close();
     return said;
   },
+  /** The camera, which Chromium plays by itself; and a person who does not allow it. */
+  async camera() {
+    const said = {}, flags = { allowed: ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"], refused: ["--use-fake-device-for-media-stream", "--deny-permission-prompts"] };
+    for (const [name, more] of Object.entries(flags)) {
+      const other = await chromium.launch({ ...options, args: [...options.args, ...more] }), page = await other.newPage();
+      await page.goto(job.site);
+      await isReady(page);
+      await page.uncheck("#at-once");
+      await page.locator(".segments label", { hasText: "Camera" }).click();
+      if (name === "allowed") {
+        await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–", null, { timeout: 60000 });
+        await page.locator("#classes button").nth(2).click();
+        await until(page, "One more sample");
+        said.samples = (await memory(page)).samples;
+      } else {
+        await page.waitForSelector("#problem:not([hidden])", { timeout: 60000 });
+        said.problem = await problem(page);
+      }
+      await other.close();
+    }
+    return said;
+  },
   /** A model of numbers: the form, a table, training, and what it says. */
   async table() {
     const page = await open(job.table), said = {};

@@ -145,7 +145,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
         "csv": str(table.csv),
         "row": ROW,
         "flipped": FLIPPED,
-        "parts": ["frames", "pictures", *LONG, "keyboard", "offline", "bad", "full", "table", "sizes"],
+        "parts": ["frames", "pictures", *LONG, "keyboard", "offline", "bad", "full", "camera", "table", "sizes"],
     }
     script = Path(__file__).with_name("drive.mjs")
     done = subprocess.run(["node", str(script), json.dumps(job)], capture_output=True, text=True, timeout=900)
@@ -320,6 +320,17 @@ def test_a_model_that_takes_any_size_gets_pictures_of_224_pixels_and_trains(used
     assert used.sizes["title"] == "any_size"
     np.testing.assert_allclose(used.sizes["shares"], 100 * np.exp(said) / np.exp(said).sum(), atol=0.06)
     assert used.sizes["steps"] == 3
+
+
+def test_a_picture_of_the_camera_becomes_a_sample(used):
+    one = used.camera["samples"][0]
+
+    assert (one["label"], one["values"]["labels"]) == ("2", [2])
+    assert len(set(one["values"]["images"])) > 2  # a picture, not an empty one
+
+
+def test_a_camera_that_is_not_allowed_is_named(used):
+    assert "The camera does not work here" in used.camera["problem"]
 
 
 def test_a_table_is_prepared_as_in_python(used, table):
