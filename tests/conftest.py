@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib.util
 import os
 import re
@@ -48,3 +50,23 @@ def _every_pass_is_checked() -> None:
     from onward.passes import base
 
     base.CHECKED = True
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _exporter_reads_its_operators_once() -> None:
+    """PyTorch's exporter parses the source of its 500 operators for every export, which is half of the time it takes.
+
+    Each export gets a table of its own, so what one registers does not reach the next. Subprocesses read anew.
+    """
+    if not _TORCH:
+        return
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    read = functools.cache(ONNXRegistry.from_torchlib)
+
+    def from_torchlib(*args: int, **options: int) -> ONNXRegistry:
+        registry = copy.copy(read(*args, **options))
+        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
