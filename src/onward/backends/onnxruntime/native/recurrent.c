@@ -3,9 +3,10 @@
 #include <unistd.h>
 
 enum {
-    FEW = 8,    /* rows of a batch that is shared between the threads by units */
-    SHARED = 8, /* at most, rows of a task */
-    PAD = 16,   /* between rows, so that rows do not meet in the same place of the cache */
+    FEW = 8,      /* rows of a batch that is shared between the threads by units */
+    MANY = 16,    /* rows of a task that read weights from the last cache */
+    AT_ONCE = 32, /* rows that go through a panel of weights while it is in the first cache */
+    PAD = 16,     /* between rows, so that rows do not meet in the same place of the cache */
     MOST_ROWS = 13,
 };
 
@@ -55,8 +56,14 @@ static void tile(int64_t rows, const float *A, int64_t down, const float *panel,
 #undef CASE
 }
 
-/* Rows of a tile, so that a task's tiles are about the same. */
-static int64_t rows_of_tile(int64_t rows) { return rows ? parts(rows, parts(rows, ROWS)) : 1; }
+/* sums[rows, WIDE] = A[rows, depth] panel[depth, WIDE], by tiles of about the same size */
+static void product(int64_t rows, const float *A, int64_t down, const float *panel, int64_t depth, float *sums) {
+    int64_t tiles = parts(rows, ROWS);
+    for (int64_t i = 0; i < tiles; i++) {
+        int64_t first = i * rows / tiles, count = (i + 1) * rows / tiles - first;
+        tile(count, A + first * down, down, panel, depth, sums + first * WIDE);
+    }
+}
 
 /* LANES elements, of which `n` are there */
 static inline vec get(const float *p, int64_t n) {
@@ -96,9 +103,9 @@ static void pack_back(void *argument, size_t index) {
 
 /* -- forward ----------------------------------------------------------------------------------------------------- */
 
-/* The gates of one row and up to LANES units of a step; `sums`: of the first gate, WIDE * MOST_ROWS before the next. */
+/* The gates of one row and up to LANES units of a step; `sums`: of the first gate, WIDE * AT_ONCE before the next. */
 static inline void lstm_gates(const recurrence *r, int64_t t, int64_t b, int64_t u, int64_t n, const float *sums) {
-    int64_t row = t * r->B + b, H = r->H, next = WIDE * MOST_ROWS;
+    int64_t row = t * r->B + b, H = r->H, next = WIDE * AT_ONCE;
     const float *x = r->X + row * 4 * H + u;
     float *kept = r->kept + row * 4 * H + u;
     vec i = sigmoid(get(x, n) + load(sums)), o = sigmoid(get(x + H, n) + load(sums + next));
@@ -112,7 +119,7 @@ static inline void lstm_gates(const recurrence *r, int64_t t, int64_t b, int64_t
 }
 
 static inline void gru_gates(const recurrence *r, int64_t t, int64_t b, int64_t u, int64_t n, const float *sums) {
-    int64_t row = t * r->B + b, H = r->H, next = WIDE * MOST_ROWS;
+    int64_t row = t * r->B + b, H = r->H, next = WIDE * AT_ONCE;
     const float *x = r->X + row * 3 * H + u;
     float *kept = r->kept + row * 4 * H + u;
     vec part[3];
@@ -131,13 +138,12 @@ static inline void gru_gates(const recurrence *r, int64_t t, int64_t b, int64_t 
 
 /* One step of some rows, for the units of one group. */
 static void forward(const recurrence *r, int64_t t, int64_t first, int64_t rows, int64_t group) {
-    float sums[4][MOST_ROWS * WIDE];
-    int64_t high = rows_of_tile(rows);
-    for (int64_t b = first; b < first + rows; b += high) {
-        int64_t count = least(high, first + rows - b);
+    float sums[4][AT_ONCE * WIDE];
+    for (int64_t b = first; b < first + rows; b += AT_ONCE) {
+        int64_t count = least(AT_ONCE, first + rows - b);
         const float *states = r->states + ((t & 1) * r->B + b) * r->stride;
         for (int64_t q = 0; q < r->gates; q++)
-            tile(count, states, r->stride, r->panels + (group * r->gates + q) * r->H * WIDE, r->H, sums[q]);
+            product(count, states, r->stride, r->panels + (group * r->gates + q) * r->H * WIDE, r->H, sums[q]);
         for (int64_t i = 0; i < count; i++)
             for (int64_t j = 0; j < WIDE && group * WIDE + j < r->H; j += LANES)
                 (r->gates == 4 ? lstm_gates : gru_gates)(r, t, b + i, group * WIDE + j,
@@ -145,21 +151,27 @@ static void forward(const recurrence *r, int64_t t, int64_t first, int64_t rows,
     }
 }
 
-/* Bytes of weights that a core keeps in its second cache beside other things: half of it. */
-static int64_t near(void) {
+/* One for each processor, of a tile or more. */
+static int64_t row_tasks(const recurrence *r) {
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    return least(processors > 1 ? processors : 1, parts(r->B, ROWS));
+}
+
+static int64_t cache(int level) {
     long bytes = 0;
-#ifdef _SC_LEVEL2_CACHE_SIZE
-    bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE);
 #endif
-    return bytes > 0 ? bytes / 2 : 1 << 19;
+    return bytes > 0 ? bytes : 1 << 20;
 }
 
-/* Whether a task is some rows for all steps: there is nothing to wait for, but each task reads all weights in each step. */
+/* Whether a task is some rows for all steps: there is nothing to wait for, but each task reads all weights in each step.
+   They come from the second cache, or, where many rows use them, from the last one. */
 static int goes_by_rows(const recurrence *r) {
-    return r->B >= FEW && r->gates * r->H * r->H * (int64_t)sizeof(float) <= near();
+    int64_t bytes = r->gates * r->H * r->H * sizeof(float);
+    if (r->B < FEW) return 0;
+    return bytes <= cache(2) / 2 || (r->B / row_tasks(r) >= MANY && bytes <= cache(3) / 4);
 }
-
-static int64_t row_tasks(const recurrence *r) { return 2 * parts(r->B, 2 * SHARED); }
 
 static void forward_rows(void *argument, size_t index) {
     const recurrence *r = argument;
@@ -243,11 +255,11 @@ static void slopes(const recurrence *r, int64_t t, int64_t first, int64_t rows, 
 
 /* dH of the step before += dA R, for some rows and the units of one group */
 static void backward(const recurrence *r, int64_t first, int64_t rows, int64_t group) {
-    float sums[MOST_ROWS * WIDE];
-    int64_t high = rows_of_tile(rows), depth = r->gates * r->H, unit = group * WIDE;
-    for (int64_t b = first; b < first + rows; b += high) {
-        int64_t count = least(high, first + rows - b);
-        tile(count, r->rows + b * r->wide_stride, r->wide_stride, r->panels + group * depth * WIDE, depth, sums);
+    float sums[AT_ONCE * WIDE];
+    int64_t depth = r->gates * r->H, unit = group * WIDE;
+    for (int64_t b = first; b < first + rows; b += AT_ONCE) {
+        int64_t count = least(AT_ONCE, first + rows - b);
+        product(count, r->rows + b * r->wide_stride, r->wide_stride, r->panels + group * depth * WIDE, depth, sums);
         for (int64_t i = 0; i < count; i++)
             for (int64_t j = 0; j < WIDE && unit + j < r->H; j += LANES) {
                 float *dh = r->dh + (b + i) * r->H + unit + j;
