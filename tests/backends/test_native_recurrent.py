@@ -108,6 +108,9 @@ def operators(program: onward.Program) -> collections.Counter[str]:
         ("LSTM", 96, 4, 8, {"bias": False, "states": True}),
         ("LSTM", 64, 9, 20, {"bias": False, "every": False}),
         ("LSTM", 272, 4, 9, {}),  # its weights do not fit into the second cache
+        ("LSTM", 272, 3, 41, {}),  # nor these, but many rows use them
+        ("LSTM", 64, 3, 80, {}),  # more rows for a task than go through a panel of weights at once
+        ("GRU", 64, 3, 80, {}),
         ("GRU", 64, 7, 3, {}),
         ("GRU", 100, 5, 33, {"depth": 2}),
         ("GRU", 65, 1, 1, {"states": True, "every": False}),
