@@ -305,6 +305,19 @@ def test_a_crash_of_the_compiler_is_an_error(monkeypatch, tmp_path):
         trainer.step(batches(trainer, 1)[0])
 
 
+def test_a_full_disk_under_the_compiler_is_called_so(monkeypatch):
+    """Its linker says that an object file is damaged, or that there is none."""
+    fails = "import sys; sys.exit('error: section table goes past the end of file')"
+    monkeypatch.setattr(compiler.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+
+    with pytest.raises(
+        BackendError, match=r"B500.*the disk is full: IREE's compiler writes temporary files in"
+    ) as told:
+        compiler._run([sys.executable, "-c", fails], "the step graph", compiler.Limits(), Path("step.mlir"))
+
+    assert "TMPDIR" in told.value.diagnostics[0].hint
+
+
 def test_each_size_is_compiled_apart_and_too_many_are_refused(monkeypatch):
     trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
     monkeypatch.setattr(session, "_MOST_SIZES", 1)
