@@ -27,7 +27,7 @@ pytest.importorskip("iree.compiler")
 pytest.importorskip("iree.runtime")
 
 import onward.backends.iree as iree_backend
-from onward.backends.iree import compiler, module, session, verify
+from onward.backends.iree import compiler, module, native, session, targets, verify
 
 # Chosen so that the runs do not part within 200 steps. With seeds 0 and 1, mnist's do, by rounding:
 # with seed 0 at step 112, where PyTorch parts from ONNX Runtime with the same figures; with seed 1 at step 96, where a
@@ -163,6 +163,58 @@ def test_a_wrong_binary_is_never_used(monkeypatch):
     assert np.isfinite(trainer.step(batch)["loss"])
 
 
+def with_wrong_momentum(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a step whose momentum is wrong by a thousandth."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    (node,) = (n for n in changed.graph.node if n.op_type == "Constant" and n.output[0].startswith("Momentum/"))
+    value = onnx.numpy_helper.to_array(node.attribute[0].t) * np.float32(1.001)
+    node.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(value))
+    return changed
+
+
+def with_momentum() -> onward.TrainingModel:
+    optimizer = onward.SGD(0.05, momentum=0.9)
+    return onward.make_trainable(perceptron((6, 4, 3)), loss="cross_entropy", optimizer=optimizer)
+
+
+def test_what_moments_of_zero_hide_is_found_when_they_are_not_zero_any_more(monkeypatch, tmp_path):
+    """The first step multiplies the momentum with zero. So does not the first one after a checkpoint."""
+
+    def lies(model, *arguments):
+        return compiler.compile_cached(with_wrong_momentum(model), *arguments)
+
+    trainer = onward.Trainer(with_momentum(), backend="iree", threads=1)
+    honest = onward.Trainer(with_momentum())
+    monkeypatch.setattr(trainer.session, "_compile", lies)
+    first, second = batches(trainer, 2)
+    assert trainer.step(first)["loss"] == pytest.approx(honest.step(first)["loss"], rel=1e-5)
+    before = bytes_of(trainer)
+
+    with pytest.raises(BackendError, match=r"B505.*the new state `sgd/v/W0`, made by Add, node `Momentum/Add`"):
+        trainer.step(second)
+
+    assert bytes_of(trainer) == before
+    honest.save_checkpoint(tmp_path / "run")
+    resumed = onward.Trainer.resume(tmp_path / "run", backend="iree", allow_changes=True, threads=1)
+    monkeypatch.setattr(resumed.session, "_compile", lies)
+    with pytest.raises(BackendError, match=r"B505.*the new state `sgd/v/W0`"):
+        resumed.step(second)
+
+
+def test_a_native_program_whose_momentum_is_wrong_is_not_written(monkeypatch, tmp_path):
+    def lies(model, name, *arguments):
+        return compiler.compile_cached(with_wrong_momentum(model) if name == "step" else model, name, *arguments)
+
+    monkeypatch.setattr(native, "compile_cached", lies)
+    program = compile_model(with_momentum(), profile="portable")
+
+    with pytest.raises(BackendError, match="B505.*the new state `sgd/v/W0`"):
+        native.write_native(program, tmp_path / "program", targets.find_target("iree"), batch=4)
+
+    assert not (tmp_path / "program").exists()
+
+
 def test_a_wrong_evaluation_is_never_used(monkeypatch):
     trainer = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
     (batch,) = batches(trainer, 1)
@@ -251,6 +303,19 @@ def test_a_crash_of_the_compiler_is_an_error(monkeypatch, tmp_path):
 
     with pytest.raises(BackendError, match=r"B500.*IREE's compiler crashed \(SIGSEGV\)"):
         trainer.step(batches(trainer, 1)[0])
+
+
+def test_a_full_disk_under_the_compiler_is_called_so(monkeypatch):
+    """Its linker says that an object file is damaged, or that there is none."""
+    fails = "import sys; sys.exit('error: section table goes past the end of file')"
+    monkeypatch.setattr(compiler.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+
+    with pytest.raises(
+        BackendError, match=r"B500.*the disk is full: IREE's compiler writes temporary files in"
+    ) as told:
+        compiler._run([sys.executable, "-c", fails], "the step graph", compiler.Limits(), Path("step.mlir"))
+
+    assert "TMPDIR" in told.value.diagnostics[0].hint
 
 
 def test_each_size_is_compiled_apart_and_too_many_are_refused(monkeypatch):

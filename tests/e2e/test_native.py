@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import onward
+from hostile.files import known_gap
 from onward.cli import build_app
 from onward.cli.speech import spoken
 from onward.compiler import package
@@ -163,7 +164,7 @@ def test_a_microcontroller_gets_a_library_and_c(linear, tmp_path):
     assert "compiled, not run" in result.output
 
 
-@pytest.mark.skipif("ARM64_RUNNER" not in os.environ, reason="not run: ARM64_RUNNER names no command (docs/native.md)")
+@pytest.mark.skipif("ARM64_RUNNER" not in os.environ, reason=known_gap("other_processors"))
 def test_arm64_computes_what_onnxruntime_computes(linear, tmp_path):
     target = ("--target", "iree:android-arm64", "--batch", 4, "--runner", os.environ["ARM64_RUNNER"])
     result = run("compile", linear, *target, "-o", tmp_path / "program")
@@ -171,7 +172,7 @@ def test_arm64_computes_what_onnxruntime_computes(linear, tmp_path):
     assert "verified: 11 outputs" in result.output, (result.output, result.exception)
 
 
-@pytest.mark.skipif("IREE_BUILD" not in os.environ, reason="not run: IREE_SOURCE and IREE_BUILD name no build")
+@pytest.mark.skipif("IREE_BUILD" not in os.environ, reason=known_gap("iree_runtime_for_c"))
 def test_c_trains_as_python_does(native, linear, tmp_path):
     source, build = Path(os.environ["IREE_SOURCE"]), Path(os.environ["IREE_BUILD"])
     includes = [f"-I{source}/runtime/src", f"-I{build}/runtime/src"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +44,8 @@ _ILLEGAL = "failed to legalize operation 'torch.operator'"
 _NO_FUNCTION = re.compile(r"undefined symbol: (\w+)|failed to legalize operation 'math\.(\w+)'")
 _NO_WHOLE_BYTES = re.compile(r"'(tensor<[^']*>)' does not have integral number of total bytes")
 _NO_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|memory allocation|cannot allocate|failed to map")
+_NO_ROOM = "No space left on device"
+_LITTLE_ROOM = 1 << 20
 _SHOWN = 400
 
 
@@ -107,7 +111,12 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="onward-iree-") as folder:
         files = {part: str(Path(folder) / f"{name}{part}") for part in (".onnx", ".mlir", ".json", ".o", ".h", ".vmfb")}
-        Path(files[".onnx"]).write_bytes(serialize(named))
+        try:
+            Path(files[".onnx"]).write_bytes(serialize(named))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise BackendError(_no_room(Path(folder).parent, place)) from error
         flags = [
             *target.flags,
             "--iree-scheduling-dump-statistics-format=json",
@@ -157,9 +166,29 @@ def _run(command: list[str], place: str, limits: Limits, source: Path) -> None:
         if process.poll() is None:
             _end(process)
     if process.returncode:
+        full = _full_folder(said, source.parent)
+        if full is not None:
+            raise BackendError(_no_room(full, place))
         operator = _blamed(said, source)
         where = f"{place}, at the operator `{operator}`" if operator else place
         raise BackendError(_problem(process.returncode, said, where, limits, operator))
+
+
+def _full_folder(said: str, folder: Path) -> Path | None:
+    """Return the folder of temporary files that has no room left; the compiler's linker does not say so itself."""
+    for each in (folder, Path(os.environ.get("TMPDIR") or folder)):
+        if each.exists() and shutil.disk_usage(each).free < _LITTLE_ROOM:
+            return each if each != folder else folder.parent
+    return folder.parent if _NO_ROOM in said else None
+
+
+def _no_room(folder: Path, place: str) -> Diagnostic:
+    return Diagnostic(
+        B500,
+        f"the disk is full: IREE's compiler writes temporary files in {folder}",
+        place=place,
+        hint="free some space there, or name another folder in the environment variable TMPDIR",
+    )
 
 
 def _blamed(said: str, source: Path) -> str:

@@ -25,6 +25,7 @@ B504 = "B504"
 
 _LARGEST = 4096  # numbers in a folded constant
 _MOST_FLOATS = 64  # in a value of floats from which sizes follow, such as the scales of a Resize
+_SHOWN = 4  # names in a message
 _ROUNDS = 8  # each makes further sizes known
 _WHOLE = frozenset(
     getattr(onnx.TensorProto, name)
@@ -70,13 +71,16 @@ def settle(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     open_ones = [v.name for v in model.graph.output if _shape(v) is None]
     if open_ones:
+        shown = ", ".join(f"`{n}`" for n in open_ones[:_SHOWN])
+        more = f" and {len(open_ones) - _SHOWN} more outputs" if len(open_ones) > _SHOWN else ""
         raise BackendError(
             Diagnostic(
                 B504,
-                f"the size of {', '.join(f'`{n}`' for n in open_ones)} depends on data",
+                f"the size of {shown}{more} depends on data",
                 place=f"the {name} graph",
                 needed="sizes that are known before the run: IREE compiles ahead of time",
-                hint="use another backend for this model",
+                hint="use another backend for this model: onnxruntime or torch; or, if a branch (If) depends on an "
+                "input, make that input a constant of the model",
             )
         )
     return model
