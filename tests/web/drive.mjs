@@ -326,6 +326,9 @@ const parts = {
     await page.setInputFiles("#csv", { name: "wrong.csv", mimeType: "text/csv", buffer: Buffer.from("a,b\n1,2\n") });
     await page.waitForSelector("#problem:not([hidden])");
     said.wrong = await problem(page);
+    await page.click("#ask");
+    await page.waitForSelector("#problem", { state: "hidden" });
+    said.then = await problem(page);
     await page.context().close();
     return said;
   },

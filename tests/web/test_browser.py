@@ -357,5 +357,6 @@ def test_a_form_is_answered_as_python_answers(used, table, tmp_path):
     assert used.table["after"] == used.table["shares"]  # training asks anew
 
 
-def test_a_table_without_the_columns_is_refused_by_name(used):
+def test_a_table_without_the_columns_is_refused_by_name_until_something_is_right(used):
     assert "no column `size`, `weight`, `colour`" in used.table["wrong"]
+    assert used.table["then"] == ""
