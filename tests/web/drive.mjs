@@ -326,6 +326,20 @@ const parts = {
     await page.setInputFiles("#csv", { name: "wrong.csv", mimeType: "text/csv", buffer: Buffer.from("a,b\n1,2\n") });
     await page.waitForSelector("#problem:not([hidden])");
     said.wrong = await problem(page);
+    await page.click("#ask");
+    await page.waitForSelector("#problem", { state: "hidden" });
+    said.then = await problem(page);
+    await page.context().close();
+    return said;
+  },
+  /** A model that says several numbers: how far it is from what is right. */
+  async numbers() {
+    const page = await open(job.numbers), said = {};
+    await page.uncheck("#at-once");
+    await page.setInputFiles("#csv", { name: "rows.csv", mimeType: "text/csv", buffer: Buffer.from(["x_0,x_1,x_2,labels_0,labels_1", ...job.rows].join("\n")) });
+    await page.waitForFunction(() => document.getElementById("accuracy").textContent !== "–");
+    said.error = await text(page, "accuracy");
+    said.samples = (await memory(page)).samples;
     await page.context().close();
     return said;
   },

@@ -40,6 +40,7 @@ if WHOLE:  # every file but the page itself, which holds the checksum of the lis
     FLIPPED += [f"{n}.mjs" for n in ("app", "worker", "charts", "data", "form", "pad", "store")]
 LONG = ["closed", "hasty"] if WHOLE else []  # parts of the drive that take minutes on a busy machine
 ROW = [0.5, 2.0, "red"]
+ROWS = np.random.default_rng(4).normal(size=(10, 5)).round(3)  # three inputs, two numbers that are right
 pytestmark = pytest.mark.skipif(packages.CHROMIUM is None, reason=known_gap("chromium"))
 
 
@@ -98,6 +99,14 @@ def any_size() -> onward.TrainingModel:
     return onward.make_trainable(model, loss="cross_entropy", optimizer=onward.Adam(1e-3))
 
 
+def numbers() -> onward.TrainingModel:
+    """Return a network that says two numbers."""
+    model = onward.make_trainable(samples.perceptron(), loss="mse", optimizer=onward.SGD(0.1))
+    trainer = onward.Trainer(model)
+    trainer.initialize(2)
+    return trainer.to_model()
+
+
 @pytest.fixture(scope="module")
 def used(modules, table, digits, tmp_path_factory) -> SimpleNamespace:
     """What happened when drive.mjs used the sites, and the files that it downloaded."""
@@ -122,6 +131,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
     assert runtime.version == VERSION
     write_site(build_site(digits, runtime, title="Digits", data=examples()), folder / "digits")
     write_site(build_site(table.run, runtime), folder / "table")
+    write_site(build_site(onward.compile(numbers()), runtime), folder / "numbers")
     onward.save(any_size(), folder / "any_size.train.onnx")
     write_site(build_site(folder / "any_size.train.onnx", runtime), folder / "sizes")
     picture = folder / "picture.png"
@@ -130,12 +140,12 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
     plain = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "digits"))
     )
-    servers = [serve(folder / "digits", 0), plain, serve(folder / "table", 0), serve(folder / "sizes", 0)]
+    servers = [serve(folder / "digits", 0), plain, *(serve(folder / n, 0) for n in ("table", "sizes", "numbers"))]
     for server in servers:
         Thread(target=server.serve_forever, daemon=True).start()
     addresses = [f"http://127.0.0.1:{s.server_address[1]}/" for s in servers]
     job = {
-        **dict(zip(("site", "plain", "table", "sizes"), addresses, strict=True)),
+        **dict(zip(("site", "plain", "table", "sizes", "numbers"), addresses, strict=True)),
         "chromium": packages.CHROMIUM,
         "modules": str(modules),
         "out": str(folder),
@@ -144,8 +154,21 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
         "other": str(folder / "table/program/state.safetensors"),
         "csv": str(table.csv),
         "row": ROW,
+        "rows": [list(map(float, row)) for row in ROWS],
         "flipped": FLIPPED,
-        "parts": ["frames", "pictures", *LONG, "keyboard", "offline", "bad", "full", "camera", "table", "sizes"],
+        "parts": [
+            "frames",
+            "pictures",
+            *LONG,
+            "keyboard",
+            "offline",
+            "bad",
+            "full",
+            "camera",
+            "table",
+            "sizes",
+            "numbers",
+        ],
     }
     script = Path(__file__).with_name("drive.mjs")
     done = subprocess.run(["node", str(script), json.dumps(job)], capture_output=True, text=True, timeout=900)
@@ -357,5 +380,17 @@ def test_a_form_is_answered_as_python_answers(used, table, tmp_path):
     assert used.table["after"] == used.table["shares"]  # training asks anew
 
 
-def test_a_table_without_the_columns_is_refused_by_name(used):
+def test_the_error_is_that_of_all_numbers_on_the_samples_that_are_kept_for_the_test(used):
+    kept = [s["values"] for s in used.numbers["samples"] if s["held"]]
+    x, right = (np.array([k[name] for k in kept], np.float32) for name in ("x", "labels"))
+
+    error = np.abs(onward.Trainer(numbers()).predict(x) - right).mean()
+
+    assert len(kept) == 2
+    assert right.shape == (2, 2)
+    assert float(used.numbers["error"]) == pytest.approx(error, rel=5e-3)
+
+
+def test_a_table_without_the_columns_is_refused_by_name_until_something_is_right(used):
     assert "no column `size`, `weight`, `colour`" in used.table["wrong"]
+    assert used.table["then"] == ""

@@ -324,7 +324,7 @@ def test_the_server_allows_threads_and_lists_no_files(site, tmp_path):
     assert headers["Cross-Origin-Embedder-Policy"] == "require-corp"
 
 
-@pytest.mark.parametrize("name", ["main_graph", "torch-jit-export", "Model from PaddlePaddle.", "spox_graph"])
+@pytest.mark.parametrize("name", ["main_graph", "torch-jit-export", "Model from PaddlePaddle.", "spox_graph", "lgbm"])
 def test_where_an_exporter_named_the_graph_the_heading_is_the_name_of_the_file(name, tmp_path, stand_in):
     network = samples.perceptron()
     network.graph.name = name

@@ -161,6 +161,7 @@ function showAnswer(numbers) {
   if (!numbers) { top.textContent = "–"; rest.textContent = ""; return page.bars.replaceChildren(); }
   if (site.task.kind === "values") {
     top.textContent = numbers.slice(0, 12).map((n) => +n.toPrecision(5)).join(", ");
+    page.guess.classList.toggle("several", numbers.length > 1);
     rest.textContent = numbers.length > 12 ? `and ${numbers.length - 12} more` : "";
     return;
   }
@@ -308,18 +309,27 @@ function showTableModel() {
   page["teach-words"].textContent = "Tell it what is right";
   page["teach-note"].textContent = "Say what belongs to the numbers of the form, or add a table.";
   form = new Form(page, site);
-  page.form.onsubmit = async (event) => {
+  let said = "";
+  const attempt = async (work, place = "") => { // what was wrong with the last one goes when the next one is right
+    try {
+      await work();
+      if (page.problem.textContent === said) page.problem.hidden = true;
+    } catch (error) {
+      problem(`${place}${error.message}`);
+      said = page.problem.textContent;
+    }
+  };
+  page.form.onsubmit = (event) => {
     event.preventDefault();
-    try { showAnswer(await ask("predict", { values: form.values() })); answered = true; } catch (error) { problem(error.message); }
+    attempt(async () => { showAnswer(await ask("predict", { values: form.values() })); answered = true; });
   };
-  const labelOf = (values) => site.fields.filter((f) => f.role === "target").map((f) => (f.classes ? site.classes[f.one_hot ? best(values[f.name]) : values[f.name][0]] : values[f.name].slice(0, 3).map((v) => +v.toPrecision(4)).join(", "))).join(" · ");
-  page.add.onclick = async () => {
-    try { const values = form.values(true); await addSamples([{ values, label: labelOf(values) }]); } catch (error) { problem(error.message); }
-  };
-  page.csv.onchange = async () => {
+  const numbersOf = (values) => values.slice(0, 3).map((v) => +v.toPrecision(3)).join(", ") + (values.length > 3 ? " …" : "");
+  const labelOf = (values) => site.fields.filter((f) => f.role === "target").map((f) => (f.classes ? site.classes[f.one_hot ? best(values[f.name]) : values[f.name][0]] : numbersOf(values[f.name]))).join(" · ");
+  page.add.onclick = () => attempt(async () => { const values = form.values(true); await addSamples([{ values, label: labelOf(values) }]); });
+  page.csv.onchange = () => {
     const [file] = page.csv.files;
     page.csv.value = "";
-    try { await addSamples(form.rows(await file.text()).map((values) => ({ values, label: labelOf(values) }))); } catch (error) { problem(`\`${file.name}\`: ${error.message}`); }
+    attempt(async () => addSamples(form.rows(await file.text()).map((values) => ({ values, label: labelOf(values) }))), `\`${file.name}\`: `);
   };
 }
 

@@ -3,7 +3,7 @@
 import { best, makeBatch, pictureBytes, probabilities, randomNumbers, sha256 } from "./data.mjs";
 import { Store } from "./store.mjs";
 
-const KEEP_STEPS = 25, KEEP_MS = 4000, SHOW_MS = 80, SCORE_MS = 1500, MOST_TESTED = 400, MOST_LOSSES = 20000;
+const KEEP_STEPS = 25, KEEP_MS = 4000, SHOW_MS = 80, SCORE_MS = 1500, MOST_TESTED = 400, MOST_DRAWN = 1000, MOST_LOSSES = 20000;
 const here = new URL(".", import.meta.url);
 let site, trainer, store, samples = [], examples = { train: [], test: [] }, losses = [], original, before = null, left = 0, running = null;
 
@@ -185,8 +185,12 @@ async function score() {
     tested.forEach((s, i) => { const is = classOf(s), said = best(found[i]); if (matrix[is]) matrix[is][said]++; right += is === said; });
     return { matrix, right, count: tested.length, held };
   }
-  const pairs = tested.map((s, i) => [Number(s.values[site.target.name][0]), meaning(found[i])[0]]);
-  return { pairs, error: pairs.reduce((sum, [a, b]) => sum + Math.abs(a - b), 0) / pairs.length, count: tested.length, held };
+  const pairs = tested.flatMap((s, i) => {
+    const is = s.values[site.target.name], said = meaning(found[i]), count = is.length === said.length ? is.length : 1;
+    return Array.from({ length: count }, (_, k) => [Number(is[k]), said[k]]);
+  });
+  const error = pairs.reduce((sum, [a, b]) => sum + Math.abs(a - b), 0) / pairs.length, nth = Math.ceil(pairs.length / MOST_DRAWN);
+  return { pairs: pairs.filter((_, i) => i % nth === 0), error, count: tested.length, held };
 }
 
 // --- what the page may ask for
