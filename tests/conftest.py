@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import importlib.util
 import os
 import re
@@ -29,6 +30,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     file = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
     needs = file.suffix == ".py" and file.exists() and _NEEDS_TORCH.search(file.read_text()) is not None
     return True if needs else None
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is there before the first test out of the collection of garbage: it stays, and is a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

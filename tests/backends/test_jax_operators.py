@@ -1,7 +1,7 @@
 """The JAX interpreter against ONNX's own node tests, with a strict list of what it cannot do.
 
 JAX compiles every operator for every shape, so a run of all tests takes minutes (`ONWARD_WHOLE=1`). Otherwise
-every sixteenth test runs, and every known gap.
+every fortieth test runs, and every known gap; `make test-frameworks` takes all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_gap(name: str) -> bool:
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str]:
     found = list(cases())
-    chosen = [case for i, case in enumerate(found) if WHOLE or i % 16 == 0 or is_gap(case.name)]
+    chosen = [case for i, case in enumerate(found) if WHOLE or i % 40 == 0 or is_gap(case.name)]
     assert len({case.name for case in chosen}) == len(chosen)
     return {case.name: outcome(case, jax_backend()) for case in chosen}
 
@@ -38,7 +38,7 @@ def test_every_node_test_passes_but_the_known_gaps(outcomes: dict[str, str]) -> 
     unexpected = {name: found for name, found in outcomes.items() if found != "passed" and not is_gap(name)}
 
     assert unexpected == {}
-    assert sum(found == "passed" for found in outcomes.values()) > (1780 if WHOLE else 100)
+    assert sum(found == "passed" for found in outcomes.values()) > (1780 if WHOLE else 40)
 
 
 def test_the_known_gaps_are_less_than_a_tenth() -> None:

@@ -18,7 +18,7 @@ from e2e.test_runners import HEADERS, headers
 from onward.backends import open_session
 from onward.backends.onnxruntime.native import library
 from onward.backends.onnxruntime.session import _rewritten
-from whole import WHOLE
+from whole import WHOLE, sample
 
 pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C compiler: native kernels are not tested")
 
@@ -75,7 +75,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", sample(CONVOLUTIONS, ["strides", "groups", "depthwise"]))
 def test_convolutions_train_as_the_plain_graph_does(name: str) -> None:
     options, (inner, outer), shape = CONVOLUTIONS[name]
     first = torch.nn.Conv2d(inner, inner, 1)  # so that the input of the second one needs a gradient
@@ -146,7 +146,7 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", sample(POOLS, ["overlap", "rounded up"]))
 def test_max_pools_train_as_the_plain_graph_does(name: str) -> None:
     options, shape = POOLS[name]
     first = torch.nn.Conv2d(shape[1], 5, 1)
@@ -178,8 +178,11 @@ def test_the_gradient_of_a_pool_is_that_of_pytorch(name: str, whole: bool) -> No
     np.testing.assert_allclose(dx, x.grad.numpy(), rtol=1e-6, atol=1e-6)
 
 
+NORMALISED = [(6, 16, 5, 7), (3, 16, 1, 1), (40, 16, 16, 16)]
+
+
 @pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("shape", [(6, 16, 5, 7), (3, 16, 1, 1), (40, 16, 16, 16)])
+@pytest.mark.parametrize("shape", sample(NORMALISED, NORMALISED[:1]))
 def test_batch_normalisation_trains_as_the_plain_graph_does(shape: tuple[int, ...], relu: bool) -> None:
     act = torch.nn.ReLU() if relu else torch.nn.Tanh()
     program = program_of(net(torch.nn.Conv2d(16, 16, 1), torch.nn.BatchNorm2d(16), act, last=16), shape)

@@ -56,6 +56,7 @@ def _of_type(value: Any, dtype: torch.dtype) -> Any:
 # ------------------------------------------------------------------ pools
 
 SIZES = (10, 7, 4)
+SIZES_OF_POOLS = [(4,), (13,), (4, 3), (12, None), (5, 7, 2), (1, 1, 1), (4, 9, 3)]
 
 
 class Pooled(nn.Module):
@@ -84,7 +85,7 @@ def images(*shape: int) -> Callable[[torch.Generator], Batch]:
 @pytest.mark.parametrize("kind", ["Avg", "Max"])
 @pytest.mark.parametrize(
     "sizes",
-    [(4,), (13,), (4, 3), (12, None), (5, 7, 2), (1, 1, 1), (4, 9, 3)],
+    sample(SIZES_OF_POOLS, [(13,), (12, None), (4, 9, 3)]),
     ids=str,
 )
 def test_adaptive_pools_of_every_size(sizes: tuple[int | None, ...], kind: str, dtype: torch.dtype) -> None:
@@ -97,7 +98,7 @@ def test_adaptive_pools_of_every_size(sizes: tuple[int | None, ...], kind: str, 
     assert not isinstance(model.graph.inputs[0].shape[0], int)
 
 
-@pytest.mark.parametrize("sizes", [(5, 1), (5, 7)], ids=str)
+@pytest.mark.parametrize("sizes", sample([(5, 1), (5, 7)], [(5, 1)]), ids=str)
 @pytest.mark.parametrize(("kind", "operator"), [("Avg", "AveragePool"), ("Max", "MaxPool")])
 def test_pools_of_equal_windows_are_one_operator(kind: str, operator: str, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)

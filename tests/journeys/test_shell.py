@@ -87,7 +87,7 @@ def test_a_run_is_a_model(shell: Shell, classifier: Path, photos: Path, tmp_path
 def test_killed_and_resumed(shell: Shell, classifier: Path, photos: Path, tmp_path: Path) -> None:
     """Journey 3: a machine that dies in the middle costs nothing: equal bytes."""
     shell("make-trainable", classifier, "--loss", "cross_entropy", "--classes", "5", "-o", "t.onnx")
-    words = ("t.onnx", "--data", str(photos), "--scale", "1/255", "-e", "40", "-b", "8", "-q")
+    words = ("t.onnx", "--data", str(photos), "--scale", "1/255", "-e", "12", "-b", "8", "-q")
     shell("train", *words, "--checkpoint", "whole", "--output", "whole.onnx")
     command = [sys.executable, "-m", "onward", "train", *words, "--checkpoint", "run", "--checkpoint-every", "7"]
     process = subprocess.Popen(command, cwd=tmp_path)

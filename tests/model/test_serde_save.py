@@ -19,6 +19,7 @@ from onward.errors import ArgumentError, ModelError
 from onward.model import files, serde
 from onward.storage import atomic
 from onward.storage.external_data import all_tensors
+from whole import WHOLE
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -300,6 +301,7 @@ def test_a_model_too_large_for_one_file_goes_to_external_data_by_itself(tmp_path
     assert list(contents(tmp_path)) == ["m.onnx", "m.onnx.data"]
 
 
+@pytest.mark.skipif(not WHOLE, reason="writes 2.2 GB and reads them: `make test-whole` runs it")
 @pytest.mark.slow
 def test_more_than_two_gigabytes_survive_a_round_trip(tmp_path):
     """The weights are a hole in a file: 2.2 GB that cost no disk until they are written once."""

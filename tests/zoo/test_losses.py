@@ -8,6 +8,7 @@ import pytest
 
 import onward
 from onward import losses
+from whole import WHOLE
 from zoo.fetch import Unreachable, fetch, manifest, title
 
 Box = list[int]
@@ -45,6 +46,7 @@ def train(model: onward.TrainingModel, feeds: dict[str, np.ndarray], steps: int)
     return values
 
 
+@pytest.mark.skipif(not WHOLE, reason="`make test-whole` runs it; the SSD below is a detector too")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_yolov8_detector_learns_new_objects() -> None:
     picture, boxes, numbers = scene(320, 320, 3, 0)
