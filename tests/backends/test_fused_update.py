@@ -129,6 +129,37 @@ def test_rows_of_an_embedding_are_added_with_the_bits_of_the_plain_graph(optimiz
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
+@pytest.mark.parametrize("size", [(20_000, 8), (300, 1), (70, 5000)], ids=str)
+def test_rows_of_a_table_of_many_chunks_get_the_bits_of_the_plain_graph(size: tuple[int, int]) -> None:
+    model = onward.make_trainable(bag(*size), loss="cross_entropy", optimizer=onward.Adam(1e-2))
+    program = onward.compile(model)
+    plain, fused = (open_session(program, "onnxruntime", fused=f, threads=2) for f in (False, True))
+    rng = np.random.default_rng(0)
+
+    for _ in range(4):
+        ids = rng.integers(-size[0], size[0], (12, 5))
+        ids[0] = np.array([0, 1, 2, size[0] - 1, 0])  # neighbours, both ends, and one of them twice
+        feeds = {"ids": ids, "labels": rng.integers(0, 3, 12)}
+        np.testing.assert_array_equal(plain.step(feeds)["loss"], fused.step(feeds)["loss"])
+
+    expected = plain.get_state()
+    for name, value in fused.get_state().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_there_is_no_gradient_of_the_size_of_a_table() -> None:
+    program = onward.compile(onward.make_trainable(bag(), loss="cross_entropy", optimizer=onward.Adam(1e-2)))
+    session = open_session(program, "onnxruntime", fused=True)
+    feeds = bag_batch(0)
+
+    session.step(feeds)
+
+    (buffers,) = [b for b in session._steps["train"].buffers if b.rows is not None]
+    assert len(buffers.arrays) == 3  # the table and its moments
+    assert len(buffers.rows.sums) == feeds["ids"].size
+    assert (buffers.rows.places == -1).all()  # nothing of this step is left for the next one
+
+
 def test_only_the_rows_of_an_embedding_s_gradient_leave_the_graph() -> None:
     program = onward.compile(onward.make_trainable(bag(), loss="cross_entropy", optimizer=onward.Adam(1e-2)))
     step = program.entries["train"].step

@@ -1,9 +1,9 @@
 """Row-sparse gradients, such as those of embeddings: only the nonzero rows are outputs of the graph.
 
-The plain graph adds the rows to zeros of the size of the table with ScatterElements. ONNX Runtime runs it on one thread
-with one index per element, and writes the complete gradient at each step. Here the gradient of the table is a view into
-the flat buffer of the fused update. The rows are added to it in the order of ScatterElements, which gives bit-identical
-results, and zeroed after the update.
+The plain graph adds the rows to zeros of the size of the table with ScatterElements. ONNX Runtime runs it on one
+thread with one index per element, and writes the complete gradient at each step. Here there is no gradient of the size
+of the table: equal rows are summed in the order of ScatterElements, which gives bit-identical results, and the loop of
+the fused update takes zeros for all other rows.
 """
 
 from __future__ import annotations
@@ -55,67 +55,76 @@ def _is_zeros(value: ir.Value | None) -> bool:
     return fill is None or not np.any(fill.as_tensor().numpy())
 
 
-COLUMNS = 16  # that a thread takes at once: a cache line of float32
+COLUMNS = 32  # that a thread adds at once
 
 
-@dataclasses.dataclass
 class RowBuffer:
-    """The view of the flat buffer that holds one table's gradient: zeros between steps."""
+    """The rows of one table's gradient in one step: each once, in the order in which the batch has them."""
 
-    source: RowGradient
-    table: np.ndarray
-    team: Team
-    _touched: np.ndarray | None = None
+    def __init__(self, source: RowGradient, shape: tuple[int, int], dtype: str, team: Team) -> None:
+        self.source = source
+        self.places = np.full(shape[0], -1, np.int32)  # for each row of the table, where its sum is; -1: it is zeros
+        self.sums = np.zeros((0, shape[1]), dtype)
+        self._team = team
+        self._read = np.zeros(0, np.int64)
 
     def add(self, indices: np.ndarray, rows: np.ndarray) -> None:
-        """Add the rows of this step."""
-        count = self.table.shape[0]
+        """Sum the rows of this step."""
+        place, add = row_loops()
+        count = len(self.places)
         indices = indices.reshape(-1)
         if indices.size and not -count <= indices.min() <= indices.max() < count:
             raise IndexError(f"row {indices.min()} to {indices.max()} of a table with {count} rows")
-        self._touched = np.where(indices < 0, indices + count, indices)
-        self._run(rows, 1)
+        if len(indices) > len(self.sums):
+            self.sums = np.empty((len(indices), self.sums.shape[1]), self.sums.dtype)
+        self._read = np.where(indices < 0, indices + count, indices)
+        places = np.empty(len(indices), np.int32)
+        place(self._read, self.places, places)
+        parts = -(-self.sums.shape[1] // COLUMNS)
+        self._team.run(add, parts, (self.sums, places, rows, self.sums.dtype.type(0)))
 
     def clear(self) -> None:
-        """Set the rows of this step back to zero."""
-        if self._touched is not None:
-            self._run(self.table[:0], 0)
-        self._touched = None
-
-    def _run(self, rows: np.ndarray, keeps: int) -> None:
-        parts = -(-self.table.shape[1] // COLUMNS)
-        self.team.run(add_rows(), parts, (self.table, self._touched, rows, self.table.dtype.type(keeps)))
+        """Forget the rows of this step."""
+        self.places[self._read] = -1
 
 
 @functools.cache
-def add_rows() -> Callable[..., None]:
-    """Return the compiled loop that adds rows to a table, or sets them to zero if `keeps` is 0.
-
-    Each thread takes some columns of all rows, so that equal indices are added in their order.
-    """
+def row_loops() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the compiled loops that give each row of a batch its place, and that sum the rows there."""
     import numba
 
     from onward.backends.onnxruntime.team import count, read
 
+    def place(indices: np.ndarray, of_row: np.ndarray, places: np.ndarray) -> None:
+        used = 0
+        for k in range(indices.shape[0]):
+            at = of_row[indices[k]]
+            if at < 0:
+                of_row[indices[k]] = used
+                at = ~used  # the first at this place: nothing is there to add to
+                used += 1
+            places[k] = at
+
     def add(
-        progress: np.ndarray, awaited: int, table: np.ndarray, indices: np.ndarray, rows: np.ndarray, keeps: float
+        progress: np.ndarray, awaited: int, sums: np.ndarray, places: np.ndarray, rows: np.ndarray, zero: float
     ) -> None:
+        """Each thread takes some columns of all rows, so that equal indices are added in their order."""
         while True:
             first = count(progress, 0) * COLUMNS
-            if first >= table.shape[1]:
+            if first >= sums.shape[1]:
                 break
-            columns = table[:, first : first + COLUMNS]
-            for k in range(indices.shape[0]):
-                row = columns[indices[k]]
-                if keeps:
-                    given = rows[k, first : first + COLUMNS]
-                    for j in range(row.shape[0]):
-                        row[j] += given[j]
+            for k in range(places.shape[0]):
+                at = places[k]
+                given = rows[k, first : first + COLUMNS]
+                total = sums[at if at >= 0 else ~at, first : first + COLUMNS]
+                if at >= 0:
+                    for j in range(total.shape[0]):
+                        total[j] += given[j]
                 else:
-                    row[:] = 0
+                    for j in range(total.shape[0]):
+                        total[j] = zero + given[j]  # as in the plain graph, which makes 0 of -0
             count(progress, 1)
         while read(progress, 1) < awaited:
             pass
 
-    function: Callable[..., None] = numba.njit(nogil=True)(add)
-    return function
+    return numba.njit(nogil=True)(place), numba.njit(nogil=True)(add)

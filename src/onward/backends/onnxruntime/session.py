@@ -21,7 +21,6 @@ from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.native import library
 from onward.backends.onnxruntime.order import put_ends_first, sort_for_memory
 from onward.backends.onnxruntime.rewrites import NATIVE, ON_SEVERAL_THREADS, REWRITES
-from onward.backends.onnxruntime.row_gradients import RowBuffer
 from onward.backends.onnxruntime.step import Bound, Sizes, Step
 from onward.compiler.program import PlainGraph, Program
 from onward.errors import BackendError, Diagnostic, require_extra
@@ -204,10 +203,12 @@ class OnnxRuntimeSession(Session):
         if plan is None:
             return Step(graph, model, replaces)
         step = Step(graph, plan.model, replaces, in_place=in_place, scalars=plan.scalars)
-        by_rows = {found.gradient: found for found in plan.rows}
+        rows = {found.gradient: found for found in plan.rows}
         for group in plan.groups:
-            buffers = fused_update.FlatBuffers(group, self.threads)
+            buffers = fused_update.FlatBuffers(group, rows, self.threads)
             step.buffers.append(buffers)
+            if buffers.rows is not None:
+                step.rows.append(buffers.rows)
             for tensor, view in buffers.views():
                 if tensor in plan.states:
                     np.copyto(view, self._arrays[self._current[tensor]][tensor])
@@ -215,8 +216,6 @@ class OnnxRuntimeSession(Session):
                     self._place(tensor, 1, view)
                 elif tensor in plan.gradients:
                     step.gradients[tensor] = _ort_value(view)
-                elif tensor in by_rows:
-                    step.rows.append(RowBuffer(by_rows[tensor], view, buffers.team))
                 else:  # an array that is neither state nor computed: a batch input of a parameter's shape
                     step.copied[tensor] = view
         return step
