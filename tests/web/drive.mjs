@@ -202,6 +202,24 @@ const parts = {
     await page.context().close();
     return said;
   },
+  /** A person who labels a drawing and draws the next before the worker has looked at the first. */
+  async quick() {
+    const page = await open(job.site);
+    await page.uncheck("#at-once");
+    await page.evaluate(() => {
+      const press = (key, times = 1) => { for (let i = 0; i < times; i++) document.getElementById("pad").dispatchEvent(new KeyboardEvent("keydown", { key })); };
+      const classes = document.querySelectorAll("#classes button");
+      press(" "); // a dot above
+      classes[1].click();
+      press("ArrowDown", 16);
+      press(" "); // a dot below
+      classes[2].click();
+    });
+    await page.waitForFunction(() => document.getElementById("count").textContent === "2");
+    const { samples } = await memory(page);
+    await page.context().close();
+    return { samples };
+  },
   /** A server without headers: the service worker makes the page isolated and lets it work without the server. */
   async offline() {
     const page = await open(job.plain), said = { first: await page.evaluate(() => crossOriginIsolated) };

@@ -161,6 +161,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
             "pictures",
             *LONG,
             "keyboard",
+            "quick",
             "offline",
             "bad",
             "full",
@@ -275,6 +276,14 @@ def test_everything_can_be_done_with_the_keyboard_and_has_a_name(used):
     assert said["nameless"] == []
     assert "It is: 1, 1 sample" in said["names"]
     assert any("Arrow keys move the pen" in name for name in said["names"])
+
+
+def test_the_next_drawing_may_begin_before_the_worker_has_looked_at_the_last(used):
+    above, below = (np.reshape(s["values"]["images"], (8, 8)) for s in used.quick["samples"])
+
+    assert [s["label"] for s in used.quick["samples"]] == ["1", "2"]
+    assert (above[:4].any(), above[4:].any()) == (True, False)
+    assert (below[:4].any(), below[4:].any()) == (False, True)
 
 
 def test_on_a_phone_the_answer_and_the_classes_are_in_view_below_the_drawing(used):
