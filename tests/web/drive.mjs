@@ -296,6 +296,28 @@ const parts = {
     await page.context().close();
     return said;
   },
+  /** A model that says of a picture how likely one thing is; a white and a black picture tell it what is what. */
+  async one() {
+    const page = await open(job.one), said = { classes: await page.$$eval("#classes button", (buttons) => buttons.map((b) => b.dataset.name)) };
+    await page.uncheck("#at-once");
+    await page.locator(".segments label", { hasText: "Files" }).click();
+    await page.setInputFiles("#files", job.picture);
+    await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–");
+    said.shares = await page.$$eval("#bars li", (items) => items.map((i) => Number(i.children[1].getAttribute("aria-valuenow"))));
+    await page.locator("#classes button").nth(1).click();
+    await until(page, "One more sample: glasses");
+    await page.locator(".segments label", { hasText: "Draw" }).click();
+    await draw(page, [[0.1, 0.1], [0.9, 0.9]]);
+    await page.locator("#classes button").nth(0).click();
+    await until(page, "One more sample: bare");
+    said.samples = (await memory(page)).samples.map((s) => s.values.labels);
+    await page.fill("#steps", "200");
+    await page.click("#train");
+    await idle(page);
+    Object.assign(said, { score: await text(page, "accuracy"), matrix: await page.$$eval("#matrix td", (cells) => cells.map((c) => c.textContent)) });
+    await page.context().close();
+    return said;
+  },
   /** The camera, which Chromium plays by itself; and a person who does not allow it. */
   async camera() {
     const said = {}, flags = { allowed: ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"], refused: ["--use-fake-device-for-media-stream", "--deny-permission-prompts"] };

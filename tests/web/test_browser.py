@@ -5,6 +5,7 @@ Chromium is driven by playwright-core (drive.mjs), which npm installs as js/pack
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import http.server
 import json
@@ -30,6 +31,7 @@ from onward.train import Preparation
 from onward.train.data import as_source
 from onward.web import build_site, read_runtime, serve, write_site
 from onward.web.runtime import VERSION
+from web.networks import picture_of_one_thing
 from whole import WHOLE
 
 FLIPPED = ["site.json", "program/manifest.json", "ort/ort-wasm-simd-threaded.wasm"]
@@ -134,18 +136,21 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
     write_site(build_site(onward.compile(numbers()), runtime), folder / "numbers")
     onward.save(any_size(), folder / "any_size.train.onnx")
     write_site(build_site(folder / "any_size.train.onnx", runtime), folder / "sizes")
+    one = dataclasses.replace(picture_of_one_thing("Identity"), metadata={"name": "One"})
+    write_site(build_site(one, runtime, classes=["bare", "glasses"]), folder / "one")
     picture = folder / "picture.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (33, 40, 3), np.uint8)).save(picture)
     (folder / "damaged.safetensors").write_bytes((folder / "digits/program/state.safetensors").read_bytes()[:-1] + b"?")
     plain = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "digits"))
     )
-    servers = [serve(folder / "digits", 0), plain, *(serve(folder / n, 0) for n in ("table", "sizes", "numbers"))]
+    others = ("table", "sizes", "numbers", "one")
+    servers = [serve(folder / "digits", 0), plain, *(serve(folder / n, 0) for n in others)]
     for server in servers:
         Thread(target=server.serve_forever, daemon=True).start()
     addresses = [f"http://127.0.0.1:{s.server_address[1]}/" for s in servers]
     job = {
-        **dict(zip(("site", "plain", "table", "sizes", "numbers"), addresses, strict=True)),
+        **dict(zip(("site", "plain", *others), addresses, strict=True)),
         "chromium": packages.CHROMIUM,
         "modules": str(modules),
         "out": str(folder),
@@ -169,6 +174,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
             "table",
             "sizes",
             "numbers",
+            "one",
         ],
     }
     script = Path(__file__).with_name("drive.mjs")
@@ -352,6 +358,17 @@ def test_a_model_that_takes_any_size_gets_pictures_of_224_pixels_and_trains(used
     assert used.sizes["title"] == "any_size"
     np.testing.assert_allclose(used.sizes["shares"], 100 * np.exp(said) / np.exp(said).sum(), atol=0.06)
     assert used.sizes["steps"] == 3
+
+
+def test_a_model_of_one_thing_gets_two_classes_and_learns_them(used):
+    pixels = PictureReader([str(used.picture)], 3, 6, 6, may_resize=True).read(0)
+    logit = onward.Trainer(picture_of_one_thing("Identity")).predict(pixels[None] * np.float32(1 / 255)).item()
+
+    yes = 100 / (1 + np.exp(-logit))
+    np.testing.assert_allclose(used.one["shares"], [100 - yes, yes], atol=0.06)
+    assert used.one["classes"] == ["bare", "glasses"]
+    assert used.one["samples"] == [[1], [0]]
+    assert (used.one["score"], used.one["matrix"]) == ("100.0 %", ["1", "", "", "1"])
 
 
 def test_a_picture_of_the_camera_becomes_a_sample(used):

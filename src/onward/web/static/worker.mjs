@@ -182,7 +182,7 @@ async function score() {
   if (site.task.kind === "classes") {
     const count = site.classes.length, matrix = Array.from({ length: count }, () => new Array(count).fill(0));
     let right = 0;
-    tested.forEach((s, i) => { const is = classOf(s), said = best(found[i]); if (matrix[is]) matrix[is][said]++; right += is === said; });
+    tested.forEach((s, i) => { const is = classOf(s), said = best(meaning(found[i])); if (matrix[is]) matrix[is][said]++; right += is === said; });
     return { matrix, right, count: tested.length, held };
   }
   const pairs = tested.flatMap((s, i) => {
