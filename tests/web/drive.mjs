@@ -279,12 +279,12 @@ const parts = {
     await context.close();
     return said;
   },
-  /** A model that takes pictures of any size. */
+  /** A model that takes pictures of any size; one is dropped onto the page. */
   async sizes() {
     const page = await open(job.sizes), said = { title: await page.textContent("h1") };
     await page.uncheck("#at-once");
-    await page.locator(".segments label", { hasText: "Files" }).click();
-    await page.setInputFiles("#files", job.picture);
+    const dropped = await page.evaluateHandle((bytes) => { const made = new DataTransfer(); made.items.add(new File([Uint8Array.from(bytes)], "picture.png")); return made; }, [...readFileSync(job.picture)]);
+    await page.dispatchEvent("#stage", "drop", { dataTransfer: dropped });
     await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–");
     said.shares = await page.$$eval("#bars li", (items) => items.map((i) => Number(i.children[1].getAttribute("aria-valuenow"))));
     await page.locator("#classes button").nth(1).click();
@@ -349,6 +349,7 @@ const parts = {
     said.samples = (await memory(page)).samples;
     const fields = await page.$$("#inputs input, #inputs select");
     said.fields = fields.length;
+    said.titles = await page.$$eval("legend", (all) => all.map((e) => e.textContent));
     for (const [i, value] of job.row.entries()) await (typeof value === "string" ? fields[i].selectOption(value) : fields[i].fill(String(value)));
     await page.fill("#steps", "20");
     await page.click("#ask");

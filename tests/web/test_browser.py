@@ -400,6 +400,7 @@ def test_a_form_is_answered_as_python_answers(used, table, tmp_path):
     (row,) = trainer.predictions(str(tmp_path / "row.csv"), probabilities=True)
 
     assert used.table["fields"] == 3
+    assert used.table["titles"] == ["x", "kind"]  # the column of the table, not the name of the target
     assert used.table["guess"].split()[0] == row["class"]
     shares = [100 * row["probabilities"][name] for name in ("big", "small")]
     np.testing.assert_allclose(used.table["shares"], shares, atol=0.06)
