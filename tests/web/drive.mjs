@@ -202,6 +202,24 @@ const parts = {
     await page.context().close();
     return said;
   },
+  /** A person who labels a drawing and draws the next before the worker has looked at the first. */
+  async quick() {
+    const page = await open(job.site);
+    await page.uncheck("#at-once");
+    await page.evaluate(() => {
+      const press = (key, times = 1) => { for (let i = 0; i < times; i++) document.getElementById("pad").dispatchEvent(new KeyboardEvent("keydown", { key })); };
+      const classes = document.querySelectorAll("#classes button");
+      press(" "); // a dot above
+      classes[1].click();
+      press("ArrowDown", 16);
+      press(" "); // a dot below
+      classes[2].click();
+    });
+    await page.waitForFunction(() => document.getElementById("count").textContent === "2");
+    const { samples } = await memory(page);
+    await page.context().close();
+    return { samples };
+  },
   /** A server without headers: the service worker makes the page isolated and lets it work without the server. */
   async offline() {
     const page = await open(job.plain), said = { first: await page.evaluate(() => crossOriginIsolated) };
@@ -261,12 +279,12 @@ const parts = {
     await context.close();
     return said;
   },
-  /** A model that takes pictures of any size. */
+  /** A model that takes pictures of any size; one is dropped onto the page. */
   async sizes() {
     const page = await open(job.sizes), said = { title: await page.textContent("h1") };
     await page.uncheck("#at-once");
-    await page.locator(".segments label", { hasText: "Files" }).click();
-    await page.setInputFiles("#files", job.picture);
+    const dropped = await page.evaluateHandle((bytes) => { const made = new DataTransfer(); made.items.add(new File([Uint8Array.from(bytes)], "picture.png")); return made; }, [...readFileSync(job.picture)]);
+    await page.dispatchEvent("#stage", "drop", { dataTransfer: dropped });
     await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–");
     said.shares = await page.$$eval("#bars li", (items) => items.map((i) => Number(i.children[1].getAttribute("aria-valuenow"))));
     await page.locator("#classes button").nth(1).click();
@@ -275,6 +293,28 @@ const parts = {
     await page.click("#train");
     await idle(page);
     said.steps = await steps(page);
+    await page.context().close();
+    return said;
+  },
+  /** A model that says of a picture how likely one thing is; a white and a black picture tell it what is what. */
+  async one() {
+    const page = await open(job.one), said = { classes: await page.$$eval("#classes button", (buttons) => buttons.map((b) => b.dataset.name)) };
+    await page.uncheck("#at-once");
+    await page.locator(".segments label", { hasText: "Files" }).click();
+    await page.setInputFiles("#files", job.picture);
+    await page.waitForFunction(() => document.querySelector("#guess b").textContent !== "–");
+    said.shares = await page.$$eval("#bars li", (items) => items.map((i) => Number(i.children[1].getAttribute("aria-valuenow"))));
+    await page.locator("#classes button").nth(1).click();
+    await until(page, "One more sample: glasses");
+    await page.locator(".segments label", { hasText: "Draw" }).click();
+    await draw(page, [[0.1, 0.1], [0.9, 0.9]]);
+    await page.locator("#classes button").nth(0).click();
+    await until(page, "One more sample: bare");
+    said.samples = (await memory(page)).samples.map((s) => s.values.labels);
+    await page.fill("#steps", "200");
+    await page.click("#train");
+    await idle(page);
+    Object.assign(said, { score: await text(page, "accuracy"), matrix: await page.$$eval("#matrix td", (cells) => cells.map((c) => c.textContent)) });
     await page.context().close();
     return said;
   },
@@ -309,6 +349,7 @@ const parts = {
     said.samples = (await memory(page)).samples;
     const fields = await page.$$("#inputs input, #inputs select");
     said.fields = fields.length;
+    said.titles = await page.$$eval("legend", (all) => all.map((e) => e.textContent));
     for (const [i, value] of job.row.entries()) await (typeof value === "string" ? fields[i].selectOption(value) : fields[i].fill(String(value)));
     await page.fill("#steps", "20");
     await page.click("#ask");

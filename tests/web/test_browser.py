@@ -5,6 +5,7 @@ Chromium is driven by playwright-core (drive.mjs), which npm installs as js/pack
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import http.server
 import json
@@ -30,6 +31,7 @@ from onward.train import Preparation
 from onward.train.data import as_source
 from onward.web import build_site, read_runtime, serve, write_site
 from onward.web.runtime import VERSION
+from web.networks import picture_of_one_thing
 from whole import WHOLE
 
 FLIPPED = ["site.json", "program/manifest.json", "ort/ort-wasm-simd-threaded.wasm"]
@@ -134,18 +136,21 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
     write_site(build_site(onward.compile(numbers()), runtime), folder / "numbers")
     onward.save(any_size(), folder / "any_size.train.onnx")
     write_site(build_site(folder / "any_size.train.onnx", runtime), folder / "sizes")
+    one = dataclasses.replace(picture_of_one_thing("Identity"), metadata={"name": "One"})
+    write_site(build_site(one, runtime, classes=["bare", "glasses"]), folder / "one")
     picture = folder / "picture.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (33, 40, 3), np.uint8)).save(picture)
     (folder / "damaged.safetensors").write_bytes((folder / "digits/program/state.safetensors").read_bytes()[:-1] + b"?")
     plain = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "digits"))
     )
-    servers = [serve(folder / "digits", 0), plain, *(serve(folder / n, 0) for n in ("table", "sizes", "numbers"))]
+    others = ("table", "sizes", "numbers", "one")
+    servers = [serve(folder / "digits", 0), plain, *(serve(folder / n, 0) for n in others)]
     for server in servers:
         Thread(target=server.serve_forever, daemon=True).start()
     addresses = [f"http://127.0.0.1:{s.server_address[1]}/" for s in servers]
     job = {
-        **dict(zip(("site", "plain", "table", "sizes", "numbers"), addresses, strict=True)),
+        **dict(zip(("site", "plain", *others), addresses, strict=True)),
         "chromium": packages.CHROMIUM,
         "modules": str(modules),
         "out": str(folder),
@@ -161,6 +166,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
             "pictures",
             *LONG,
             "keyboard",
+            "quick",
             "offline",
             "bad",
             "full",
@@ -168,6 +174,7 @@ def use_sites(modules: Path, table: SimpleNamespace, digits: onward.Program, fol
             "table",
             "sizes",
             "numbers",
+            "one",
         ],
     }
     script = Path(__file__).with_name("drive.mjs")
@@ -277,6 +284,14 @@ def test_everything_can_be_done_with_the_keyboard_and_has_a_name(used):
     assert any("Arrow keys move the pen" in name for name in said["names"])
 
 
+def test_the_next_drawing_may_begin_before_the_worker_has_looked_at_the_last(used):
+    above, below = (np.reshape(s["values"]["images"], (8, 8)) for s in used.quick["samples"])
+
+    assert [s["label"] for s in used.quick["samples"]] == ["1", "2"]
+    assert (above[:4].any(), above[4:].any()) == (True, False)
+    assert (below[:4].any(), below[4:].any()) == (False, True)
+
+
 def test_on_a_phone_the_answer_and_the_classes_are_in_view_below_the_drawing(used):
     phone = used.keyboard["phone"]
 
@@ -345,6 +360,17 @@ def test_a_model_that_takes_any_size_gets_pictures_of_224_pixels_and_trains(used
     assert used.sizes["steps"] == 3
 
 
+def test_a_model_of_one_thing_gets_two_classes_and_learns_them(used):
+    pixels = PictureReader([str(used.picture)], 3, 6, 6, may_resize=True).read(0)
+    logit = onward.Trainer(picture_of_one_thing("Identity")).predict(pixels[None] * np.float32(1 / 255)).item()
+
+    yes = 100 / (1 + np.exp(-logit))
+    np.testing.assert_allclose(used.one["shares"], [100 - yes, yes], atol=0.06)
+    assert used.one["classes"] == ["bare", "glasses"]
+    assert used.one["samples"] == [[1], [0]]
+    assert (used.one["score"], used.one["matrix"]) == ("100.0 %", ["1", "", "", "1"])
+
+
 def test_a_picture_of_the_camera_becomes_a_sample(used):
     one = used.camera["samples"][0]
 
@@ -374,6 +400,7 @@ def test_a_form_is_answered_as_python_answers(used, table, tmp_path):
     (row,) = trainer.predictions(str(tmp_path / "row.csv"), probabilities=True)
 
     assert used.table["fields"] == 3
+    assert used.table["titles"] == ["x", "kind"]  # the column of the table, not the name of the target
     assert used.table["guess"].split()[0] == row["class"]
     shares = [100 * row["probabilities"][name] for name in ("big", "small")]
     np.testing.assert_allclose(used.table["shares"], shares, atol=0.06)

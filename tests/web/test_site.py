@@ -14,7 +14,9 @@ from threading import Thread
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
+from onnx import numpy_helper
 from typer.testing import CliRunner
 
 import onward
@@ -27,6 +29,7 @@ from onward.train import Preparation
 from onward.web import build_site, fetch_runtime, read_runtime, serve, write_site
 from onward.web import runtime as runtime_module
 from onward.web.describe import describe, prepared_program
+from web.networks import picture_of_one_thing
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +186,39 @@ def test_a_program_that_a_page_cannot_feed_is_refused_with_all_reasons(digits):
     assert [d.found for d in caught.value.diagnostics] == ["bfloat16", "bfloat16"]
 
 
+def test_inputs_that_do_not_begin_with_the_batch_are_refused_by_name():
+    """As in silero_vad_v6: a state whose second size is the batch, and the rate of the samples as a single number."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        stateful (float[N, 3] x, float[2, N, 3] state, float rate) => (float[N, 2] y) <int64[1] axes = {0}> {
+            s = ReduceSum <keepdims = 0> (state, axes)
+            t = Mul (s, rate)
+            u = Add (x, t)
+            y = MatMul (u, W)
+        }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 2), np.float32), "W"))
+    program = onward.compile(onward.make_trainable(model, loss="mse", optimizer=onward.SGD(0.1)))
+
+    with pytest.raises(ArgumentError) as caught:
+        describe(program)
+
+    assert [(d.message, d.found) for d in caught.value.diagnostics] == [
+        ("a page cannot give `state`", "[2, 'N', 3]"),
+        ("a page cannot give `rate`", "a single number"),
+    ]
+
+
+@pytest.mark.parametrize(("ending", "said"), [("Identity", "YesNoLogit"), ("Sigmoid", "YesNo")])
+def test_a_picture_of_which_one_thing_is_said_has_two_classes(ending, said):
+    program = picture_of_one_thing(ending)
+    about = describe(prepared_program(program, None, ["bare", "glasses"])[0])
+
+    assert (about["kind"], about["classes"]) == ("image", ["bare", "glasses"])
+    assert about["task"] == {"kind": "classes", "output": "y", "ending": said}
+    assert [(f["classes"], f["one_hot"]) for f in about["fields"]] == [(True, False)]
+    assert described(program)["classes"] == ["no", "yes"]
+    assert described(program, classes=["glasses"])["classes"] == ["not glasses", "glasses"]
+
+
 def test_a_model_without_training_is_refused(stand_in):
     with pytest.raises(ArgumentError, match="no training entry"):
         build_site(onward.compile(samples.digits_network()), stand_in)
@@ -324,7 +360,10 @@ def test_the_server_allows_threads_and_lists_no_files(site, tmp_path):
     assert headers["Cross-Origin-Embedder-Policy"] == "require-corp"
 
 
-@pytest.mark.parametrize("name", ["main_graph", "torch-jit-export", "Model from PaddlePaddle.", "spox_graph", "lgbm"])
+EXPORTERS = ["main_graph", "torch-jit-export", "Model from PaddlePaddle.", "PaddlePaddle Graph in PIR mode"]
+
+
+@pytest.mark.parametrize("name", [*EXPORTERS, "spox_graph", "lgbm"])
 def test_where_an_exporter_named_the_graph_the_heading_is_the_name_of_the_file(name, tmp_path, stand_in):
     network = samples.perceptron()
     network.graph.name = name

@@ -68,22 +68,25 @@ def describe(program: Program, title: str = "") -> dict[str, Any]:
     _check(program)
     preparation = stored_preparation(program) or Preparation()
     task = _task(program)
-    classes = _classes(program, task, preparation)
-    choices = classes if task.kind == "classes" else []  # of labels, several may be right
-    target = _target(program)
-    image = _picture(program) if len(program.targets) == 1 and _names_a_class(target, choices) else None
+    classes, target, ending = _classes(program, task, preparation), _target(program), _ending(program, task)
+    if yes_or_no := _yes_or_no(program, task, classes):
+        task, ending = dataclasses.replace(task, kind="classes"), "YesNo" if ending == "Sigmoid" else "YesNoLogit"
+        given = list(preparation.classes)
+        classes = given if len(given) == 2 else [f"not {given[0]}", *given] if len(given) == 1 else ["no", "yes"]
+    named = task.kind == "classes" and (yes_or_no or _names_a_class(target, classes))  # of labels, several may be right
+    image = _picture(program) if len(program.targets) == 1 and named else None
     return {
         "format": "onward-site",
         "version": 1,
         "title": title or str(program.metadata.get("name") or "") or "A model",
         "kind": "image" if image is not None else "form",
         **({"image": image} if image is not None else {}),
-        "task": {"kind": task.kind, "output": _output(program, task), "ending": _ending(program, task)},
+        "task": {"kind": task.kind, "output": _output(program, task), "ending": ending},
         "classes": classes,
         "target": {"name": target.name},
         "fields": [
             *(_field(s, "input", preparation, []) for s in program.inputs if image is None),
-            *(_field(s, "target", preparation, choices if s is target else []) for s in program.targets),
+            *(_field(s, "target", preparation, classes if s is target and named else []) for s in program.targets),
         ],
         "preparation": {name: _plain(getattr(preparation, name)) for name in ("scale", "mean", "std")},
         "rates": [{"name": n, "default": float(program.settings[n])} for n in program.learning_rates],
@@ -113,6 +116,12 @@ def _check(program: Program) -> None:
                     needed="at most one free size beside that of the batch",
                 )
             )
+    any_batch = any(spec.shape and not isinstance(spec.shape[0], int) for spec in program.inputs)
+    for spec in program.inputs:
+        if not spec.shape or (any_batch and isinstance(spec.shape[0], int)):
+            found = str(list(spec.shape)) if spec.shape else "a single number"
+            needed = "an input whose first size is that of the batch: a person gives one sample after the other"
+            problems.append(Diagnostic(A101, f"a page cannot give `{spec.name}`", found=found, needed=needed))
     if problems:
         raise ArgumentError(problems)
 
@@ -147,6 +156,12 @@ def _classes(program: Program, task: Task, preparation: Preparation) -> list[str
     return list(preparation.classes) if len(preparation.classes) == count else [str(i) for i in range(count)]
 
 
+def _yes_or_no(program: Program, task: Task, labels: Sequence[str]) -> bool:
+    """Return whether the model says of a picture how likely one thing is: two classes for who shows it some."""
+    single = len(program.targets) == 1 and tuple(program.targets[0].shape[1:]) in ((), (1,))
+    return task.kind == "labels" and len(labels) == 1 and single and _picture(program) is not None
+
+
 def _target(program: Program) -> TensorSpec:
     """Return the target that the loss of the first entry compares with the output; the first where that is unknown."""
     read = [] if program.first is None else [r.target for r in program.first.readings]
@@ -155,7 +170,11 @@ def _target(program: Program) -> TensorSpec:
 
 def _names_a_class(target: TensorSpec, classes: Sequence[str]) -> bool:
     """Return whether a target is the number of a class, or a row with 1 for the class and 0 for the others."""
-    return bool(classes) and (_is_index(target) or (len(classes) > 1 and tuple(target.shape[1:]) == (len(classes),)))
+    return bool(classes) and (_is_index(target) or _is_row(target, classes))
+
+
+def _is_row(target: TensorSpec, classes: Sequence[str]) -> bool:
+    return len(classes) > 1 and tuple(target.shape[1:]) == (len(classes),)
 
 
 def _is_index(target: TensorSpec) -> bool:
@@ -181,8 +200,8 @@ def _field(spec: TensorSpec, role: str, preparation: Preparation, classes: Seque
     count = math.prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
     found: dict[str, Any] = {"name": spec.name, "role": role, "dtype": spec.dtype, "count": count}
     columns = list(preparation.table.get(spec.name, ()))
-    if _names_a_class(spec, classes):
-        return {**found, "classes": True, "one_hot": not _is_index(spec), "column": (columns or [spec.name])[0]}
+    if classes:
+        return {**found, "classes": True, "one_hot": _is_row(spec, classes), "column": (columns or [spec.name])[0]}
     features: Sequence[Feature] = preparation.features.get(spec.name, ())
     if not features and count is not None and count <= _MOST_COLUMNS:
         names = columns if len(columns) == count else [spec.name] if count == 1 else _numbered(spec.name, count)

@@ -41,7 +41,7 @@ _STATIC = Path(__file__).parent / "static"
 _FILLED = ("index.html", "sw.js")  # they hold the checksum of site.json, so site.json cannot hold theirs
 _NAMES_OF_EXPORTERS = {
     *("", "torch_jit_export", "torch_jit", "main_graph", "maingraph", "graph", "model", "tf2onnx", "sub_graph"),
-    *("model from paddlepaddle.", "spox_graph", "lgbm"),
+    *("model from paddlepaddle.", "paddlepaddle graph in pir mode", "spox_graph", "lgbm"),
 }
 
 

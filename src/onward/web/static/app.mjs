@@ -183,18 +183,17 @@ async function look() {
     do {
       again = false;
       if (!pad) { if (answered) showAnswer(await ask("predict", { values: form.values() })); continue; }
-      const seen = await shownNow(true);
+      const seen = await seenIn((await pad.pictures()).slice(0, 1));
       if (pad?.from === "files" && seen.length) { pictureOf(seen[0].picture, page.preview).hidden = false; say(`${counted({ picture: pad.files.length })}: choose the class.`); }
       showAnswer(seen.length ? await ask("predict", { values: seen[0].values }) : null);
     } while (again);
   } catch (error) { problem(error.message); } finally { looking = false; }
 }
 
-/** Return what is shown now, as samples without a target; with `one`, only the first. */
-async function shownNow(one = false) {
-  if (!pad) return [];
+/** Return what `pictures` show, as samples without a target. */
+async function seenIn(pictures) {
   const found = [];
-  for (const each of (await pad.pictures()).slice(0, one ? 1 : undefined)) {
+  for (const each of pictures) {
     const picture = await ask("look", each, each.bitmap ? [each.bitmap] : []);
     found.push({ picture, values: { [site.image.input]: picture } });
   }
@@ -209,10 +208,12 @@ async function watch() {
 // --- teaching
 
 async function label(number) {
-  const name = site.classes[number], target = site.fields.find((f) => f.classes), shown = await shownNow();
-  if (!shown.length) return say(pad.from === "draw" ? "Draw something first, then say what it is." : "There is no picture yet.");
+  const name = site.classes[number], target = site.fields.find((f) => f.classes), { from } = pad, taken = pad.pictures();
+  if (from === "draw") pad.clear(); // at once: the next drawing may begin while the worker is busy with a step
+  const shown = await seenIn(await taken);
+  if (!shown.length) return say(from === "draw" ? "Draw something first, then say what it is." : "There is no picture yet.");
   const values = target.one_hot ? site.classes.map((_, i) => Number(i === number)) : [number];
-  if (pad.from !== "camera") pad.clear(); // before anything that takes time: the next drawing may begin
+  if (from === "files") pad.clear();
   await addSamples(shown.map((s) => ({ ...s, label: name, values: { ...s.values, [target.name]: values } })));
 }
 

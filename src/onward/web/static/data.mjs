@@ -171,6 +171,10 @@ export function readCsv(text) {
 export function probabilities(scores, ending) {
   const numbers = Array.from(scores, Number);
   if (["Softmax", "SigmoidPair"].includes(ending)) return numbers;
+  if (ending.startsWith("YesNo")) { // one number: how likely the second class is
+    const yes = ending === "YesNo" ? numbers[0] : 1 / (1 + Math.exp(-numbers[0]));
+    return [1 - yes, yes];
+  }
   if (ending === "LogSoftmax") return numbers.map(Math.exp);
   const top = Math.max(...numbers), raised = numbers.map((s) => Math.exp(s - top)), sum = raised.reduce((a, b) => a + b, 0);
   return raised.map((r) => r / sum);

@@ -31,9 +31,9 @@ export class Form {
   }
 
   #group(field) {
-    const { name } = field, group = element("fieldset", {}, element("legend", { textContent: name }));
+    const { name } = field, title = field.column ?? name, group = element("fieldset", {}, element("legend", { textContent: title }));
     if (field.classes) {
-      const select = element("select", { ariaLabel: name });
+      const select = element("select", { ariaLabel: title });
       this.site.classes.forEach((text, i) => select.append(element("option", { value: i, textContent: text })));
       group.append(select);
       this.read[name] = () => this.classValues(Number(select.value), field);

@@ -74,11 +74,14 @@ export class Pad {
     const g = this.context;
     g.lineWidth = LONG / 12;
     g.lineCap = g.lineJoin = "round";
-    g.strokeStyle = this.page.dark.checked ? "#000" : "#fff";
+    g.strokeStyle = g.fillStyle = this.page.dark.checked ? "#000" : "#fff";
     g.beginPath();
     g.moveTo(...from);
     g.lineTo(...to);
     g.stroke();
+    g.beginPath(); // of a line without a length nothing is drawn, but a tap is a dot
+    g.arc(...to, g.lineWidth / 2, 0, 7);
+    g.fill();
     this.blank = false;
     this.page.hint.hidden = true;
     this.changed("draw");

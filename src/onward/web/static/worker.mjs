@@ -5,7 +5,7 @@ import { Store } from "./store.mjs";
 
 const KEEP_STEPS = 25, KEEP_MS = 4000, SHOW_MS = 80, SCORE_MS = 1500, MOST_TESTED = 400, MOST_DRAWN = 1000, MOST_LOSSES = 20000;
 const here = new URL(".", import.meta.url);
-let site, trainer, store, samples = [], examples = { train: [], test: [] }, losses = [], original, before = null, left = 0, running = null;
+let site, trainer, store, samples = [], examples = { train: [], test: [] }, losses = [], original, before = null, left = 0, running = null, added = Promise.resolve();
 
 const tell = (event, value) => postMessage({ event, value });
 const { port1, port2 } = new MessageChannel(), breathing = [];
@@ -182,7 +182,7 @@ async function score() {
   if (site.task.kind === "classes") {
     const count = site.classes.length, matrix = Array.from({ length: count }, () => new Array(count).fill(0));
     let right = 0;
-    tested.forEach((s, i) => { const is = classOf(s), said = best(found[i]); if (matrix[is]) matrix[is][said]++; right += is === said; });
+    tested.forEach((s, i) => { const is = classOf(s), said = best(meaning(found[i])); if (matrix[is]) matrix[is][said]++; right += is === said; });
     return { matrix, right, count: tested.length, held };
   }
   const pairs = tested.flatMap((s, i) => {
@@ -220,7 +220,11 @@ const calls = {
     return pictureBytes(context.getImageData(0, 0, width, height), site.image);
   },
   async predict({ values }) { return meaning((await outputsOf([{ values }]))[0]); },
-  add: ({ list }) => add(list),
+  add({ list }) { // one after the other: each takes the next numbers
+    const made = added.then(() => add(list));
+    added = made.catch(() => {});
+    return made;
+  },
   async remove({ id }) {
     await store?.removeSample(id);
     samples = samples.filter((s) => s.id !== id);
