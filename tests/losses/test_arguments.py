@@ -51,6 +51,15 @@ def test_an_output_without_the_class_axis_is_refused(shape: tuple[int, ...], axi
         losses.CrossEntropy(axis=axis).labels([value(*shape)])
 
 
+def test_a_cross_entropy_of_one_class_is_refused() -> None:
+    """It is 0 for every output, so nothing would be trained, in silence."""
+    with pytest.raises(ArgumentError, match="`y` has one class") as caught:
+        losses.CrossEntropy().labels([value("N", 1)])
+
+    assert "`bce_with_logits`" in str(caught.value)
+    assert losses.CrossEntropy().labels([value("N", 2)])[0].shape == ("N",)
+
+
 def test_terms_that_read_different_labels_cannot_be_added() -> None:
     with pytest.raises(ArgumentError) as caught:
         (losses.CrossEntropy() + losses.MSE()).labels([value("N", 3)])

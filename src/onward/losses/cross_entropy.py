@@ -53,6 +53,17 @@ class CrossEntropy(ReducedLoss):
         axis = class_axis(outputs[0], self.axis, self)
         if self.targets == "probability":
             return [LabelSpec(element_type(outputs[0], self), tuple(shape))]
+        if shape[axis] == 1:
+            raise ArgumentError(
+                Diagnostic(
+                    A101,
+                    f"output `{outputs[0].name}` has one class, so its cross entropy is 0 whatever it says",
+                    place="loss `CrossEntropy`",
+                    found=f"shape {shape}",
+                    needed="two classes or more",
+                    hint="for one score that says yes or no, use the loss `bce_with_logits`, or `bce` behind a Sigmoid",
+                )
+            )
         del shape[axis]
         return [LabelSpec(ir.DataType.INT64, tuple(shape))]
 
