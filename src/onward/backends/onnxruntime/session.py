@@ -83,6 +83,7 @@ class OnnxRuntimeSession(Session):
         if fused and not fused_update.available():
             raise require_extra("numba", "fast", "the fused update")
         steps = [entry.step.model.graph for entry in program.entries.values()]
+        self._parts = library.parts_for(steps)
         self.native = library.pays(steps, asked=native, on_cpu=self.providers == ["CPUExecutionProvider"])
         size = sum(program.state[p].size for p in program.parameters)
         pays = fused is None and size >= FUSE_FROM and fused_update.available()
@@ -135,7 +136,7 @@ class OnnxRuntimeSession(Session):
             "onnxruntime": onnxruntime.__version__,
             "threads": self.threads,
             "providers": self.providers,
-            "kernels": library.version() if self.native else "plain",
+            "kernels": library.version(self._parts) if self.native else "plain",
         }
 
     def measure(self, feeds: Mapping[str, np.ndarray], *, entry: str, steps: int) -> Measurement:
@@ -347,7 +348,7 @@ class OnnxRuntimeSession(Session):
         # A pattern is one block for all values, made at the second run and beside the memory of the first: a
         # quarter more for ResNet-18, and no time was gained by it.
         options.enable_mem_pattern = False
-        if self.native and (path := library.load()) is not None:
+        if self.native and (path := library.load(self._parts)) is not None:
             options.register_custom_ops_library(path)
         # With reuse, ONNX Runtime plans which value takes whose memory before it runs, and keeps what it could free.
         # Without, at the same time for a step, ResNet-18 takes 15 MiB less, and a transformer stored in 16 bits 71.
