@@ -28,6 +28,7 @@ from onward.graph.walk import all_nodes
 from onward.model.serde import to_proto
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Unit, collector_paused, run_passes
+from onward.passes.recompute.lowering import PREFIX as AGAIN
 from onward.runtime import cores
 
 B200 = "B200"
@@ -42,6 +43,10 @@ _RUNTIME_ERRORS = (
     RuntimeError,
 )
 
+
+# Fusions of the forward pass that need its inner values to have no other reader, as those that are computed again.
+_ROUND_ANEW = ["SkipLayerNormFusion", "BiasGeluFusion", "FastGeluFusion", "GeluFusion", "GeluFusionL1", "GeluFusionL2"]
+_ROUND_ANEW += ["QuickGeluFusion"]
 
 _INSTALLED = {"onnxruntime": onnxruntime.__version__}
 versions.check(_INSTALLED)
@@ -443,10 +448,14 @@ def _load(model: ir.Model, options: Any, providers: Sequence[str]) -> onnxruntim
     """Return a session; without the fusions that ONNX Runtime makes and has no kernel for, if it made some.
 
     Up to 1.24 at least it fuses a Transpose into a float64 MatMul and then finds no kernel for the result. It also
-    fuses a constant factor into a MatMul, as an attribute of 32 bits: too few for float64.
+    fuses a constant factor into a MatMul, as an attribute of 32 bits: too few for float64. Where a part of the forward
+    pass is computed again, no fusion that rounds in another way may take one of the two: the gradient would not be that
+    of the loss at a Relu's input of 1e-8, say, which is below zero for one of them.
     """
     data = _bytes(model)
     disabled = ["MatMulScaleFusion"] if _computes_in_double(model.graph) else []
+    if any((node.name or "").startswith(AGAIN) for node in model.graph):
+        disabled += _ROUND_ANEW
     try:
         return onnxruntime.InferenceSession(data, options, providers=providers, disabled_optimizers=disabled)
     except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
