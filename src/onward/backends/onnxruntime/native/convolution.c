@@ -1,8 +1,8 @@
 /* Convolutions and transposed convolutions as products of matrices, without columns (im2col) in memory.
 
    Result pixels are taken WIDE at a time, of several images if these are small: for these pixels, the elements of the
-   images that each tap meets are copied next to each other ("panel"), and a tile of ROWS channels x WIDE pixels is summed
-   up in registers. A transposed convolution with strides is several convolutions with fewer taps each: one for each
+   images that each tap meets are copied next to each other ("panel"), and a tile of up to ROWS channels x WIDE pixels is
+   summed up in registers. A transposed convolution with strides is several convolutions with fewer taps each: one for each
    remainder of the pixel's place, divided by the strides. */
 #include "convolution.h"
 
@@ -16,9 +16,9 @@ enum {
 typedef struct {
     const float *from, *bias;
     float *to;
-    const float *kernels; /* [strips, taps, ROWS] */
+    const float *kernels; /* [strips, taps, rows] */
     const int64_t *offsets;
-    int64_t taps, channels, strips;
+    int64_t taps, channels, strips, rows; /* `rows`: channels of a strip */
     int64_t images, high, wide;             /* of the result */
     int64_t from_image, down, across;       /* from one image, row, pixel to the next, in `from` */
     int64_t to_image, to_channel, to_down, to_across; /* the same in `to` */
@@ -72,23 +72,32 @@ static void fill_panel(const product *p, const run *runs, int64_t count, int64_t
         }
 }
 
-/* sums[ROWS, WIDE] += kernels[taps, ROWS]^T panel[taps, WIDE] */
-static void multiply(const float *kernels, const float *panel, int64_t taps, float *sums) {
+/* sums[rows, WIDE] += kernels[taps, rows]^T panel[taps, WIDE] */
+static inline __attribute__((always_inline)) void multiply_of(const int rows, const float *kernels, const float *panel,
+                                                              int64_t taps, float *sums) {
     vec s[ROWS][2];
-    for (int i = 0; i < ROWS; i++) s[i][0] = load(sums + i * WIDE), s[i][1] = load(sums + i * WIDE + LANES);
-    for (int64_t t = 0; t < taps; t++) {
+    for (int i = 0; i < rows; i++) s[i][0] = load(sums + i * WIDE), s[i][1] = load(sums + i * WIDE + LANES);
+    for (int64_t t = 0; t < taps; t++, kernels += rows) {
         vec a = load(panel + t * WIDE), b = load(panel + t * WIDE + LANES);
-        for (int i = 0; i < ROWS; i++) {
-            s[i][0] += kernels[t * ROWS + i] * a;
-            s[i][1] += kernels[t * ROWS + i] * b;
-        }
+        for (int i = 0; i < rows; i++) s[i][0] += kernels[i] * a, s[i][1] += kernels[i] * b;
     }
-    for (int i = 0; i < ROWS; i++) store(sums + i * WIDE, s[i][0]), store(sums + i * WIDE + LANES, s[i][1]);
+    for (int i = 0; i < rows; i++) store(sums + i * WIDE, s[i][0]), store(sums + i * WIDE + LANES, s[i][1]);
+}
+
+static void multiply(int64_t rows, const float *kernels, const float *panel, int64_t taps, float *sums) {
+#define CASE(n) case n: multiply_of(n, kernels, panel, taps, sums); break;
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if ROWS > 6
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13)
+#endif
+    }
+#undef CASE
 }
 
 static void multiply_panels(void *argument, size_t index) {
     const product *p = argument;
-    int64_t pixels = p->images * p->high * p->wide, panels = parts(pixels, WIDE), rows = p->strips * ROWS;
+    int64_t pixels = p->images * p->high * p->wide, panels = parts(pixels, WIDE), rows = p->strips * p->rows;
     float *panel = borrow((DEEP + rows) * WIDE * sizeof(float)), *sums = panel + DEEP * WIDE;
     run runs[WIDE];
     if (!panel) {
@@ -105,7 +114,7 @@ static void multiply_panels(void *argument, size_t index) {
             int64_t taps = least(DEEP, p->taps - tap);
             fill_panel(p, runs, count, tap, taps, panel);
             for (int64_t m = 0; m < p->strips; m++)
-                multiply(p->kernels + (m * p->taps + tap) * ROWS, panel, taps, sums + m * ROWS * WIDE);
+                multiply(p->rows, p->kernels + (m * p->taps + tap) * p->rows, panel, taps, sums + m * p->rows * WIDE);
         }
         for (int64_t m = 0; m < p->channels; m++)
             for (int64_t r = 0; r < count; r++) {
@@ -164,17 +173,24 @@ static int run_products(workers *team, const conv *c, padding *around, int64_t r
 typedef struct {
     const float *K;
     float *kernels;
-    int64_t taps, channels, strips;
+    int64_t taps, channels, strips, rows;
 } packing;
 
-/* Writes the kernels of one strip of ROWS channels of a group: [taps, ROWS]. */
+/* Writes the kernels of one strip of channels of a group: [taps, rows]. */
+static inline __attribute__((always_inline)) void pack_strip(const packing *p, size_t index, const int64_t rows) {
+    int64_t first = index % p->strips * rows, there = least(rows, p->channels - first);
+    const float *from = p->K + (index / p->strips * p->channels + first) * p->taps;
+    float *to = p->kernels + index * p->taps * rows;
+    for (int64_t t = 0; t < p->taps; t++)
+        for (int64_t r = 0; r < rows; r++) *to++ = r < there ? from[r * p->taps + t] : 0;
+}
+
 static void pack_kernels(void *argument, size_t index) {
     const packing *p = argument;
-    int64_t first = index % p->strips * ROWS, rows = least(ROWS, p->channels - first);
-    const float *from = p->K + (index / p->strips * p->channels + first) * p->taps;
-    float *to = p->kernels + index * p->taps * ROWS;
-    for (int64_t t = 0; t < p->taps; t++)
-        for (int64_t r = 0; r < ROWS; r++) *to++ = r < rows ? from[r * p->taps + t] : 0;
+    if (p->rows == ROWS)
+        pack_strip(p, index, ROWS); /* nearly always: a length that the compiler knows */
+    else
+        pack_strip(p, index, p->rows);
 }
 
 int convolve(workers *team, const conv *c, const float *X, const float *K, const float *bias, int relu, float *Y) {
@@ -182,9 +198,9 @@ int convolve(workers *team, const conv *c, const float *X, const float *K, const
                       c->top, c->left, 0, 0};
     int64_t pads = c->top || c->left || c->bottom || c->right, plane = around.height * around.width;
     int64_t inner = c->C / c->groups, outer = c->M / c->groups, size = c->kh * c->kw, taps = inner * size;
-    int64_t strips = parts(outer, ROWS), round = pads ? in_a_round(c, c->C * plane) : c->N;
+    int64_t strips = parts(outer, ROWS), rows = parts(outer, strips), round = pads ? in_a_round(c, c->C * plane) : c->N;
     if (pads) around.to = borrow(round * c->C * plane * sizeof(float));
-    float *kernels = borrow(c->groups * strips * taps * ROWS * sizeof(float));
+    float *kernels = borrow(c->groups * strips * taps * rows * sizeof(float));
     int64_t *offsets = borrow(taps * sizeof(int64_t));
     product *list = borrow(c->groups * sizeof(product));
     int failed = (pads && !around.to) || !kernels || !offsets || !list;
@@ -194,12 +210,12 @@ int convolve(workers *team, const conv *c, const float *X, const float *K, const
         for (int64_t g = 0; g < c->groups; g++) {
             list[g] = (product){
                 .from = (pads ? around.to : X) + g * inner * plane, .bias = bias ? bias + g * outer : NULL,
-                .to = Y + g * outer * c->OH * c->OW, .kernels = kernels + g * strips * taps * ROWS, .offsets = offsets,
-                .taps = taps, .channels = outer, .strips = strips, .high = c->OH, .wide = c->OW,
+                .to = Y + g * outer * c->OH * c->OW, .kernels = kernels + g * strips * taps * rows, .offsets = offsets,
+                .taps = taps, .channels = outer, .strips = strips, .rows = rows, .high = c->OH, .wide = c->OW,
                 .from_image = c->C * plane, .down = c->sh * around.width, .across = c->sw,
                 .to_image = c->M * c->OH * c->OW, .to_channel = c->OH * c->OW, .to_down = c->OW, .to_across = 1, .relu = relu};
         }
-        packing p = {K, kernels, taps, outer, strips};
+        packing p = {K, kernels, taps, outer, strips, rows};
         share(team, pack_kernels, c->groups * strips, &p);
         failed = run_products(team, c, &around, round, list, c->groups);
     }
@@ -217,28 +233,35 @@ typedef struct {
     product *list;
 } turning;
 
-/* Writes the kernels of one strip of ROWS channels of X: [taps, ROWS], for each phase. */
-static void turn_kernels(void *argument, size_t index) {
-    const turning *t = argument;
+/* Writes the kernels of one strip of channels of X: [taps, rows], for each phase. */
+static inline __attribute__((always_inline)) void turn_strip(const turning *t, size_t index, const int64_t rows) {
     const conv *c = t->c;
     int64_t inner = c->C / c->groups, outer = c->M / c->groups, strips = parts(inner, ROWS), phases = c->sh * c->sw;
-    int64_t g = index / strips, first = index % strips * ROWS, rows = least(ROWS, inner - first);
+    int64_t g = index / strips, first = index % strips * rows, there = least(rows, inner - first);
     for (int64_t phase = 0; phase < phases; phase++) {
         const product *p = t->list + g * phases + phase;
-        float *to = (float *)p->kernels + index % strips * p->taps * ROWS;
+        float *to = (float *)p->kernels + index % strips * p->taps * rows;
         for (int64_t m = 0; m < outer; m++)
             for (int64_t a = 0; a < c->kh; a++)
                 for (int64_t b = 0; b < c->kw; b++) {
                     if ((phase / c->sw - a * c->dh) % c->sh || (phase % c->sw - b * c->dw) % c->sw) continue;
                     const float *from = t->K + (((g * outer + m) * inner + first) * c->kh + a) * c->kw + b;
-                    for (int64_t r = 0; r < ROWS; r++) *to++ = r < rows ? from[r * c->kh * c->kw] : 0;
+                    for (int64_t r = 0; r < rows; r++) *to++ = r < there ? from[r * c->kh * c->kw] : 0;
                 }
     }
 }
 
+static void turn_kernels(void *argument, size_t index) {
+    const turning *t = argument;
+    if (t->list->rows == ROWS)
+        turn_strip(t, index, ROWS);
+    else
+        turn_strip(t, index, t->list->rows);
+}
+
 /* dX[n, c, i, j] = sum of dY[n, m, y, x] K[m, c, a, b] where i + top = y * sh + a * dh, and the same for j. */
 int convolve_back(workers *team, const conv *c, const float *dY, const float *K, float *dX) {
-    int64_t inner = c->C / c->groups, outer = c->M / c->groups, strips = parts(inner, ROWS);
+    int64_t inner = c->C / c->groups, outer = c->M / c->groups, strips = parts(inner, ROWS), rows = parts(inner, strips);
     int64_t phases = c->sh * c->sw, most = outer * c->kh * c->kw;
     int64_t above = (c->kh - 1) * c->dh / c->sh + 1, before = (c->kw - 1) * c->dw / c->sw + 1; /* zeros around dY */
     int64_t high = (c->H + c->top) / c->sh + 2, wide = (c->W + c->left) / c->sw + 2;
@@ -246,7 +269,7 @@ int convolve_back(workers *team, const conv *c, const float *dY, const float *K,
                       before + (wide > c->OW ? wide : c->OW), above, before, 0, 0};
     int64_t plane = around.height * around.width, round = in_a_round(c, c->M * plane);
     around.to = borrow(round * c->M * plane * sizeof(float));
-    float *kernels = borrow(c->groups * strips * most * ROWS * sizeof(float)); /* each tap is in one phase */
+    float *kernels = borrow(c->groups * strips * most * rows * sizeof(float)); /* each tap is in one phase */
     int64_t *offsets = borrow(most * sizeof(int64_t));
     product *list = borrow(c->groups * phases * sizeof(product));
     int failed = !around.to || !kernels || !offsets || !list;
@@ -265,12 +288,12 @@ int convolve_back(workers *team, const conv *c, const float *dY, const float *K,
             list[k] = (product){
                 .from = around.to + g * outer * plane,
                 .to = dX + g * inner * c->H * c->W, .kernels = own, .offsets = next, .taps = taps,
-                .channels = inner, .strips = strips, .high = places(c->H, i0, c->sh), .wide = places(c->W, j0, c->sw),
+                .channels = inner, .strips = strips, .rows = rows, .high = places(c->H, i0, c->sh), .wide = places(c->W, j0, c->sw),
                 .from_image = c->M * plane, .down = around.width, .across = 1,
                 .to_image = c->C * c->H * c->W, .to_channel = c->H * c->W, .to_down = c->sh * c->W, .to_across = c->sw,
                 .to_start = i0 * c->W + j0,
                 .start = ((i0 + c->top) / c->sh + above) * around.width + (j0 + c->left) / c->sw + before};
-            own += strips * taps * ROWS;
+            own += strips * taps * rows;
         }
         turning t = {c, K, kernels, list};
         share(team, turn_kernels, c->groups * strips, &t);

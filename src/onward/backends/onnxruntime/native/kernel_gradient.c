@@ -7,7 +7,8 @@
 
 enum {
     PIXELS = 512,       /* of a tile's inner loop: their columns of dY stay in the cache */
-    AT_ONCE = 1 << 20,  /* elements of dY, and of padded images, that are prepared at once */
+    AT_ONCE = 1 << 19,  /* elements of dY, and of padded images, that are prepared at once: they stay in the cache */
+    MOST = 1 << 20,     /* the same where these would be less than PIXELS pixels, so that sums stay in registers */
     TASKS = 8,          /* at least, where the tiles are enough: so that the threads end at about the same time */
 };
 
@@ -93,15 +94,24 @@ static void prepare(void *argument, size_t index) {
     turn(from, image, least(j->lanes, j->channels - channel), pixels, to, j->lanes);
 }
 
-/* Adds to the sums of a tile: X[offset + pixel] * dY[pixel], over n pixels. */
+/* Adds to the sums of a tile: X[offset + pixel] * dY[pixel], over n pixels. Two at a time, because there are more offsets
+   than registers for them. */
 #define ADD_ROW(name, rows, vecs)                                                                       \
     static inline void name(vec sums[rows][vecs], const float *X, const int64_t *offsets, int64_t step, \
                             const float *dY, int64_t n) {                                               \
-        for (int64_t p = 0; p < n; p++, dY += (vecs) * LANES) {                                         \
-            vec y[vecs];                                                                                \
-            for (int k = 0; k < (vecs); k++) y[k] = load(dY + k * LANES);                               \
-            for (int i = 0; i < (rows); i++)                                                            \
-                for (int k = 0; k < (vecs); k++) sums[i][k] += X[offsets[i] + p * step] * y[k];         \
+        for (int64_t p = 0; p < n; p += 2, dY += 2 * (vecs) * LANES, X += 2 * step) {                   \
+            vec y[2][vecs];                                                                             \
+            int more = p + 1 < n;                                                                       \
+            for (int k = 0; k < (vecs); k++) y[0][k] = load(dY + k * LANES);                            \
+            for (int i = 0; !more && i < (rows); i++)                                                   \
+                for (int k = 0; k < (vecs); k++) sums[i][k] += X[offsets[i]] * y[0][k];                 \
+            if (!more) break;                                                                           \
+            for (int k = 0; k < (vecs); k++) y[1][k] = load(dY + (k + (vecs)) * LANES);                 \
+            for (int i = 0; i < (rows); i++) {                                                          \
+                const float *x = X + offsets[i];                                                        \
+                for (int k = 0; k < (vecs); k++) sums[i][k] += x[0] * y[0][k];                          \
+                for (int k = 0; k < (vecs); k++) sums[i][k] += x[step] * y[1][k];                       \
+            }                                                                                           \
         }                                                                                               \
     }
 
@@ -181,7 +191,9 @@ int kernel_gradient(workers *team, const conv *c, const float *X, const float *d
     j.blocks = parts(j.channels, j.lanes), j.wide = j.blocks * j.lanes;
     j.chunks = least(parts(TASKS, j.blocks * c->groups), parts(j.taps, j.rows));
     int64_t row = c->groups * j.wide * c->OW, most = row * c->OH > c->C * j.plane ? row * c->OH : c->C * j.plane;
-    int64_t images = most < AT_ONCE ? least(AT_ONCE / most, c->N) : 1;
+    int64_t enough = least(parts(PIXELS, c->OH * c->OW), MOST / most), images = AT_ONCE / most;
+    images = least(images < enough ? enough : images, c->N);
+    if (images < 1) images = 1;
     int64_t high = images > 1 || row * c->OH <= AT_ONCE ? c->OH : row < AT_ONCE ? AT_ONCE / row : 1;
     int64_t *offsets = borrow(j.taps * sizeof(int64_t));
     j.result = borrow(c->groups * j.taps * j.wide * sizeof(float));

@@ -25,7 +25,7 @@ _OFF = 1e-5  # of the largest element
 _SIZES = "9,8,3,2,2,1,1,2,1,0,2,1"  # H, W, kernel, strides, dilations, pads
 _WINDOW = "strides = [2,1], dilations = [1,2], pads = [1,0,2,1]"
 _IMAGES = f"""{_HEADER}
-trial (float[3,20,9,8] X, float[40,20,3,2] K, float[40] b, float[20,1,3,2] deep, float[3,40,5,7] dY,
+trial (float[3,20,9,8] X, float[39,20,3,2] K, float[39] b, float[20,1,3,2] deep, float[3,39,5,7] dY,
        float[3,20,5,7] deep_dY, float[20] scale, float[20] shift, float[3,20,9,8] dN)
 => (float[] Y, float[] Y_, float[] dX, float[] dX_, float[] D, float[] D_, float[] dD, float[] dD_, float[] dK,
     float[] deep_dK, float[] dP, float[] N, float[] mean, float[] variance, float[] dM, float[] dscale,
@@ -53,7 +53,7 @@ def _images(given: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     padded = np.pad(given["X"], ((0, 0), (0, 0), (1, 2), (0, 1)))
     taps = [padded[:, :, y : y + 9 : 2, x : x + 7][:, :, :5] for y in range(3) for x in (0, 2)]
     columns = np.stack(taps, 2).reshape(3, 20, 6, 5, 7)
-    yield "dK", np.einsum("nmyx,nctyx->mct", given["dY"], columns).reshape(40, 20, 3, 2)
+    yield "dK", np.einsum("nmyx,nctyx->mct", given["dY"], columns).reshape(39, 20, 3, 2)
     yield "deep_dK", np.einsum("ncyx,nctyx->ct", given["deep_dY"], columns).reshape(20, 1, 3, 2)
     yield "dP", _pool_gradient(padded, given["deep_dY"])[:, :, 1:10, :8]
     axes, column = (0, 2, 3), (slice(None), None, None)
