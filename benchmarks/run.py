@@ -13,6 +13,7 @@ A process that waits for its turn is stopped (SIGSTOP), so that its threads do n
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import json
 import os
@@ -280,6 +281,8 @@ def main() -> None:
     workloads = chosen_workloads(arguments.workload, arguments.quick)
     peers = chosen_peers(arguments.peer, arguments.quick)
     rounds = arguments.rounds or (2 if arguments.quick else ROUNDS)
+    # As pip does with what it installs: an editable installation may compile its sources anew in every process.
+    compileall.compile_dir(HERE.parent / "src", quiet=2)
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
     console = Console()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -282,6 +283,34 @@ def test_a_compiler_that_fails_is_said_once(forgotten: None, monkeypatch: pytest
     assert session.describe()["kernels"] == "plain"
 
 
+def test_that_kernels_do_not_work_is_found_out_once_a_day(forgotten: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+    compiled, now = [], time.time()
+    compile_ = library._compile
+    monkeypatch.setattr(library, "_compile", lambda *given: compiled.append(given) or compile_(*given))
+
+    texts = {0: "could not compile them: $", 3600: "could not.*an earlier start found this", 90_000: "them: $"}
+    for later, text in texts.items():
+        library.load.cache_clear()
+        monkeypatch.setattr(time, "time", lambda now=now + later: now)
+        with pytest.warns(RuntimeWarning, match=text):
+            assert library.load() is None
+
+    assert len(compiled) == 2
+
+
+def test_a_library_has_the_parts_that_a_step_may_use() -> None:
+    steps = [small_program().entries["train"].step.model.graph]
+    perceptron = onward.compile(onward.make_trainable(onward.samples.perceptron(), loss="mse"))
+    dense = [perceptron.entries["train"].step.model.graph]
+
+    assert library.parts_for(steps) == {"images", "rows"}
+    assert library.parts_for(dense) == {"rows"}
+    whole, small = (Path(library.load(parts)).read_bytes() for parts in (library.WHOLE, frozenset({"rows"})))
+    assert [b"ReluSumBack" in made for made in (whole, small)] == [True, True]
+    assert [b"ConvolveBiased" in made for made in (whole, small)] == [True, False]
+
+
 def test_a_damaged_cache_is_made_again(forgotten: None) -> None:
     assert library.load() is not None
     (kept,) = library.CACHE.folder.iterdir()
@@ -315,8 +344,8 @@ def test_the_trial_finds_an_error_of_a_thousandth(name: str, tmp_path: Path, mon
 
     library._compile(tmp_path / "mutant.so")
 
-    with pytest.raises(library._NotUsable, match="differs by"):
-        library._try_out(tmp_path / "mutant.so")
+    with library._trial() as trial, pytest.raises(library._NotUsable, match="differs by"):
+        library._try_out(tmp_path / "mutant.so", trial)
 
 
 def test_the_places_of_the_functions_are_those_of_the_header(tmp_path: Path) -> None:
@@ -352,7 +381,8 @@ def test_the_places_of_the_functions_are_those_of_the_header(tmp_path: Path) -> 
 
 def test_a_session_says_which_kernels_it_has() -> None:
     program = small_program()
-    assert open_session(program, "onnxruntime").describe()["kernels"] == library.version()
+    images = frozenset({"images", "rows"})
+    assert open_session(program, "onnxruntime").describe()["kernels"] == library.version(images)
     assert open_session(program, "onnxruntime", native=False).describe()["kernels"] == "plain"
 
 

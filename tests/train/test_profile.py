@@ -58,6 +58,34 @@ def test_a_layer_counts_the_operations_of_its_products(profiled: Profile) -> Non
     assert fc2.operations == 3 * 2 * 8 * 120 * 84 + bias
 
 
+def free_image() -> onward.TrainingModel:
+    text = """<ir_version: 8, opset_import: ["" : 18]> net (float[N, 1, H, W] x) => (float[N, 4] y) {
+        c = Conv<pads = [1, 1, 1, 1]>(x, K) g = GlobalAveragePool(c) y = Flatten(g) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.full((4, 1, 3, 3), 0.1, np.float32), "K"))
+    return onward.make_trainable(proto, loss="cross_entropy")
+
+
+def test_free_sizes_of_the_made_up_batch_may_be_given() -> None:
+    trainer = onward.Trainer(free_image(), threads=1)
+
+    found = trainer.profile(batch_size=3, steps=1, sizes={"H": 20, "W": 30})
+
+    assert found.batch["x"] == (3, 1, 20, 30)
+    with pytest.raises(ArgumentError, match=r"(?s)no such free size `D`.*sizes=.*one of: H, N, W"):
+        trainer.profile(sizes={"D": 5})
+
+
+def test_the_command_says_that_free_sizes_were_small(tmp_path: Path) -> None:
+    onward.save(free_image(), tmp_path / "net.train.onnx")
+    command = [sys.executable, "-m", "onward", "profile", "net.train.onnx", "--steps", "1", "--size", "H=24"]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert "x 32×1×24×" in done.stdout
+    assert "free sizes were small: W; give them (--size 'W=64') or --data" in done.stdout
+
+
 def test_the_batch_may_be_given() -> None:
     trainer = onward.Trainer(onward.samples.digits(), threads=1)
     shape = [d if isinstance(d, int) else 40 for d in trainer.program.inputs[0].shape]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from onward.cli.options import LossScaleOption
+
 if TYPE_CHECKING:
     import numpy as np
     from rich.table import Table
@@ -59,14 +61,7 @@ def compile_command(
             show_default=False,
         ),
     ] = None,
-    loss_scale: Annotated[
-        str | None,
-        Option(
-            metavar="dynamic|NUMBER",
-            help="Multiply the loss before it is differentiated, so that small gradients do not become 0 in float16.",
-            show_default=False,
-        ),
-    ] = None,
+    loss_scale: LossScaleOption = None,
     self_test: Annotated[
         Path | None,
         Option("--self-test", metavar="FILE", help="Data for the self-test (default: made up).", show_default=False),

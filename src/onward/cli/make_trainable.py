@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from onward.cli.options import LossScaleOption
+
 if TYPE_CHECKING:
     from onward.losses import Loss
 
@@ -71,14 +73,7 @@ def make_trainable(
         Path | None,
         Option(metavar="FILE", help="A larger ONNX model, for --loss distillation.", show_default=False),
     ] = None,
-    loss_scale: Annotated[
-        str | None,
-        Option(
-            metavar="dynamic|NUMBER",
-            help="Multiply the loss before it is differentiated, so that small gradients do not become 0 in float16.",
-            show_default=False,
-        ),
-    ] = None,
+    loss_scale: LossScaleOption = None,
     setting: Annotated[
         list[str] | None, Option("--set", metavar="NAME=VALUE", help="A setting of the optimizer; may be repeated.")
     ] = None,

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 data_option = functools.partial(Option, rich_help_panel="Data")
 _Options = TypeVar("_Options")
+LossScaleOption = Annotated[
+    str | None,
+    Option(
+        metavar="dynamic|NUMBER",
+        help="Multiply the loss before it is differentiated, so that small gradients do not become 0 in float16.",
+        show_default=False,
+    ),
+]
+"""`--loss-scale` of the commands that make or compile a model."""
 
 
 def takes(options: type[_Options]) -> Callable[[Callable[[_Options], None]], Callable[..., None]]:

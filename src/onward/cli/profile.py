@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from onward.cli.options import DataOptions, data_option, open_data, takes, with_columns
+from onward.cli.options import DataOptions, data_option, open_data, read_size, takes, with_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +32,10 @@ class ProfileOptions(DataOptions):
             help="Measure with this data (default: a made-up batch).",
             show_default=False,
         ),
+    ] = dataclasses.field(default_factory=list)
+    size: Annotated[
+        list[str],
+        Option(metavar="NAME=N", help="A free size of the made-up batch; may be repeated.", show_default=False),
     ] = dataclasses.field(default_factory=list)
     batch_size: Annotated[int, Option("--batch-size", "-b", help="Samples of a step.")] = 32
     steps: Annotated[int, Option(help="Steps that are measured.")] = 20
@@ -69,9 +73,11 @@ def profile(options: ProfileOptions) -> None:
     if options.data:
         preparation = with_columns(options, trainer, preparation, options.entry or trainer.first_entry)
         source = open_data(options.data, trainer, preparation, "train", options.entry or trainer.first_entry)
+    sizes = dict(map(read_size, options.size))
     found = trainer.profile(
-        source, batch_size=options.batch_size, steps=options.steps, entry=options.entry, preparation=preparation
-    )
+        source, batch_size=options.batch_size, steps=options.steps, entry=options.entry, preparation=preparation,
+        sizes=sizes,
+    )  # fmt: skip
     found = dataclasses.replace(found, title=options.file.name)
     for path in (options.html, options.trace):
         if path is not None:
@@ -81,6 +87,10 @@ def profile(options: ProfileOptions) -> None:
         return
     console = stdout_console()
     _print(found, console, options.top)
+    inner = {str(d): None for s in trainer.program.inputs for d in s.shape[1:] if isinstance(d, str)}
+    open_ = [name for name in inner if name not in sizes and not options.data]
+    if open_:
+        console.print(f"free sizes were small: {', '.join(open_)}; give them (--size '{open_[0]}=64') or --data")
     for path in (options.html, options.trace):
         if path is not None:
             console.print(f"wrote `{path}`")

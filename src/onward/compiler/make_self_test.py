@@ -162,10 +162,15 @@ def _given(program: Program, specs: Sequence[TensorSpec], batch: Mapping[str, An
     return {s.name: np.asarray(batch[s.name]).astype(_dtype(s)) for s in specs}
 
 
-def made_up_batches(program: Program, samples: int) -> Iterator[Arrays]:
-    """Yield batches of made-up numbers for a step; where one does not run, the next may: it has other sizes."""
+def made_up_batches(program: Program, samples: int, given: Mapping[str, int] | None = None) -> Iterator[Arrays]:
+    """Yield batches of made-up numbers for a step; where one does not run, the next may: it has other sizes.
+
+    `given` are free sizes by name.
+    """
     specs = _specs(program)
     if all(_dtype(s) is not None for s in specs):
+        known = given or {}
+        specs = [dataclasses.replace(s, shape=tuple(known.get(str(d), d) for d in s.shape)) for s in specs]
         for draw in _draws(program, specs, samples):
             yield draw(0)
 

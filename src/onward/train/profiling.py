@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from onward.arguments import check_names
 from onward.compiler.make_self_test import made_up_batches
 from onward.errors import ArgumentError, BackendError, Diagnostic
 from onward.train.data.source import BatchRequest, no_batches
@@ -31,8 +32,9 @@ def take_profile(
     batch_size: int,
     steps: int,
     entry: str,
+    sizes: Mapping[str, int],
 ) -> Profile:
-    """Return the profile of `steps` steps; without data, on a batch of made-up numbers.
+    """Return the profile of `steps` steps; without data, on a batch of made-up numbers, whose free sizes are `sizes`.
 
     Raises:
         ArgumentError: the step runs with no made-up batch, so it needs data.
@@ -41,7 +43,7 @@ def take_profile(
     if data is not None:
         feeds, seconds = _read(*data, batch_size, steps)
     else:
-        feeds, seconds = _made_up(trainer, batch_size, entry), []
+        feeds, seconds = _made_up(trainer, batch_size, entry, sizes), []
     measured = trainer.session.measure(feeds, entry=entry, steps=steps)
     return Profile(title, backend, {n: np.shape(v) for n, v in feeds.items()}, measured, seconds)
 
@@ -63,12 +65,14 @@ def _read(
     return first, seconds
 
 
-def _made_up(trainer: Trainer, batch_size: int, entry: str) -> Mapping[str, np.ndarray]:
+def _made_up(trainer: Trainer, batch_size: int, entry: str, sizes: Mapping[str, int]) -> Mapping[str, np.ndarray]:
     """Return the first batch of made-up numbers with which a step runs; the state stays as it is."""
     program = trainer.program.for_entry(entry)
+    free = {str(d): None for s in (*program.inputs, *program.targets) for d in s.shape if isinstance(d, str)}
+    check_names("free size", sizes, free, place="sizes=")
     before = trainer.state
     reason = "its inputs take text, or another type that cannot be made up"
-    for batch in made_up_batches(program, batch_size):
+    for batch in made_up_batches(program, batch_size, sizes):
         try:
             trainer.session.step(batch, entry=entry)
         except BackendError as error:

@@ -262,11 +262,12 @@ class Trainer(RunningModel):
         steps: int = 20,
         entry: str | None = None,
         preparation: Preparation | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> Profile:
         """Return where the time of a training step goes; the state stays as it is. See docs/profile.md.
 
-        `x` and `y` are data as for `fit`; without them, a batch of made-up numbers is measured. `entry` names the
-        training entry, where there are several; the first by default.
+        `x` and `y` are data as for `fit`; without them, a batch of made-up numbers is measured, with free sizes of the
+        inputs as in `sizes` (by name; small ones by default). `entry` names the training entry; the first by default.
 
         Raises:
             ArgumentError: the model has no training entry, or no batch can be made up for it.
@@ -289,6 +290,7 @@ class Trainer(RunningModel):
             batch_size=fixed_batch(self._specs) or whole("batch_size", batch_size, 1),
             steps=whole("steps", steps, 1),
             entry=entry,
+            sizes=sizes or {},
         )
 
     # ------------------------------------------------------------------ evaluate, predict

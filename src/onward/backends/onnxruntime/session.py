@@ -28,6 +28,7 @@ from onward.graph.walk import all_nodes
 from onward.model.serde import to_proto
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Unit, collector_paused, run_passes
+from onward.passes.recompute.lowering import PREFIX as AGAIN
 from onward.runtime import cores
 
 B200 = "B200"
@@ -42,6 +43,10 @@ _RUNTIME_ERRORS = (
     RuntimeError,
 )
 
+
+# Fusions of the forward pass that need its inner values to have no other reader, as those that are computed again.
+_ROUND_ANEW = ["SkipLayerNormFusion", "BiasGeluFusion", "FastGeluFusion", "GeluFusion", "GeluFusionL1", "GeluFusionL2"]
+_ROUND_ANEW += ["QuickGeluFusion"]
 
 _INSTALLED = {"onnxruntime": onnxruntime.__version__}
 versions.check(_INSTALLED)
@@ -83,6 +88,7 @@ class OnnxRuntimeSession(Session):
         if fused and not fused_update.available():
             raise require_extra("numba", "fast", "the fused update")
         steps = [entry.step.model.graph for entry in program.entries.values()]
+        self._parts = library.parts_for(steps)
         self.native = library.pays(steps, asked=native, on_cpu=self.providers == ["CPUExecutionProvider"])
         size = sum(program.state[p].size for p in program.parameters)
         pays = fused is None and size >= FUSE_FROM and fused_update.available()
@@ -135,7 +141,7 @@ class OnnxRuntimeSession(Session):
             "onnxruntime": onnxruntime.__version__,
             "threads": self.threads,
             "providers": self.providers,
-            "kernels": library.version() if self.native else "plain",
+            "kernels": library.version(self._parts) if self.native else "plain",
         }
 
     def measure(self, feeds: Mapping[str, np.ndarray], *, entry: str, steps: int) -> Measurement:
@@ -347,7 +353,7 @@ class OnnxRuntimeSession(Session):
         # A pattern is one block for all values, made at the second run and beside the memory of the first: a
         # quarter more for ResNet-18, and no time was gained by it.
         options.enable_mem_pattern = False
-        if self.native and (path := library.load()) is not None:
+        if self.native and (path := library.load(self._parts)) is not None:
             options.register_custom_ops_library(path)
         # With reuse, ONNX Runtime plans which value takes whose memory before it runs, and keeps what it could free.
         # Without, at the same time for a step, ResNet-18 takes 15 MiB less, and a transformer stored in 16 bits 71.
@@ -442,10 +448,14 @@ def _load(model: ir.Model, options: Any, providers: Sequence[str]) -> onnxruntim
     """Return a session; without the fusions that ONNX Runtime makes and has no kernel for, if it made some.
 
     Up to 1.24 at least it fuses a Transpose into a float64 MatMul and then finds no kernel for the result. It also
-    fuses a constant factor into a MatMul, as an attribute of 32 bits: too few for float64.
+    fuses a constant factor into a MatMul, as an attribute of 32 bits: too few for float64. Where a part of the forward
+    pass is computed again, no fusion that rounds in another way may take one of the two: the gradient would not be that
+    of the loss at a Relu's input of 1e-8, say, which is below zero for one of them.
     """
     data = _bytes(model)
     disabled = ["MatMulScaleFusion"] if _computes_in_double(model.graph) else []
+    if any((node.name or "").startswith(AGAIN) for node in model.graph):
+        disabled += _ROUND_ANEW
     try:
         return onnxruntime.InferenceSession(data, options, providers=providers, disabled_optimizers=disabled)
     except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:

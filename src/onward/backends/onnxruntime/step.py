@@ -119,7 +119,8 @@ class Bound:
         """Return what the session computed; the next step may write over it."""
         if self._kept:
             return self._kept
-        found = [value.numpy() for value in self.binding.get_outputs()[self._first :]]
+        values = self.binding.get_outputs_as_ortvaluevector()  # `get_outputs` makes an object for every gradient
+        found = [values[index].numpy() for index in range(self._first, self._first + len(self._fetched))]
         results = dict(zip(self._fetched, found, strict=True))
         if self._keep and all(array.dtype.kind in "fiub" for array in found):
             self._kept = results

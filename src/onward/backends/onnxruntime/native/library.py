@@ -5,17 +5,20 @@ Nothing is installed or downloaded. Without a C compiler, or where the library d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,28 +30,28 @@ from onward.storage.cache import Cache
 
 B202 = "B202"
 DOMAIN = "ai.onward.native"
-SUBJECTS = frozenset(
-    {
-        "BatchNormalization",
-        "Conv",
-        "ConvTranspose",
-        "GRU",
-        "LSTM",
-        "LayerNormalization",
-        "MaxPool",
-        "Relu",
-        "Softmax",
-        "SoftmaxCrossEntropyLoss",
-    }
-)
-"""The operators of a step that native kernels may replace, with their gradients."""
+PARTS = {
+    "images": frozenset({"BatchNormalization", "Conv", "ConvTranspose", "MaxPool"}),
+    "recurrences": frozenset({"GRU", "LSTM"}),
+    "rows": frozenset({"LayerNormalization", "Relu", "Softmax", "SoftmaxCrossEntropyLoss"}),
+}
+"""The parts of the library: the operators of a step that each may replace, with their gradients."""
+SUBJECTS = frozenset().union(*PARTS.values())
+WHOLE = frozenset(PARTS)
 CACHE = Cache("native", 64 << 20)
+_ONLY_IN = {
+    "images": ("convolution.c", "depthwise.c", "kernel_gradient.c", "normalization.c", "pooling.c"),
+    "recurrences": ("recurrent.c",),
+}
+"""The files that only these parts need. Rows are in every library: they are behind layers of all kinds."""
 _SECONDS = 120  # that the compiler, and the trial of its library, may take
+_TRY_AGAIN = 24 * 3600  # seconds after which kernels that did not work are compiled again
 _HERE = Path(__file__).parent
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-pthread", "-ffp-contract=fast")
 # The file itself, not the module: the packages around it take three times as long to import as what it needs.
 _START = (
-    "import runpy, sys; sys.path[:1] = filter(None, sys.path[:1]); runpy.run_path(sys.argv[1])['main'](sys.argv[2])"
+    "import runpy, sys; sys.path[:1] = filter(None, sys.path[:1]); main = runpy.run_path(sys.argv[1])['main']; "
+    "path = sys.stdin.readline().rstrip('\\n'); main(path, sys.argv[2:]) if path else None"
 )
 
 
@@ -59,17 +62,25 @@ def compiler() -> list[str] | None:
     return None if found is None else [found, *options]
 
 
-@functools.cache
-def load() -> str | None:
-    """Return the file of the library, for this process; None where there is none.
+def parts_for(steps: Iterable[ir.Graph]) -> frozenset[str]:
+    """Return the parts of the library that these steps may use: what others need is not compiled for them."""
+    there = {node.op_type for graph in steps for node in graph}
+    return frozenset(part for part, subjects in PARTS.items() if part == "rows" or not subjects.isdisjoint(there))
 
-    Compiling takes some seconds, once for each machine and version of ONNX Runtime.
+
+@functools.cache
+def load(parts: frozenset[str] = WHOLE) -> str | None:
+    """Return the file of the library with these parts, for this process; None where there is none.
+
+    Compiling takes a second or two, once for each machine, version of ONNX Runtime and choice of parts. That kernels
+    do not work is remembered for a day.
     """
     if sys.platform == "win32" or compiler() is None:
         return None
     try:
-        data = CACHE.read(_key())
-        return _kept(_fresh() if data is None else data)
+        key = _key(parts)
+        data = CACHE.read(key)
+        return _kept(_fresh(parts, key) if data is None else data)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: of a home that nobody has, too
         text = f"the native kernels do not work here, so the plain graph runs: {error}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -82,9 +93,10 @@ def pays(steps: Iterable[ir.Graph], *, asked: bool | None, on_cpu: bool) -> bool
     Raises:
         BackendError: they are asked for, and there are none here.
     """
+    steps = list(steps)
     if asked is False or not any(node.op_type in SUBJECTS for graph in steps for node in graph):
         return False
-    if on_cpu and load() is not None:
+    if on_cpu and load(parts_for(steps)) is not None:
         return True
     if asked:
         raise BackendError(
@@ -104,42 +116,51 @@ class _NotUsable(RuntimeError):
 
 
 @functools.cache
-def version() -> str:
+def version(parts: frozenset[str] = WHOLE) -> str:
     """Return a name for the kernels: with the same name they give the same bits on the same machine.
 
     It is of the library and not of its sources: another compiler may sum in another order.
     """
-    path = load()
+    path = load(parts)
     return "none" if path is None else f"native {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
 
 
-def _key() -> str:
+def _key(parts: frozenset[str]) -> str:
     cc = compiler()
     assert cc is not None
     sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(_HERE.glob("*.[ch]"))]
-    parts = [*sources, runtime_version(), this_processor(), *cc, _call([*cc, "--version"]).stdout, *_FLAGS]
-    return hashlib.sha256("\n".join([*parts, platform.platform()]).encode()).hexdigest()
+    known = [*sources, runtime_version(), this_processor(), *cc, _call([*cc, "--version"]).stdout, *_FLAGS]
+    return hashlib.sha256("\n".join([*known, platform.platform(), *sorted(parts)]).encode()).hexdigest()
 
 
-def _fresh() -> bytes:
-    """Compile the library, try it out, and put it into the cache."""
-    with tempfile.TemporaryDirectory(prefix="onward-") as folder:
-        path = Path(folder, "onward_kernels.so")
-        data = _compile(path)
-        _try_out(path)
-    CACHE.write(_key(), data)
+def _fresh(parts: frozenset[str], key: str) -> bytes:
+    """Compile the library, try it out, and put it into the cache; keep there as well why it does not work."""
+    failure = CACHE.read(f"{key}.failed")
+    if failure is not None and 0 <= time.time() - (before := json.loads(failure))["at"] < _TRY_AGAIN:
+        raise _NotUsable(f"{before['reason']} (an earlier start found this; it is tried again after a day)")
+    try:
+        with tempfile.TemporaryDirectory(prefix="onward-") as folder, _trial(parts) as trial:
+            path = Path(folder, "onward_kernels.so")
+            data = _compile(path, parts)
+            _try_out(path, trial)
+    except _NotUsable as error:
+        CACHE.write(f"{key}.failed", json.dumps({"at": time.time(), "reason": str(error)}).encode())
+        raise
+    CACHE.write(key, data)
     return data
 
 
-def _compile(path: Path) -> bytes:
+def _compile(path: Path, parts: frozenset[str] = WHOLE) -> bytes:
     """Compile the kernels into `path`, several files at a time, and return its bytes."""
     cc = compiler()
     assert cc is not None
-    sources = sorted(_HERE.glob("*.c"))
+    left_out = {file for part in WHOLE - parts for file in _ONLY_IN.get(part, ())}
+    flags = [*_FLAGS, *(f"-DWITHOUT_{part.upper()}" for part in sorted(_ONLY_IN.keys() - parts))]
+    sources = [source for source in sorted(_HERE.glob("*.c")) if source.name not in left_out]
     said = ""
     for machine in (["-march=native", "-mprefer-vector-width=512"], ["-march=native"], ["-mcpu=native"], []):
         objects = [str(path.with_name(f"{source.stem}.o")) for source in sources]
-        commands = [[*cc, *_FLAGS, *machine, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
+        commands = [[*cc, *flags, *machine, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True)]
         with ThreadPoolExecutor(cores()) as pool:
             done = list(pool.map(_call, commands))
         if not any(d.returncode for d in done):
@@ -153,11 +174,26 @@ def _compile(path: Path) -> bytes:
     raise _NotUsable(f"`{' '.join(cc)}` could not compile them: {said}")
 
 
-def _try_out(path: Path) -> None:
+Trial = subprocess.Popen[str]
+
+
+@contextlib.contextmanager
+def _trial(parts: frozenset[str] = WHOLE) -> Iterator[Trial]:
+    """Start the process that will try the library out: it imports what it needs while the library is compiled."""
+    command = [sys.executable, "-c", _START, str(Path(__file__).with_name("trial.py")), *sorted(parts)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _try_out(path: Path, trial: Trial) -> None:
     """Run each kernel in a process of its own, beside ONNX Runtime's operators: a crash must not be one of ours."""
-    done = _call([sys.executable, "-c", _START, str(Path(__file__).with_name("trial.py")), str(path)])
-    if done.returncode != 0:
-        raise _NotUsable(f"the trial ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
+    _, said = trial.communicate(f"{path}\n", timeout=_SECONDS)
+    if trial.returncode != 0:
+        raise _NotUsable(f"the trial ended with code {trial.returncode}: {said.strip()[-500:]}")
 
 
 def _call(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -175,9 +175,15 @@ static status *create(const operator *op, api functions, const void *info, void 
     return problem;
 }
 
-/* -- the operators ---------------------------------------------------------------------------------------------- */
+/* -- the operators: a library may leave out the parts that a model does not use ---------------------------------- */
 
+static int same_shape(const tensor *a, const tensor *b) {
+    return a->rank == b->rank && !memcmp(a->size, b->size, a->rank * sizeof(int64_t));
+}
 
+static int is_vector(const tensor *t, int64_t size) { return t->rank == 1 && t->size[0] == size; }
+
+#ifndef WITHOUT_IMAGES
 /* The attribute `sizes`: H, W, kernel, strides, dilations, pads, groups. */
 static int read_conv(const int64_t *s, conv *c) {
     *c = (conv){.H = s[0], .W = s[1], .kh = s[2], .kw = s[3], .sh = s[4], .sw = s[5], .dh = s[6], .dw = s[7],
@@ -260,12 +266,6 @@ static int read_normalization(const int64_t *sizes, const tensor *X, normalizati
     return X->rank < 2;
 }
 
-static int same_shape(const tensor *a, const tensor *b) {
-    return a->rank == b->rank && !memcmp(a->size, b->size, a->rank * sizeof(int64_t));
-}
-
-static int is_vector(const tensor *t, int64_t size) { return t->rank == 1 && t->size[0] == size; }
-
 /* (X, scale, bias) -> Y, mean, variance */
 static int run_normalize(workers *team, const int64_t *sizes, const tensor *in, size_t inputs, outputs out) {
     normalization n;
@@ -297,6 +297,9 @@ static int run_normalize_back(workers *team, const int64_t *sizes, const tensor 
     return 0;
 }
 
+#endif
+
+#ifndef WITHOUT_RECURRENCES
 static int64_t elements(const tensor *t) {
     int64_t count = 1;
     for (size_t i = 0; i < t->rank; i++) count *= t->size[i];
@@ -356,6 +359,8 @@ static int run_recur_back(workers *team, const int64_t *sizes, const tensor *in,
         r.h0 = in[3].data, r.hidden = (float *)in[4].data;
     return recur_back(team, &r) ? NO_MEMORY : 0;
 }
+
+#endif
 
 /* -- rows: all dimensions but the last are rows ------------------------------------------------------------------- */
 
@@ -465,6 +470,7 @@ static size_t inputs_of(const operator *op) { return ((const kind *)op)->inputs;
 static size_t outputs_of(const operator *op) { return ((const kind *)op)->outputs; }
 
 static kind kinds[] = {
+#ifndef WITHOUT_IMAGES
     {.name = "Convolve", .inputs = 2, .outputs = 1, .run = run_convolve},
     {.name = "ConvolveBiased", .inputs = 3, .outputs = 1, .run = run_convolve},
     {.name = "KernelGradient", .inputs = 2, .outputs = 1, .run = run_kernel_gradient},
@@ -473,6 +479,8 @@ static kind kinds[] = {
     {.name = "Normalize", .inputs = 3, .outputs = 3, .run = run_normalize},
     {.name = "NormalizeBack", .inputs = 5, .outputs = 3, .run = run_normalize_back},
     {.name = "NormalizeReluBack", .inputs = 6, .outputs = 3, .run = run_normalize_back},
+#endif
+#ifndef WITHOUT_RECURRENCES
     {.name = "Lstm", .inputs = 4, .outputs = 5, .run = run_recur},
     {.name = "Gru", .inputs = 3, .outputs = 3, .run = run_recur},
     {.name = "GruBiased", .inputs = 4, .outputs = 3, .run = run_recur},
@@ -480,6 +488,7 @@ static kind kinds[] = {
     {.name = "LstmBackAll", .inputs = 7, .outputs = 3, .run = run_recur_back},
     {.name = "GruBack", .inputs = 5, .outputs = 3, .run = run_recur_back},
     {.name = "GruBackAll", .inputs = 6, .outputs = 3, .run = run_recur_back},
+#endif
     {.name = "NormalizeRows", .inputs = 3, .outputs = 3, .run = run_normalize_rows},
     {.name = "NormalizeRowsBack", .inputs = 5, .outputs = 3, .run = run_normalize_rows_back},
     {.name = "NormalizeRowsAddedBack", .inputs = 6, .outputs = 3, .run = run_normalize_rows_back},

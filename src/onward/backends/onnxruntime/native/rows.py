@@ -13,15 +13,18 @@ from onward.backends.onnxruntime.native.nodes import Pattern, match, native
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Value
 from onward.passes.base import Pass, Unit, rewrite_nodes
+from onward.passes.recompute.lowering import PREFIX
 
 
 class UseNativeRows(Pass):
     """Replace what goes over rows, where the graph has it as the rules of autodiff write it."""
 
     def run(self, unit: Unit) -> bool:
+        before = _normalizations(unit)
         changed = [
             rewrite_nodes(unit, "SoftmaxCrossEntropyLoss", _replace_loss),
             rewrite_nodes(unit, "LayerNormalization", _replace_normalization),
+            _replace_twins(unit, before),
             rewrite_nodes(unit, "Softmax", _replace_softmax_gradient),
             rewrite_nodes(unit, "Relu", _replace_relu_gradient),
             rewrite_nodes(unit, "ReduceSum", _replace_sum),
@@ -32,28 +35,64 @@ class UseNativeRows(Pass):
 # -- layer normalisation -----------------------------------------------------------------------------------------------
 
 
-def _replace_normalization(node: ir.Node, op: Builder) -> bool:
+def _normalized(node: ir.Node) -> tuple[Value, Value, Value] | None:
+    """Return X, scale and bias of a normalisation that the kernel can compute."""
     X, scale, bias = (*node.inputs, None)[:3]
     if X is None or scale is None or bias is None or len(node.outputs) != 3 or not _all_float(X, scale, bias):
-        return False
+        return None
     dims, rank = shapes.dims(X), len(shapes.dims(X) or ())
     if dims is None or node.attributes.get_int("axis", -1) % max(rank, 1) != rank - 1:
-        return False
+        return None
     if not isinstance(dims[-1], int) or not dims[-1] or any(shapes.dims(v) != (dims[-1],) for v in (scale, bias)):
+        return None
+    return X, scale, bias
+
+
+def _forward(node: ir.Node, op: Builder, given: tuple[Value, Value, Value]) -> tuple[Value, ...]:
+    bits = int(np.float32(node.attributes.get_float("epsilon", 1e-5)).view(np.int32))
+    return native(op, "NormalizeRows", given, [bits], outputs=3)
+
+
+def _normalizations(unit: Unit) -> set[str]:
+    """Return the names of their results, which stay when a kernel takes over."""
+    return {n.outputs[0].name or "" for n in unit.graph if n.op_type == "LayerNormalization"}
+
+
+def _replace_twins(unit: Unit, before: set[str]) -> bool:
+    """Replace what `recompute` computes twice in both places: a number that is computed again has the same bits."""
+    gone = {name.removeprefix(PREFIX) for name in before - _normalizations(unit)}
+
+    def replace(node: ir.Node, op: Builder) -> bool:
+        given = _normalized(node) if (node.outputs[0].name or "").removeprefix(PREFIX) in gone else None
+        if given is not None:
+            edit.replace_node(node, op, _forward(node, op, given))
+        return given is not None
+
+    return rewrite_nodes(unit, "LayerNormalization", replace)
+
+
+def _centered(X: Value, mean: Value) -> list[Value]:
+    """Return what the gradient subtracts the mean from: X, or X computed again."""
+    found = [u.node.inputs[0] for u in mean.uses() if u.idx == 1 and u.node.op_type == "Sub"]
+    return list(dict.fromkeys(v for v in found if v is not None and _same_dims(v, X)))
+
+
+def _replace_normalization(node: ir.Node, op: Builder) -> bool:
+    given = _normalized(node)
+    if given is None:
         return False
-    _, mean, inverse = node.outputs
-    N: Pattern = ("Mul", ("Sub", X, mean), inverse)
-    dN: Pattern = ("Mul", "dY", scale)
-    product: Pattern = ("ReduceMean", ("Mul", dN, N))
-    pattern: Pattern = ("Mul", inverse, ("Sub", ("Sub", dN, ("ReduceMean", dN)), ("Mul", N, product)))
-    for end in [u.node for u in inverse.uses() if u.idx == 0]:
+    scale, (_, mean, inverse) = given[1], node.outputs
+    for end, X in [(u.node, X) for u in inverse.uses() if u.idx == 0 for X in _centered(given[0], mean)]:
+        N: Pattern = ("Mul", ("Sub", X, mean), inverse)
+        dN: Pattern = ("Mul", "dY", scale)
+        product: Pattern = ("ReduceMean", ("Mul", dN, N))
+        pattern: Pattern = ("Mul", inverse, ("Sub", ("Sub", dN, ("ReduceMean", dN)), ("Mul", N, product)))
         found: dict[str, Value] = {}
         if match(end.outputs[0], pattern, found) and _means_over_last(end) and _same_dims(found["dY"], X):
             break
     else:
         return False
-    bits = int(np.float32(node.attributes.get_float("epsilon", 1e-5)).view(np.int32))
-    made = native(op, "NormalizeRows", [X, scale, bias], [bits], outputs=3)
+    made = _forward(node, op, given)
     behind = Builder(op.opset, op.names, f"{end.name}/")
     _replace_gradient_of_rows(end.outputs[0], found["dY"], [X, scale, mean, inverse], behind)
     edit.replace_node(node, op, made)
