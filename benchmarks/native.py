@@ -178,7 +178,7 @@ def main() -> None:
                 print(f"{network}, {threads}: done after {time.monotonic() - began:.0f} s", flush=True)
     about = (
         f"{given.rounds} rounds of {given.batch} samples, {time.strftime('%-d %B %Y')}, {report.machine()}; load "
-        f'{before:.2f} before and {os.getloadavg()[0]:.2f} after, which has the benchmark itself in it. "With our kernels" '
+        f'{before:.2f} before and {os.getloadavg()[0]:.2f} after, the benchmark included. "With our kernels" '
         "is ONNX Runtime with Onward's kernels in C, the default of that backend ([performance.md](performance.md))."
     )
     text = "\n\n".join(filter(None, (table(results), aims(results), about)))
