@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import stat
 import subprocess
@@ -384,6 +385,30 @@ def test_a_damaged_or_unwritable_cache_only_costs_time(monkeypatch, tmp_path):
     file.unlink()
     assert get() == (b"code", 7)
     assert list((tmp_path / "iree").iterdir()) == []
+
+
+def test_binaries_are_kept_by_graph_flags_version_and_processor(monkeypatch, tmp_path):
+    monkeypatch.setenv("ONWARD_CACHE", str(tmp_path))
+    made = []
+    binary = SimpleNamespace(code=b"code", scratch=7, seconds=1.0)
+    monkeypatch.setattr(compiler, "compile_model", lambda *_: made.append(1) or binary)
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    model, other = (onnx.parser.parse_model(t) for t in (text, text.replace("Relu", "Neg")))
+
+    def compiled(model=model, target=session.HOST):
+        before = len(made)
+        compiler.compile_cached(model, "m", "the model", target, compiler.Limits())
+        return len(made) > before
+
+    assert compiled()
+    assert not compiled()
+    assert compiled(model=other)
+    assert compiled(target=dataclasses.replace(session.HOST, flags=(*session.HOST.flags, "--O3")))
+    for name, value in (("version", "9.9"), ("this_processor", "another")):
+        with monkeypatch.context() as patch:
+            patch.setattr(compiler, name, lambda value=value: value)
+            assert compiled()
+    assert not compiled()
 
 
 def _full(operation: str, path: Path) -> None:
