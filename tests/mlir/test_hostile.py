@@ -201,6 +201,49 @@ def test_half_of_a_character_is_refused(half: str) -> None:
     assert "half of a character" in str(refusal(half))
 
 
+@pytest.mark.parametrize("patch", ['{"\\FF" = 1}', '{clear = ["\\FF"]}', '{opset_import = [{"\\ED\\A0\\80" = 1}]}'])
+def test_a_field_whose_name_is_no_text_is_refused(patch: str) -> None:
+    """A look into protobuf's own mapping of fields would leave an exception behind, which ends in a SystemError."""
+    error = refusal(f"module attributes {{onward.model = {patch}}} {{ func.func @f() {{ return }} }}")
+
+    assert "has no field" in str(error)
+
+
+NO_TEXT = '"\\FF"'
+RELU = '%0 = "onnx.Relu"(%a){} : (tensor<1xf32>) -> tensor<1xf32>'
+NAMED = {
+    "a function": ("@f", f"@{NO_TEXT}"),
+    "an argument": ("%a: tensor<1xf32>", f"%a: tensor<1xf32> {{onnx.name = {NO_TEXT}}}"),
+    "a result": ("-> (tensor<1xf32>)", f"-> (tensor<1xf32> {{onnx.name = {NO_TEXT}}})"),
+    "a value": (RELU.format(""), RELU.format(f" {{onward.outputs = [{NO_TEXT}]}}")),
+    "a node": (RELU.format(""), RELU.format(f" {{onnx_node_name = {NO_TEXT}}}")),
+    "an attribute": (RELU.format(""), RELU.format(f" {{{NO_TEXT} = 1}}")),
+    "an operation": ("onnx.Relu", "onnx.\\FF"),
+    "a domain": (
+        RELU.format(""),
+        RELU.format(f' {{domain_name = {NO_TEXT}, function_name = "F"}}').replace("Relu", "Custom"),
+    ),
+    "an initializer": (
+        RELU.format(""),
+        f"%0 = onnx.Constant {{onward.initializer = {{}}, onward.outputs = [{NO_TEXT}]}} dense<1.0> : tensor<1xf32>",
+    ),
+    "an operator of IREE": ('"onnx.Relu"', 'torch.operator "onnx.\\FF"'),
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_name_that_is_no_text_is_refused(what: str) -> None:
+    text = (
+        f"func.func @f(%a: tensor<1xf32>) -> (tensor<1xf32>) {{\n  {RELU.format('')}\n  return %0 : tensor<1xf32>\n}}"
+    )
+    if what == "an operator of IREE":
+        text = text.replace(") {", ") attributes {torch.onnx_meta.opset_version = 18 : si64} {", 1)
+    old, new = NAMED[what]
+    assert old in text
+
+    assert refusal(text.replace(old, new)).code == "M131"
+
+
 def test_a_function_with_too_many_attributes_of_arguments_is_refused() -> None:
     text = """"func.func"() <{arg_attrs = [{}, {}], sym_name = "f", function_type = (tensor<1xf32>) -> ()}> ({
     ^bb0(%a: tensor<1xf32>):

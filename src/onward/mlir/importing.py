@@ -11,12 +11,13 @@ from typing import Any
 
 import onnx
 
+from onward.errors import Diagnostic, ModelError
 from onward.graph.schema import newest_opset
 from onward.mlir import dialect
 from onward.mlir.elements import AMPLIFIED
 from onward.mlir.import_nodes import NodeReader
 from onward.mlir.inference import inferred_types
-from onward.mlir.messages import apply, fields_of, refuse
+from onward.mlir.messages import M131, apply, fields_of, refuse
 from onward.mlir.reading import items_of, only_region, patch_of, symbol_of, text_of, without
 from onward.mlir.scanner import DEFAULT, Limits
 from onward.mlir.syntax import (
@@ -52,7 +53,11 @@ def import_module(
     Raises:
         ModelError: the module is not an ONNX model.
     """
-    return Importer(module, blobs, limits).model(function)
+    try:
+        return Importer(module, blobs, limits).model(function)
+    except UnicodeEncodeError as error:  # protobuf has texts of UTF-8 alone
+        shown = error.object.encode("utf-8", "surrogateescape")[:60]
+        raise ModelError(Diagnostic(M131, "a name is not UTF-8", found=f"{shown!r}")) from error
 
 
 class Importer:
