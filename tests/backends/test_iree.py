@@ -19,8 +19,7 @@ from backends.iree_models import MODELS, batches, network
 from models import perceptron
 from onward.backends.onnx_backend import NotSupported
 from onward.compiler.compile import compile_model
-from onward.errors import BackendError, DataError, MissingExtra
-from onward.model import serde
+from onward.errors import BackendError, MissingExtra
 from onward.model.serde import serialize
 from onward.runtime import evaluate
 from whole import WHOLE, sample
@@ -30,7 +29,6 @@ pytest.importorskip("iree.runtime")
 
 import onward.backends.iree as iree_backend
 from onward.backends.iree import compiler, module, native, session, targets, verify
-from onward.backends.iree.indices import index_sizes
 
 # Chosen so that the runs do not part within 200 steps. With seeds 0 and 1, mnist's do, by rounding:
 # with seed 0 at step 112, where PyTorch parts from ONNX Runtime with the same figures; with seed 1 at step 96, where a
@@ -475,41 +473,6 @@ def test_onnx_interface_runs_a_node_and_skips_what_iree_lacks():
     np.testing.assert_array_equal(found, np.maximum(x, 0))
     with pytest.raises(NotSupported):
         iree_backend.run_node(onnx.helper.make_node("StringNormalizer", ["x"], ["y"]), [np.array(["a"])])
-
-
-@pytest.mark.parametrize("index", [11, -12])
-def test_an_index_out_of_range_is_an_error_in_every_step(index):
-    """A binary would read whatever lies there; the first batch alone is compared with ONNX Runtime."""
-    trainer = onward.Trainer(MODELS["transformer"](), backend="iree", threads=1)
-    batch = {**batches(trainer, 1)[0], "tokens": np.array([[-11, 10, 0, 1, 2, 3]] * 8)}
-    trainer.step(batch)
-    before = bytes_of(trainer)
-    batch["tokens"][3, 2] = index
-
-    with pytest.raises(DataError, match=rf"`tokens` has an index that is out of range.*\s.*{index}"):
-        trainer.step(batch)
-
-    assert bytes_of(trainer) == before
-    batch["tokens"][3, 2] = 0
-    assert np.isfinite(trainer.step(batch)["loss"])
-
-
-@pytest.mark.parametrize(
-    ("nodes", "size"),
-    [
-        ("y = Gather(E, i)", 5),
-        ("y = Gather <axis = 1> (E, i)", 3),
-        ("y = Gather <axis = -1> (E, i)", 3),
-        ("j = Cast <to = 6> (i)  s = Constant <value_ints = [-1]> ()  k = Reshape(j, s)  y = Gather(E, k)", 5),
-        ("y = Gather(E, i)  z = Gather <axis = 1> (E, i)", 3),
-        ("j = Add(i, i)  y = Gather(E, j)", None),
-        ("y = Gather(i, i)", None),
-    ],
-)
-def test_how_far_indices_reach(nodes, size):
-    text = f'<ir_version: 8, opset_import: ["": 18]> g (int64[N] i, float[5, 3] E) => (y) {{ {nodes} }}'
-
-    assert index_sizes(serde.load(onnx.parser.parse_model(text)).ir.graph).get("i") == size
 
 
 def test_importing_onward_imports_no_iree():
