@@ -16,6 +16,7 @@ import numpy as np
 import onward
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+folder.mkdir(parents=True, exist_ok=True)
 model = onward.samples.build("digits")
 
 # Export: the whole file, with Gradient and Adam as operators; the weights go to a file beside it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import stat
 import subprocess
@@ -21,7 +22,7 @@ from onward.compiler.compile import compile_model
 from onward.errors import BackendError, MissingExtra
 from onward.model.serde import serialize
 from onward.runtime import evaluate
-from whole import sample
+from whole import WHOLE, sample
 
 pytest.importorskip("iree.compiler")
 pytest.importorskip("iree.runtime")
@@ -60,6 +61,20 @@ def test_losses_are_those_of_onnxruntime(name):
             assert found[loss] == pytest.approx(needed[loss], rel=1e-5), f"step {number}"
 
 
+@pytest.mark.skipif(not WHOLE, reason="make test-whole: three runs of 200 steps")
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_every_step_of_mnist_from_the_same_state_is_that_of_onnxruntime(seed):
+    """Whatever the data: where two runs part by rounding, each of their steps is still right."""
+    model = MODELS["mnist"]()
+    ours, theirs = onward.Trainer(model, backend="iree", threads=1), onward.Trainer(model, threads=1)
+
+    for number, batch in enumerate(batches(ours, 200, seed=seed)):
+        ours.session.set_state(theirs.state)
+        found, needed = ours.step(batch)["loss"], theirs.step(batch)["loss"]
+
+        assert found == pytest.approx(needed, rel=1e-5), f"step {number}"
+
+
 def masked() -> onward.TrainingModel:
     """A model that shows what Dropout leaves."""
     text = """g (float[N, 40] x) => (float[N, 3] y, float[N, 40] kept) {
@@ -81,12 +96,13 @@ def test_dropout_masks_are_bit_equal_to_those_of_onnxruntime():
         assert 0.2 < (found == 0).mean() < 0.6
 
 
-def test_a_resumed_run_has_the_bytes_of_one_that_never_stopped(tmp_path):
-    whole = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
+@pytest.mark.parametrize("name", ["linear", "norm-gelu-dropout"])
+def test_a_resumed_run_has_the_bytes_of_one_that_never_stopped(name, tmp_path):
+    whole = onward.Trainer(MODELS[name](), backend="iree", threads=1)
     data = batches(whole, 6)
     for batch in data:
         whole.step(batch)
-    half = onward.Trainer(MODELS["linear"](), backend="iree", threads=1)
+    half = onward.Trainer(MODELS[name](), backend="iree", threads=1)
     for batch in data[:3]:
         half.step(batch)
     half.save_checkpoint(tmp_path / "run")
@@ -367,6 +383,30 @@ def test_a_damaged_or_unwritable_cache_only_costs_time(monkeypatch, tmp_path):
     file.unlink()
     assert get() == (b"code", 7)
     assert list((tmp_path / "iree").iterdir()) == []
+
+
+def test_binaries_are_kept_by_graph_flags_version_and_processor(monkeypatch, tmp_path):
+    monkeypatch.setenv("ONWARD_CACHE", str(tmp_path))
+    made = []
+    binary = SimpleNamespace(code=b"code", scratch=7, seconds=1.0)
+    monkeypatch.setattr(compiler, "compile_model", lambda *_: made.append(1) or binary)
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    model, other = (onnx.parser.parse_model(t) for t in (text, text.replace("Relu", "Neg")))
+
+    def compiled(model=model, target=session.HOST):
+        before = len(made)
+        compiler.compile_cached(model, "m", "the model", target, compiler.Limits())
+        return len(made) > before
+
+    assert compiled()
+    assert not compiled()
+    assert compiled(model=other)
+    assert compiled(target=dataclasses.replace(session.HOST, flags=(*session.HOST.flags, "--O3")))
+    for name, value in (("version", "9.9"), ("this_processor", "another")):
+        with monkeypatch.context() as patch:
+            patch.setattr(compiler, name, lambda value=value: value)
+            assert compiled()
+    assert not compiled()
 
 
 def _full(operation: str, path: Path) -> None:

@@ -24,10 +24,11 @@ MODEL = (
         float[4,4,3] kernel, float[1,4,2,2] image, float[1,40] wave)
     => (float[4,1,3,6] lengths, float[4,1,3,6] peepholes, float[4,1,3,6] others, float[4,1,3,6] backwards,
         float[4,1,3,6] clipped, float loss, float[2,2,2] quantized, float[20] selu, double[20] swish, float[1,4,1] conv,
-        float[1,4,1,1] pool, float[1,72] padded, float[4,3,5] branch)
+        float[1,4,1,1] pool, float[1,72] padded, float[4,3,5] branch, float[1,4,3,1] nearest, float[1,4,5,3] linear)
     <int32[3] steps = {4, 2, 1}, int64[3] labels = {0, 3, 2}, int8[2,2,2] a = {1, -9, 7, 40, -3, 5, 8, 2},
      int8[2,2,2] b = {3, 4, -5, 6, 7, 9, -2, 1}, float[1] scale = {0.5}, int8[1] zero = {2},
-     int64[4] pads = {0, 16, 0, 16}, bool yes = {1}>
+     int64[4] pads = {0, 16, 0, 16}, bool yes = {1}, float[4] odd = {1.0, 1.0, 1.6, 0.6},
+     float[4] more = {1.0, 1.0, 2.5, 1.5}>
     {
         half = Abs(weights)
         lengths, h0 = LSTM <hidden_size = 6> (x, w4, r4, , steps)
@@ -47,6 +48,8 @@ MODEL = (
         branch = If (yes) <
             then_branch = then () => (float[4,3,5] t) { t = Neg(x) },
             else_branch = otherwise () => (float[4,3,5] o) { o = Abs(x) }>
+        nearest = Resize <mode = "nearest"> (image, , odd)
+        linear = Resize <mode = "linear"> (image, , more)
     }"""
 )
 EXACT = {"swish": 1e-14, "branch": 0.0, "pool": 0.0, "padded": 0.0, "quantized": 0.0}
@@ -91,6 +94,25 @@ def test_the_numbers_are_those_of_onnxruntime(
     output: str, found: dict[str, np.ndarray], needed: dict[str, np.ndarray]
 ) -> None:
     np.testing.assert_allclose(found[output], needed[output], rtol=0, atol=EXACT.get(output, 2e-6))
+
+
+LATER = {
+    "groups": "(float[2,4,3] x, float[4] s) => (y) { y = GroupNormalization <num_groups = 2> (x, s, s) }",
+    "rms": "(float[2,4,3] x, float[3] s) => (y) { y = RMSNormalization (x, s) }",
+    "attention": """(float[2,5,8] x, float[2,6,8] k) => (y)
+        { y = Attention <q_num_heads = 2, kv_num_heads = 2, is_causal = 1> (x, k, k) }""",
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_operators_of_later_opsets_are_written_out(name: str) -> None:
+    model = parser.parse_model(f"{HEAD.replace('8', '11', 1).replace('18', '23')} net {LATER[name]}")
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    found = _on_iree(model)["y"]
+
+    np.testing.assert_allclose(found, session.run(None, _feeds(model))[0], rtol=0, atol=2e-6)
 
 
 def test_iree_itself_ignores_the_lengths_of_sequences(

@@ -1,8 +1,8 @@
 """`onward compile --target iree`: what it writes, what it refuses, and a C program that trains with it.
 
 The C program needs IREE's runtime as a library with headers, which the wheel does not have: a source tree in the folder
-that IREE_SOURCE names and its CMake build in IREE_BUILD (docs/native.md). The arm64 test needs a command that runs
-modules for that processor in ARM64_RUNNER, such as QEMU with iree-run-module of the arm64 wheel.
+that IREE_SOURCE names and its CMake build in IREE_BUILD (docs/native.md). The tests of other processors need a command
+that runs modules for them in ARM64_RUNNER and RISCV64_RUNNER, such as QEMU with an iree-run-module for that processor.
 """
 
 from __future__ import annotations
@@ -164,12 +164,19 @@ def test_a_microcontroller_gets_a_library_and_c(linear, tmp_path):
     assert "compiled, not run" in result.output
 
 
-@pytest.mark.skipif("ARM64_RUNNER" not in os.environ, reason=known_gap("other_processors"))
-def test_arm64_computes_what_onnxruntime_computes(linear, tmp_path):
-    target = ("--target", "iree:android-arm64", "--batch", 4, "--runner", os.environ["ARM64_RUNNER"])
-    result = run("compile", linear, *target, "-o", tmp_path / "program")
+@pytest.mark.parametrize(("target", "runner"), [("android-arm64", "ARM64_RUNNER"), ("riscv64", "RISCV64_RUNNER")])
+def test_another_processor_computes_what_onnxruntime_computes(target, runner, linear, tmp_path):
+    if runner not in os.environ:
+        pytest.skip(known_gap("other_processors"))
+    options = ("--target", f"iree:{target}", "--batch", 4, "--runner", os.environ[runner])
+
+    result = run("compile", linear, *options, "-o", tmp_path / "program")
 
     assert "verified: 11 outputs" in result.output, (result.output, result.exception)
+
+
+def test_the_c_program_is_short():
+    assert len((ROOT / "examples/native_training.c").read_text().splitlines()) <= 150
 
 
 @pytest.mark.skipif("IREE_BUILD" not in os.environ, reason=known_gap("iree_runtime_for_c"))

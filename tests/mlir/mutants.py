@@ -121,6 +121,10 @@ def corpus() -> tuple[str, ...]:
     texts = [onward.mlir.to_text(model) for model in models]
     texts.append(onward.mlir.to_text(models[3], weights="resource"))
     texts.append(onward.mlir.to_text(models[3], dialect="torch-onnx"))
+    texts.append(
+        "!t = tensor<2xf32>\n#a = dense<1.5> : !t\n#b = [#a, #a]\nfunc.func @f(%x: !t) -> !t {\n"
+        '  %a:2, %0 = "onnx.Split"(%x) {b = #b, c = #a} : (!t) -> (!t, !t, !t)\n  return %0 : !t\n}\n'
+    )
     texts.append(onward.mlir.to_text(onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 18]> g (float[N,3] x, int64[1] k) => (float[M,3] y)'
         "{ c = Constant<value = float[2,3] {1, 2, 3, 4, 5, 6}>() z = Tile(x, k) y, i = TopK <axis = 0> (z, k) }"

@@ -73,11 +73,11 @@ def test_the_program_ends_with_a_message_and_no_traceback(tmp_path: Path) -> Non
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples/mlir/export_look_import.py"), str(tmp_path)]
+    command = [sys.executable, str(ROOT / "examples/mlir/export_look_import.py"), str(tmp_path / "new")]
 
     result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "NO_COLOR": "1"})
 
     assert "the same model, bit by bit: True" in result.stdout
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
         "core.mlir", "digits.mlir", "digits.safetensors", "step.mlir", "step.torch.mlir",
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import pathlib
 import time
 import tracemalloc
 
+import onnx
 import pytest
 
 import onward
@@ -84,13 +85,172 @@ def test_what_is_wrong_is_said(text: str, code: str, message: str) -> None:
     assert time.process_time() - began < 5
 
 
-def test_a_short_text_does_not_fill_the_memory() -> None:
+def aliases(first: str, each: str, count: int, sign: str = "#") -> str:
+    """Return aliases, each of which has the one before it in `each`, where that says `{}`."""
+    lines = [f"{sign}a0 = {first}"]
+    lines += [f"{sign}a{i} = {each}".replace("{}", f"{sign}a{i - 1}") for i in range(1, count)]
+    return "\n".join(lines) + "\n"
+
+
+def with_attribute(value: str) -> str:
+    return FUNCTION.format(f'  %0 = "onnx.Relu"() {{x = {value}}} : () -> tensor<1xf32>')
+
+
+def with_graph(value: str) -> str:
+    text = constant("dense<1.0> : tensor<1xf32>")
+    return text.replace("> {", f"> attributes {{onward.graph = {value}}} {{", 1)
+
+
+TEN = ", ".join(["{}"] * 10)
+ONE = '"onnx.Constant"() {value = #a} : () -> tensor<1xf32>'
+SHORT = {
+    "a constant": constant("dense<1.0> : tensor<100000x100000xf32>") * 3,
+    "results": FUNCTION.format("  " + "%a:99999, " * 1000 + '%0 = "onnx.Relu"() : () -> ()'),
+    "lists of aliases": aliases("[1]", f"[{TEN}]", 60) + with_attribute("#a59"),
+    "graphs of aliases": aliases("{}", f"{{node = [{{attribute = [{{graphs = [{TEN}]}}]}}]}}", 60) + with_graph("#a59"),
+    "types of aliases": aliases("i1", f"({TEN}) -> ()", 60, "!") + with_attribute("!a59"),
+    "an alias of a tensor": "#a = dense<1.0> : tensor<1000000xf32>\n"
+    + FUNCTION.format("\n".join(f"  %{i} = {ONE}" for i in range(3000))),
+}
+DEEP = {
+    "lists": aliases("[1]", "[{}]", 50_000) + with_attribute("#a49999"),
+    "graphs": aliases("{}", "{node = [{attribute = [{g = {}}]}]}", 50_000) + with_graph("#a49999"),
+    "sequences": aliases("tensor<1xf32>", "!onnx.Seq<{}>", 50_000, "!") + with_attribute("!a49999"),
+    "tensors": aliases("tensor<1xf32>", "tensor<2x{}>", 50_000, "!") + with_attribute("dense<1> : !a49999"),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_text_does_not_fill_the_memory(name: str) -> None:
+    began = time.process_time()
     tracemalloc.start()
-    refusal(constant("dense<1.0> : tensor<100000x100000xf32>") * 3)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    try:
+        refusal(SHORT[name])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
     assert peak < 50e6
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_aliases_nest_no_deeper_than_what_is_written_out(name: str) -> None:
+    assert refusal(DEEP[name]).code == "M103"
+
+
+def test_an_alias_stands_for_what_it_names() -> None:
+    text = "#a = dense<2.5> : tensor<1xf32>\n!t = tensor<1xf32>\n"
+    text += FUNCTION.format('  %1, %0 = "onnx.Constant"() {value = #a, y = [#a]} : () -> (!t, !t)')
+
+    (node,) = onward.mlir.from_text(text).graph.node
+
+    assert [a.name for a in node.attribute] == ["value", "y"]
+    assert onnx.numpy_helper.to_array(node.attribute[0].t) == 2.5
+    assert onnx.numpy_helper.to_array(node.attribute[1].tensors[0]) == 2.5
+
+
+USED = '  %{} = "onnx.Constant"() {{value = dense_resource<w> : tensor<{}xf32>}} : () -> tensor<{}xf32>'
+RESOURCE = '{{-# dialect_resources: {{ builtin: {{ w: "0x{}" }} }} #-}}'
+
+
+def test_a_resource_is_not_copied_without_end() -> None:
+    lines = "\n".join(USED.format(i, 100_000, 100_000) for i in range(3000))
+
+    error = refusal(FUNCTION.format(lines) + RESOURCE.format("00" * 400_004))
+
+    assert "resource `w` is used too often" in str(error)
+
+
+def test_a_resource_may_be_used_twice() -> None:
+    lines = "\n".join(USED.format(i, 1, 1) for i in range(2))
+
+    proto = onward.mlir.from_text(FUNCTION.format(lines) + RESOURCE.format("040000000000803F"))
+
+    assert [onnx.numpy_helper.to_array(n.attribute[0].t).tolist() for n in proto.graph.node] == [[1.0]] * 2
+
+
+LINES = 20_000
+HEAD = "func.func @f(%c: tensor<i1>) -> tensor<i1> {\n"
+CHAIN = "".join(f'  %x{i} = "onnx.Not"(%c) : (tensor<i1>) -> tensor<i1>\n' for i in range(LINES))
+REGIONS = "({ onnx.Yield %x5 : tensor<i1> }, { onnx.Yield %x6 : tensor<i1> })"
+MANY = f"{', '.join(['%c'] * LINES)} : {', '.join(['tensor<i1>'] * LINES)}\n"
+LONG = {
+    "results of a branch": f'{HEAD}  %0 = "onnx.If"(%c) ({{\n{CHAIN}  onnx.Yield {MANY}  }}, {{\n'
+    "  onnx.Yield %c : tensor<i1>\n  }) : (tensor<i1>) -> tensor<i1>\n  return %0 : tensor<i1>\n}",
+    "branches": HEAD
+    + CHAIN
+    + "".join(f'  %y{i} = "onnx.If"(%c) {REGIONS} : (tensor<i1>) -> tensor<i1>\n' for i in range(3000))
+    + "  return %y0 : tensor<i1>\n}",
+    "comments": "//\n" * 500_000 + f"{HEAD}  return %c : tensor<i1>\n}}",
+    "escapes": 'module attributes {a = "' + "\\5C" * 500_000 + f'"}} {{\n{HEAD}  return %c : tensor<i1>\n}} }}',
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_time_and_memory_grow_with_the_length_of_a_text(name: str) -> None:
+    began = time.process_time()
+
+    onward.mlir.from_text(LONG[name])
+
+    assert time.process_time() - began < 15
+
+
+@pytest.mark.parametrize("half", ["\ud800", "module {} // \udfff\ud834"])
+def test_half_of_a_character_is_refused(half: str) -> None:
+    assert "half of a character" in str(refusal(half))
+
+
+@pytest.mark.parametrize("patch", ['{"\\FF" = 1}', '{clear = ["\\FF"]}', '{opset_import = [{"\\ED\\A0\\80" = 1}]}'])
+def test_a_field_whose_name_is_no_text_is_refused(patch: str) -> None:
+    """A look into protobuf's own mapping of fields would leave an exception behind, which ends in a SystemError."""
+    error = refusal(f"module attributes {{onward.model = {patch}}} {{ func.func @f() {{ return }} }}")
+
+    assert "has no field" in str(error)
+
+
+NO_TEXT = '"\\FF"'
+RELU = '%0 = "onnx.Relu"(%a){} : (tensor<1xf32>) -> tensor<1xf32>'
+NAMED = {
+    "a function": ("@f", f"@{NO_TEXT}"),
+    "an argument": ("%a: tensor<1xf32>", f"%a: tensor<1xf32> {{onnx.name = {NO_TEXT}}}"),
+    "a result": ("-> (tensor<1xf32>)", f"-> (tensor<1xf32> {{onnx.name = {NO_TEXT}}})"),
+    "a value": (RELU.format(""), RELU.format(f" {{onward.outputs = [{NO_TEXT}]}}")),
+    "a node": (RELU.format(""), RELU.format(f" {{onnx_node_name = {NO_TEXT}}}")),
+    "an attribute": (RELU.format(""), RELU.format(f" {{{NO_TEXT} = 1}}")),
+    "an operation": ("onnx.Relu", "onnx.\\FF"),
+    "a domain": (
+        RELU.format(""),
+        RELU.format(f' {{domain_name = {NO_TEXT}, function_name = "F"}}').replace("Relu", "Custom"),
+    ),
+    "an initializer": (
+        RELU.format(""),
+        f"%0 = onnx.Constant {{onward.initializer = {{}}, onward.outputs = [{NO_TEXT}]}} dense<1.0> : tensor<1xf32>",
+    ),
+    "an operator of IREE": ('"onnx.Relu"', 'torch.operator "onnx.\\FF"'),
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_name_that_is_no_text_is_refused(what: str) -> None:
+    text = (
+        f"func.func @f(%a: tensor<1xf32>) -> (tensor<1xf32>) {{\n  {RELU.format('')}\n  return %0 : tensor<1xf32>\n}}"
+    )
+    if what == "an operator of IREE":
+        text = text.replace(") {", ") attributes {torch.onnx_meta.opset_version = 18 : si64} {", 1)
+    old, new = NAMED[what]
+    assert old in text
+
+    assert refusal(text.replace(old, new)).code == "M131"
+
+
+def test_a_function_with_too_many_attributes_of_arguments_is_refused() -> None:
+    text = """"func.func"() <{arg_attrs = [{}, {}], sym_name = "f", function_type = (tensor<1xf32>) -> ()}> ({
+    ^bb0(%a: tensor<1xf32>):
+      "onnx.Return"(%a) : (tensor<1xf32>) -> ()
+    }) : () -> ()"""
+
+    assert "attributes of arguments that it does not have" in str(refusal(text))
 
 
 def test_the_place_of_a_mistake_is_named() -> None:

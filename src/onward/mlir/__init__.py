@@ -77,7 +77,13 @@ def from_text(source: str, *, function: str | None = None, limits: Limits = DEFA
     Raises:
         ModelError: the text is not MLIR, is not an ONNX model, or is not safe to read.
     """
-    return _read(source.encode("utf-8", "surrogateescape").decode("latin-1"), function, None, limits)
+    try:
+        data = source.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ModelError(
+            Diagnostic(M130, "the text has half of a character", found=f"{source[error.start]!a}")
+        ) from error
+    return _read(data.decode("latin-1"), function, None, limits)
 
 
 def save(
@@ -209,7 +215,7 @@ def _read(source: str, function: str | None, folder: str | None, limits: Limits)
         blobs.update(_external_data(where.text, folder))
     if torch_onnx.is_torch(module):
         module = torch_onnx.from_torch(module)
-    proto = import_module(module, blobs, function)
+    proto = import_module(module, blobs, function, limits)
     problems = check_structure(proto)
     if problems:
         raise ModelError(problems)

@@ -9,12 +9,15 @@ import numpy as np
 
 from onward.mlir.numbers import float_bits, float_width, integer_width, storage
 from onward.mlir.scanner import DIGITS, Scanner
-from onward.mlir.syntax import Dense, Dialect, Scalar, Tensor
+from onward.mlir.syntax import Dense, Dialect, Scalar, Tensor, named
 
 _TOKEN = re.compile(r"[\[\](),]|[^\s\[\](),]+")
 _LIST = re.compile(r"[^>\"]*")
 _INTEGER = re.compile(r"-?(?:0x[0-9A-Fa-f]+|[0-9]+)")
 _DECIMAL = re.compile(r"-?[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]{1,6})?")
+
+AMPLIFIED = 16
+"""The bytes that a character of a text may become."""
 
 Literal = tuple[str, list[str] | list[bytes] | str, tuple[int, ...]]
 
@@ -100,15 +103,15 @@ def _structure(scan: Scanner, tokens: list[str]) -> tuple[list[str], tuple[int, 
 
 
 class Expanded:
-    """The bytes of tensors that were written as one element: a short text must not fill the memory."""
+    """The bytes of what is written once and used often: a short text must not fill the memory."""
 
     def __init__(self, scan: Scanner) -> None:
-        self.left = scan.limits.splat_bytes + 16 * len(scan.text)
+        self.left = scan.limits.splat_bytes + AMPLIFIED * len(scan.text)
 
-    def spend(self, scan: Scanner, size: int) -> None:
+    def spend(self, scan: Scanner, size: int, what: str = "tensors that are written as one element take") -> None:
         self.left -= size
         if self.left < 0:
-            scan.fail("tensors that are written as one element take too much memory")
+            scan.fail(f"{what} too much memory")
 
 
 def make_dense(scan: Scanner, literal: Literal, kind: Tensor, expanded: Expanded) -> Dense:
@@ -131,7 +134,7 @@ def make_dense(scan: Scanner, literal: Literal, kind: Tensor, expanded: Expanded
     name = kind.element.name if isinstance(kind.element, Scalar) else ""
     numpy_type = storage(name)
     if numpy_type is None:
-        scan.fail(f"a tensor has elements of the type `{name or kind.element}`, which ONNX does not have")
+        scan.fail(f"a tensor has elements of the type `{named(kind.element)}`, which ONNX does not have")
     if how == "hex":
         assert isinstance(content, str)
         try:

@@ -21,6 +21,7 @@ from onward.mlir.syntax import (
     Operation,
     Region,
     Type,
+    seen_inside,
     strings,
     text,
 )
@@ -72,7 +73,7 @@ class NodeWriter(ValueWriter):
         else:
             made.attributes["domain_name"], made.attributes["function_name"] = text(node.domain), text(node.op_type)
         self._operands(node, made, names, outer, domain if known else None, opset, place)
-        visible = {**outer, **names} if _has_graphs(node) else {}
+        visible = seen_inside(names, outer) if _has_graphs(node) else {}
         self._attributes(node, made, visible, place)
         rest = difference(natural_node(made), node, NODE_PARTS)
         if rest:

@@ -12,7 +12,19 @@ from onward.mlir.attributes import attribute_of, read_patches
 from onward.mlir.export_nodes import RESERVED, natural_node
 from onward.mlir.messages import apply, fields_of, refuse, texts
 from onward.mlir.reading import items_of, text_of, without
-from onward.mlir.syntax import NONE, Attribute, Dense, Integer, Operation, Region, Sparse, String, Type, Unit
+from onward.mlir.syntax import (
+    NONE,
+    Attribute,
+    Dense,
+    Integer,
+    Operation,
+    Region,
+    Sparse,
+    String,
+    Type,
+    Unit,
+    seen_inside,
+)
 from onward.mlir.tensors import from_sparse, tensor_of
 from onward.mlir.types import value_info
 
@@ -34,6 +46,7 @@ class NodeReader:
     def __init__(self, importer: Import) -> None:
         self.importer = importer
         self.taken: set[str] = set()
+        self.repeated: dict[str, int] = {}
 
     def _inner_graph(
         self, graph: onnx.GraphProto, region: Region, header: dict[str, Attribute], outer: Mapping[str, str], place: str
@@ -44,10 +57,11 @@ class NodeReader:
     def _fresh(self, ssa: str) -> str:
         """Return a name for a value that the text gives none."""
         base = ssa.replace("#", "_") or "value"
-        name, count = base, 0
+        name, count = base, self.repeated.get(base, 0)
         while name in self.taken:
             count += 1
             name = f"{base}_{count}"
+        self.repeated[base] = count
         self.taken.add(name)
         return name
 
@@ -166,7 +180,7 @@ class NodeReader:
             refuse(f"`{made.name[:60]}` has regions that ONNX does not have", place=place)
         if headers and len(headers) != len(made.regions):
             refuse("an operation has another number of regions than `onward.regions` says", place=place)
-        visible = {**outer, **values} if made.regions else {}
+        visible = seen_inside(values, outer) if made.regions else {}
         for index, region in enumerate(made.regions):
             header: dict[str, Attribute] = {}
             if headers:

@@ -6,17 +6,20 @@ outputs are left out, and the operator set is the newest that has all operations
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import onnx
 
+from onward.errors import Diagnostic, ModelError
 from onward.graph.schema import newest_opset
 from onward.mlir import dialect
+from onward.mlir.elements import AMPLIFIED
 from onward.mlir.import_nodes import NodeReader
 from onward.mlir.inference import inferred_types
-from onward.mlir.messages import apply, fields_of, refuse
+from onward.mlir.messages import M131, apply, fields_of, refuse
 from onward.mlir.reading import items_of, only_region, patch_of, symbol_of, text_of, without
+from onward.mlir.scanner import DEFAULT, Limits
 from onward.mlir.syntax import (
     NONE,
     Array,
@@ -32,6 +35,7 @@ from onward.mlir.syntax import (
     Tensor,
     Type,
     Unit,
+    seen_inside,
 )
 from onward.mlir.tensors import element_size
 from onward.mlir.types import ANYTHING, proto_of, value_info
@@ -41,20 +45,28 @@ _DROPPED = frozenset({"onnx.EntryPoint", "onnx.PrintSignature"})
 _GRAPH_KEYS = ("inputs", "outputs", "value_info", "attribute")
 
 
-def import_module(module: Module, blobs: Mapping[str, bytes | memoryview], function: str | None) -> onnx.ModelProto:
+def import_module(
+    module: Module, blobs: Mapping[str, bytes | memoryview], function: str | None, limits: Limits = DEFAULT
+) -> onnx.ModelProto:
     """Return the model of a module; `blobs` holds the data of resources, and `function` names the main one of several.
 
     Raises:
         ModelError: the module is not an ONNX model.
     """
-    return Importer(module, blobs).model(function)
+    try:
+        return Importer(module, blobs, limits).model(function)
+    except UnicodeEncodeError as error:  # protobuf has texts of UTF-8 alone
+        shown = error.object.encode("utf-8", "surrogateescape")[:60]
+        raise ModelError(Diagnostic(M131, "a name is not UTF-8", found=f"{shown!r}")) from error
 
 
 class Importer:
     """One import."""
 
-    def __init__(self, module: Module, blobs: Mapping[str, bytes | memoryview]) -> None:
+    def __init__(self, module: Module, blobs: Mapping[str, bytes | memoryview], limits: Limits) -> None:
         self.module, self.blobs = module, blobs
+        self.copied = dict.fromkeys(blobs, 0)  # how often each resource was used
+        self.left = limits.splat_bytes + AMPLIFIED * sum(map(len, blobs.values()))
         self.names: set[tuple[str, int | None]] = set()
 
     def model(self, function: str | None) -> onnx.ModelProto:
@@ -85,12 +97,13 @@ class Importer:
         for domain in sorted(domains - {"", "ai.onnx"}):
             known = domain in dialect.DOMAINS
             proto.opset_import.add(domain=domain, version=newest_opset(domain) if known else 1)
-        kinds = inferred_types(proto)
-        for output in proto.graph.output:  # ONNX wants the rank of an output, MLIR does not
-            if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
-                kind = kinds.get(output.name, ANYTHING)
-                if isinstance(kind, Tensor):
-                    output.type.CopyFrom(proto_of(kind, "", ""))
+        tensors = [o for o in proto.graph.output if o.type.HasField("tensor_type")]
+        unranked = [o for o in tensors if not o.type.tensor_type.HasField("shape")]
+        kinds = inferred_types(proto) if unranked else {}
+        for output in unranked:  # ONNX wants the rank of an output, MLIR does not
+            kind = kinds.get(output.name, ANYTHING)
+            if isinstance(kind, Tensor):
+                output.type.CopyFrom(proto_of(kind, "", ""))
 
     def _main(self, wanted: str | None) -> Operation:
         functions = {symbol_of(f): f for f in self.module.functions() if "onward.function" not in f.attributes}
@@ -132,6 +145,15 @@ class Importer:
                 found=f"{len(data):,} bytes",
                 needed=f"{needed:,}",
             )
+        if self.copied[value.key]:
+            self.left -= len(data)
+        self.copied[value.key] += 1
+        if self.left < 0:
+            refuse(
+                f"resource `{value.key[:60]}` is used too often",
+                place=place,
+                found=f"{self.copied[value.key]:,} times {len(data):,} bytes",
+            )
         return Dense(value.type, data)
 
 
@@ -149,6 +171,8 @@ class FunctionReader(NodeReader):
         given = [dict(fields_of(g, place)) for g in items_of(made.attributes.get("arg_attrs"))]
         returned = [dict(fields_of(r, place)) for r in items_of(made.attributes.get("res_attrs"))]
         given += [{} for _ in range(len(region.arguments) - len(given))]
+        if len(given) != len(region.arguments):
+            refuse("a function has attributes of arguments that it does not have", place=place)
         values: dict[str, str] = {}
         kinds: dict[str, Type] = {}
         infos: dict[str, onnx.ValueInfoProto] = {}
@@ -163,19 +187,16 @@ class FunctionReader(NodeReader):
         self._inputs(graph, header, infos, [], kinds, values, place)
         if any(not name for name, _ in end):
             refuse("a function returns a value that is not there", place=place, found="`onnx.NoValue`")
+        computed = {name for node in graph.node for name in node.output}
         for index, (name, kind) in enumerate(end):
             described = returned[index] if index < len(returned) else {}
             stated = text_of(described.get("onnx.name")) if "onnx.name" in described else name
-            if stated != name:
-                self._rename(graph, name, stated, place)
+            if stated != name:  # its value came without the name that the function states
+                if stated in computed:
+                    refuse(f"two values are called `{stated[:60]}`", place=place)
+                computed.add(stated)
+                graph.node.append(onnx.helper.make_node("Identity", [name], [stated]))
             graph.output.append(value_info(stated, kind, patch_of(described, place), place))
-
-    def _rename(self, graph: onnx.GraphProto, name: str, stated: str, place: str) -> None:
-        """Give an output the name that the function states: its value came without one."""
-        node = onnx.helper.make_node("Identity", [name], [stated])
-        if any(stated in n.output for n in graph.node):
-            refuse(f"two values are called `{stated[:60]}`", place=place)
-        graph.node.append(node)
 
     def model_function(self, made: Operation) -> onnx.FunctionProto:
         """Return a model-local function."""
@@ -226,16 +247,17 @@ class FunctionReader(NodeReader):
         self._inputs(graph, {}, infos, listed, kinds, values, place)
         outputs = items_of(header.get("outputs"))
         if "outputs" not in header:
-            end = [(self._own(name, graph, place), kind) for name, kind in end]
+            computed = {name for node in graph.node for name in node.output}
+            end = [(self._own(name, computed, graph, place), kind) for name, kind in end]
         for index, (name, kind) in enumerate(end):
             patch = without(fields_of(outputs[index], place), ("name",)) if index < len(outputs) else {}
             graph.output.append(value_info(name, kind, patch, place))
 
-    def _own(self, name: str, graph: onnx.GraphProto, place: str) -> str:
+    def _own(self, name: str, computed: Container[str], graph: onnx.GraphProto, place: str) -> str:
         """Return an output of an inner graph that this graph itself computes, as ONNX wants it."""
         if not name:
             refuse("a region yields a value that is not there", place=place, found="`onnx.NoValue`")
-        if any(name in node.output for node in graph.node):
+        if name in computed:
             return name
         made = self._fresh(name)
         graph.node.append(onnx.helper.make_node("Identity", [name], [made]))
@@ -288,7 +310,7 @@ class FunctionReader(NodeReader):
         for made in region.operations:
             here = f"line {made.line}" if made.line else place
             if result is not None:
-                refuse("an operation follows the end of its region", place=here, found=f"`{made.name}`")
+                refuse("an operation follows the end of its region", place=here, found=f"`{made.name[:60]}`")
             if made.name in ends:
                 names = [self._find(ssa, values, outer, here) for ssa in made.operands]
                 result = list(zip(names, made.operand_types, strict=True))
@@ -296,7 +318,7 @@ class FunctionReader(NodeReader):
                 for ssa in made.results:
                     self._bind(ssa, "", NONE, values, kinds, here)
             elif made.name == dialect.TRAINING and proto is not None:
-                self._training(made, proto, {**outer, **values}, here)
+                self._training(made, proto, seen_inside(values, outer), here)
             elif made.name in _DROPPED:
                 continue
             elif "onward.initializer" in made.attributes and isinstance(graph, onnx.GraphProto):

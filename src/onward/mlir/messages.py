@@ -6,6 +6,7 @@ fields in which a message differs from the one that the natural text gives. So n
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Collection
 from typing import Any, NoReturn, TypeVar
@@ -73,7 +74,7 @@ def apply(message: Message, patch: dict[str, Attribute], place: str) -> Message:
         except Exception as error:  # noqa: BLE001  # protobuf's own DecodeError, ValueError or RuntimeError
             refuse(f"a message cannot be read: {error}", place=place)
         return message
-    fields = target.DESCRIPTOR.fields_by_name
+    fields = _fields(target.DESCRIPTOR)
     for name, value in patch.items():
         if name == CLEAR:
             for cleared in texts(value, place):
@@ -85,6 +86,12 @@ def apply(message: Message, patch: dict[str, Attribute], place: str) -> Message:
             refuse(f"{target.DESCRIPTOR.name} has no field `{name[:60]}`", place=place)
         _decode_field(target, fields[name], value, place)
     return message
+
+
+@functools.cache
+def _fields(descriptor: Any) -> dict[str, Any]:
+    """Return the fields of a kind of message; protobuf's own mapping ends in a SystemError for half of a character."""
+    return {field.name: field for field in descriptor.fields}
 
 
 def _decode_field(target: Any, field: Any, value: Attribute, place: str) -> None:

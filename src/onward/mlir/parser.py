@@ -78,11 +78,11 @@ class Parser(ValueParser):
         name = scan.word()
         scan.expect("=")
         if sign == "!":
-            self.type_aliases[name] = self.type()
+            self.type_aliases[name] = self._aliased(self.type)
         elif scan.optional_word() == "loc":
             self._location()
         else:
-            self.attribute_aliases[name] = self.attribute()
+            self.attribute_aliases[name] = self._aliased(self.attribute)
 
     def _location(self) -> None:
         if self.scan.take("loc"):
@@ -140,8 +140,7 @@ class Parser(ValueParser):
             )
         scan.skip()
         made = Operation("", line=scan.line())
-        if scan.peek() == "%":
-            made.results = self._results()
+        named = self._results() if scan.peek() == "%" else []
         if scan.peek() == '"':
             made.name = scan.string().decode("utf-8", "replace")
             self._generic(made)
@@ -153,26 +152,29 @@ class Parser(ValueParser):
             else:
                 read(self, made)
         self._location()
-        if not made.results:
-            made.results = [""] * len(made.result_types)  # nobody reads them
-        if len(made.results) != len(made.result_types):
-            scan.fail(f"`{made.name}` has {len(made.result_types)} results and {len(made.results)} names for them")
+        count, name = sum(n for _, n in named), made.name[:60]
+        if named and count != len(made.result_types):
+            scan.fail(f"`{name}` has {len(made.result_types)} results and {count} names for them")
         if len(made.operands) != len(made.operand_types):
-            scan.fail(f"`{made.name}` has {len(made.operands)} operands and {len(made.operand_types)} types for them")
+            scan.fail(f"`{name}` has {len(made.operands)} operands and {len(made.operand_types)} types for them")
+        made.results = [f"{a}#{i}" if n > 1 else a for a, n in named for i in range(n)]
+        if not named:
+            made.results = [""] * len(made.result_types)  # nobody reads them
         return made
 
-    def _results(self) -> list[str]:
-        """Read `%a, %b:2 =`."""
-        scan, names = self.scan, []
+    def _results(self) -> list[tuple[str, int]]:
+        """Read `%a, %b:2 =`, as names with the number of results that each stands for."""
+        scan = self.scan
+        names: list[tuple[str, int]] = []
         while True:
             name = scan.value()
             if scan.take(":"):
                 count = scan.number()
                 if not count.isdigit() or not 0 < int(count) < 100_000:
                     scan.fail("an operation has no such number of results")
-                names += [f"{name}#{i}" for i in range(int(count))] if int(count) > 1 else [name]
+                names.append((name, int(count)))
             else:
-                names.append(name)
+                names.append((name, 1))
             if not scan.take(","):
                 break
         scan.expect("=")

@@ -15,15 +15,15 @@ from onward.errors import Diagnostic, ModelError
 
 M130 = "M130"
 
-_SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*")
-_STRING = re.compile(r'"([^"\\\n]*(?:\\.[^"\\\n]*)*)"')
+_SPACE = re.compile(r"[ \t\r\n]*")
+_UNQUOTED = re.compile(r'[^"\\\n]*')
 _ESCAPE = re.compile(r"\\(?:([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _SPECIAL = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*")
 _VALUE = re.compile(r"%([A-Za-z0-9_$.-]+)")
 _NUMBER = re.compile(r"-?(?:0x[0-9A-Fa-f]+|[0-9]+(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?)?)")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
-_BRACKET = re.compile(r'->|[()\[\]{}<>]|"[^"\\\n]*(?:\\.[^"\\\n]*)*"')
+_BRACKET = re.compile(r'->|[()\[\]{}<>"]')
 DIGITS = 400  # of a number: a float64 written in full has 309
 
 
@@ -35,7 +35,7 @@ class Limits:
     nesting: int = 100
     operations: int = 2_000_000
     rank: int = 64
-    splat_bytes: int = 2**28  # that tensors written as one element may take, and 16 times the size of the text
+    splat_bytes: int = 2**28  # that what is written once and used often may take, and 16 times the size of the text
 
 
 DEFAULT = Limits()
@@ -77,9 +77,14 @@ class Scanner:
 
     def skip(self) -> None:
         """Go past spaces and comments."""
-        found = _SPACE.match(self.text, self.position)
-        assert found is not None
-        self.position = found.end()
+        while True:
+            found = _SPACE.match(self.text, self.position)
+            assert found is not None
+            self.position = found.end()
+            if not self.text.startswith("//", self.position):
+                return
+            end = self.text.find("\n", self.position)
+            self.position = len(self.text) if end < 0 else end
 
     def peek(self, length: int = 1) -> str:
         """Return the next characters that are not space."""
@@ -140,10 +145,31 @@ class Scanner:
 
     def raw_string(self) -> str:
         """Return a quoted text as it is written, without its quotes; escapes are left."""
-        found = self.match(_STRING)
-        if found is None:
+        self.skip()
+        begin = self.position
+        end = self._end_of_string(begin)
+        if end is None:
             self.fail("a text in quotes is missing, or does not end on its line", needed='a text such as `"a"`')
-        return found[1]
+        self.position = end
+        return self.text[begin + 1 : end - 1]
+
+    def _end_of_string(self, begin: int) -> int | None:
+        """Return where the quoted text that begins there ends; None if there is none.
+
+        A regex that counts escapes would keep a stack of them.
+        """
+        if not self.text.startswith('"', begin):
+            return None
+        at = begin + 1
+        while True:
+            found = _UNQUOTED.match(self.text, at)
+            assert found is not None
+            at = found.end()
+            if self.text.startswith('"', at):
+                return at + 1
+            if not self.text.startswith("\\", at) or self.text.startswith("\\\n", at) or at + 1 >= len(self.text):
+                return None
+            at += 2
 
     def string(self) -> bytes:
         """Return the bytes of a quoted text."""
@@ -172,9 +198,12 @@ class Scanner:
         self.skip()
         begin = self.position
         expected: list[str] = []
-        for found in _BRACKET.finditer(self.text, begin):
-            token = found[0]
-            if token in _CLOSING:
+        at = begin
+        while (found := _BRACKET.search(self.text, at)) is not None:
+            token, at = found[0], found.end()
+            if token == '"':
+                at = self._end_of_string(found.start()) or at
+            elif token in _CLOSING:
                 expected.append(_CLOSING[token])
             elif token in (")", "]", "}", ">"):
                 if not expected or expected.pop() != token:

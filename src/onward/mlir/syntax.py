@@ -7,10 +7,13 @@ no operation has successors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import TypeVar, cast
 
 import numpy as np
 
+Seen = TypeVar("Seen")
 ANY = "onward.any"
 """The type of a value whose type nobody states: `!onward.any`."""
 
@@ -50,6 +53,11 @@ class Function:
 
 Type = Scalar | Tensor | Dialect | Function
 NONE = Scalar("none")
+
+
+def named(kind: Type) -> str:
+    """Return what a message calls a type, which may be a large one."""
+    return kind.name[:60] if isinstance(kind, Scalar | Dialect) else f"{type(kind).__name__.lower()}<…>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +183,15 @@ class Module:
     def functions(self) -> Iterator[Operation]:
         """Yield the functions."""
         return (o for o in self.operations if o.name == "func.func")
+
+
+def seen_inside(names: Mapping[str, Seen], outer: Mapping[str, Seen]) -> Mapping[str, Seen]:
+    """Return the values that a region sees: those of the operations around it, in front of those further outside.
+
+    They are not copied: a graph may have many values and many regions.
+    """
+    around = outer.maps if isinstance(outer, ChainMap) else [outer]
+    return ChainMap(*(cast("MutableMapping[str, Seen]", each) for each in (names, *around)))
 
 
 def strings(*texts: str) -> Array:

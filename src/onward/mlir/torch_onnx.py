@@ -240,8 +240,8 @@ def _operation_back(old: Operation) -> Operation:
         return new
     place = f"line {old.line}"
     name = old.attributes.get("name")
-    operator = name.text if isinstance(name, String) else ""
-    if not operator.startswith(dialect.PREFIX):
+    operator = name.data.decode("utf-8", "replace") if isinstance(name, String) else ""
+    if not operator.startswith(dialect.PREFIX) or "\ufffd" in operator:
         refuse(f"`{operator[:60]}` is no operator of ONNX", place=place)
     new.name = operator
     new.attributes = {}

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onward.mlir.messages import difference, refuse
 from onward.mlir.numbers import BY_NAME, ELEMENTS
-from onward.mlir.syntax import ANY, Attribute, Dialect, Scalar, String, Tensor, Type, text
+from onward.mlir.syntax import ANY, Attribute, Dialect, Scalar, String, Tensor, Type, named, text
 
 ANYTHING = Dialect(ANY)
 DIM_PARAMS = "dim_params"
@@ -35,7 +35,7 @@ def element_number(kind: Type, place: str) -> int:
         name = name[1:]
     found = BY_NAME.get(name)
     if found is None:
-        refuse("ONNX has no such element type", place=place, found=f"`{name or kind}`")
+        refuse("ONNX has no such element type", place=place, found=f"`{named(kind)}`")
     return int(found.value)
 
 
@@ -87,7 +87,7 @@ def proto_of(kind: Type, params: str, place: str) -> onnx.TypeProto:
         inner = proto_of(kind.of[0], params, place)
         (proto.sequence_type if kind.name == "onnx.Seq" else proto.optional_type).elem_type.CopyFrom(inner)
     elif kind != ANYTHING and kind != Scalar("none"):
-        refuse("ONNX has no such type", place=place, found=f"`{getattr(kind, 'name', kind)}`")
+        refuse("ONNX has no such type", place=place, found=f"`{named(kind)}`")
     return proto
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from onward.errors import Diagnostic, ModelError
-from onward.mlir.elements import Expanded, make_dense, read_literal
+from onward.mlir.elements import AMPLIFIED, Expanded, make_dense, read_literal
 from onward.mlir.numbers import float_bits, float_width, integer_width
 from onward.mlir.scanner import DEFAULT, Limits, Scanner
 from onward.mlir.syntax import (
@@ -35,6 +38,18 @@ _SIZE = re.compile(r"(\?|[0-9]{1,19})x")
 _SCALAR = re.compile(r"[a-z]+[0-9]*[A-Z0-9]*[A-Z]*")
 
 
+Value = TypeVar("Value")
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias(Generic[Value]):
+    """What an alias stands for: as deep, and as large, as if it were written out wherever it is used."""
+
+    value: Value
+    depth: int
+    size: int
+
+
 def unsupported(scan: Scanner, what: str) -> None:
     """Raise because of valid MLIR that has no meaning in an ONNX model."""
     scan.fail(f"{what} cannot be in an ONNX model", needed="operations of the dialects `onnx` and `func`")
@@ -55,13 +70,28 @@ class ValueParser:
             )
         self.scan = Scanner(text, limits)
         self.limits = limits
-        self.depth = 0
+        self.depth = self.deepest = 0
         self.expanded = Expanded(self.scan)
-        self.attribute_aliases: dict[str, Attribute] = {}
-        self.type_aliases: dict[str, Type] = {}
+        self.attribute_aliases: dict[str, Alias[Attribute]] = {}
+        self.type_aliases: dict[str, Alias[Type]] = {}
 
-    def _deeper(self) -> None:
-        self.depth += 1
+    def _aliased(self, read: Callable[[], Value]) -> Alias[Value]:
+        """Read what an alias stands for."""
+        begin, left, self.deepest = self.scan.position, self.expanded.left, self.depth
+        value = read()
+        size = AMPLIFIED * (self.scan.position - begin) + left - self.expanded.left
+        return Alias(value, self.deepest - self.depth, size)
+
+    def _used(self, alias: Alias[Value]) -> Value:
+        """Return what an alias stands for, within the limits of what is written out."""
+        self._deeper(alias.depth)
+        self.depth -= alias.depth
+        self.expanded.spend(self.scan, alias.size, "what aliases stand for takes")
+        return alias.value
+
+    def _deeper(self, levels: int = 1) -> None:
+        self.depth += levels
+        self.deepest = max(self.deepest, self.depth)
         if self.depth > self.limits.nesting:
             raise ModelError(
                 Diagnostic(
@@ -112,7 +142,7 @@ class ValueParser:
             name = scan.word()
             if name not in self.attribute_aliases:
                 unsupported(scan, f"the attribute `#{name[:60]}`")
-            return self.attribute_aliases[name]
+            return self._used(self.attribute_aliases[name])
         word = scan.optional_word()
         if word in ("true", "false", "unit"):
             scan.word()
@@ -316,7 +346,7 @@ class ValueParser:
         scan.expect("!")
         name = scan.word("a type")
         if name in self.type_aliases:
-            return self.type_aliases[name]
+            return self._used(self.type_aliases[name])
         if scan.text[scan.position : scan.position + 1] != "<":
             return Dialect(name)
         if name not in ("onnx.Seq", "onnx.Opt"):

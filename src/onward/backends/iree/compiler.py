@@ -23,6 +23,7 @@ import onnx
 from onward.backends.iree import child
 from onward.backends.iree.doubles import write_out_doubles
 from onward.backends.iree.products import write_out_convolutions
+from onward.backends.iree.sums import write_out_sums
 from onward.backends.iree.targets import Target
 from onward.errors import BackendError, Diagnostic
 from onward.model.serde import serialize
@@ -136,8 +137,8 @@ def compile_model(model: onnx.ModelProto, name: str, place: str, target: Target,
 
 
 def _written_out(model: onnx.ModelProto, target: Target) -> onnx.ModelProto:
-    """Return a model in the form that is compiled: what IREE lacks, or compiles to slow code, in other operators."""
-    return write_out_doubles(write_out_convolutions(model) if target.is_processor else model)
+    """Return a model as it is compiled: what IREE lacks, or compiles to slow or inexact code, in other operators."""
+    return write_out_doubles(write_out_sums(write_out_convolutions(model) if target.is_processor else model))
 
 
 def _run(command: list[str], place: str, limits: Limits, source: Path) -> None:

@@ -76,4 +76,8 @@ _HAZARDS: dict[str, Callable[[ir.Node], bool]] = {
     "Selu": _always,  # its default constants have six digits
     "HardSwish": _always,  # 1/6 of float64, where the standard has that of float32
     "Softsign": _always,  # not compiled
+    "Attention": _always,  # not compiled
+    "RMSNormalization": _always,  # not compiled
+    "GroupNormalization": _always,  # onnx does not infer the shape of its result
+    "Resize": _always,  # other scales than whole ones, linear, cubic with edges, and axes are not compiled
 }

@@ -12,6 +12,7 @@ import onnx
 from onward.backends import state as states
 from onward.backends.base import Session
 from onward.backends.iree.compiler import B503, Limits, compile_cached, compile_model, version
+from onward.backends.iree.indices import check_indices, index_sizes
 from onward.backends.iree.module import Device, Module, close_at_exit, to_numpy
 from onward.backends.iree.static import B504, static_model
 from onward.backends.iree.targets import EXACT, HOST
@@ -70,6 +71,7 @@ class IreeSession(Session):
         if problems:
             raise BackendError(list(dict.fromkeys(problems)))
         self._kinds = {g: {v.name or "": v for v in g.model.graph.inputs} for g in program.graphs()}
+        self._indexed = {g: index_sizes(g.model.graph) for g in program.graphs()}
         self._modules: dict[PlainGraph, dict[Sizes, _Loaded]] = {}
         self._state = {name: self._device.put(value) for name, value in program.state.items()}
         close_at_exit(self)
@@ -115,6 +117,7 @@ class IreeSession(Session):
         states.require_feeds(graph.input_names, {**self._state, **given}, self.program)
         if graph not in self._kinds:
             self._kinds[graph] = {v.name or "": v for v in graph.model.graph.inputs}
+            self._indexed[graph] = index_sizes(graph.model.graph)
         values = {n: self._fed(graph, n, given[n]) if n in given else self._state[n] for n in graph.input_names}
         sizes: Sizes = tuple(tuple(v.shape) for v in values.values())
         modules = self._modules.setdefault(graph, {})
@@ -166,7 +169,7 @@ class IreeSession(Session):
         return {v.name: to_numpy(r) for v, r in zip(model.graph.output, results, strict=True)}
 
     def _fed(self, graph: PlainGraph, name: str, value: Any) -> np.ndarray:
-        """Return what is fed, in the type and with the number of axes of the input."""
+        """Return what is fed: of the type and with the axes of the input, and within what it indexes."""
         array, wanted = np.asarray(value), self._kinds[graph][name]
         kind = None if wanted.dtype is None else wanted.dtype.numpy()
         dims = shapes.dims(wanted)
@@ -186,6 +189,7 @@ class IreeSession(Session):
                     needed=f"{kind}{['?' if d is None else d for d in dims or ()]}",
                 )
             )
+        check_indices(name, array, self._indexed[graph])
         return array
 
 
