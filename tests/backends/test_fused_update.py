@@ -314,3 +314,68 @@ def test_the_loops_are_compiled_for_the_types_of_the_first_update(wide: onward.P
     session.step(batch())
 
     assert [len(loop.signatures) for loop in loops] == before
+
+
+SHARED = {  # what the loops of several parameters read, or parameters that belong together
+    "one gradient of two biases": "c = MatMul(x, K) h = Add(c, b) y = Add(h, d)",
+    "one gradient of two matrices": "S = Add(A, B) c = MatMul(x, S) y = MatMul(c, K2)",
+    "a batch input of the shape": "P = Mul(A, e) Q = Mul(B, e) S = Max(P, Q) c = MatMul(x, S) y = MatMul(c, K2)",
+    "masked tables": "P = Mul(A, M) Q = Mul(B, L) T = Add(P, Q) c = Gather(T, i) y = MatMul(c, K2)",
+    "a table in a sum and alone": "T = Add(A, B) a = Gather(T, i) g = Gather(A, j) c = Mul(a, g) y = MatMul(c, K2)",
+    "a table read twice": "a = Gather(A, i) g = Gather(A, j) t = Tanh(g) c = Add(a, t) y = MatMul(c, K2)",
+}
+
+
+def shared_model(body: str) -> onnx.ModelProto:
+    rng = np.random.default_rng(1)
+    inputs = "float[N,50] x, float[50,4] e, int64[N] i, int64[N] j"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> net ({inputs}) => (float[N,3] y) {{{body}}}'
+    )
+    sizes = {"K": (50, 3), "b": 3, "d": 3, "K2": (4, 3), **dict.fromkeys("ABML", (50, 4))}
+    names = {name for node in model.graph.node for name in node.input}
+    weights = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items() if name in names}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    return model
+
+
+def shared_batch(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    numbers = {"x": rng.normal(size=(12, 50)).astype(np.float32), "e": rng.normal(size=(50, 4)).astype(np.float32)}
+    return {**numbers, "i": rng.integers(0, 50, 12), "j": rng.integers(0, 50, 12), "labels": rng.integers(0, 3, 12)}
+
+
+@pytest.mark.parametrize("optimizer", [onward.Momentum(0.1, momentum=0.9), onward.Adam(1e-2)], ids=["Momentum", "Adam"])
+@pytest.mark.parametrize("name", SHARED)
+def test_parameters_that_share_an_array_get_the_bits_of_the_plain_graph(name: str, optimizer: object) -> None:
+    """One of two biases that are added stood still: the gradient of both went to the buffer of the other."""
+    model = onward.make_trainable(shared_model(SHARED[name]), loss="cross_entropy", optimizer=optimizer)
+    assert_same_bits(onward.compile(model))
+
+
+def test_a_frozen_mask_is_read_by_the_loop_or_left_in_the_graph() -> None:
+    model = shared_model("P = Mul(A, M) c = MatMul(x, P) y = MatMul(c, K2)")
+    made = onward.make_trainable(model, loss="cross_entropy", optimizer=onward.Adam(1e-2), train=["A", "K2"])
+    assert_same_bits(onward.compile(made))
+
+
+def test_a_mask_that_another_phase_trains_is_read_as_it_is_now() -> None:
+    model = shared_model("P = Mul(A, M) c = MatMul(x, P) y = MatMul(c, K2)")
+    phases = [onward.Phase(train=["A"], epochs=1), onward.Phase(train=["M"], epochs=1)]
+    made = onward.make_trainable(model, loss="cross_entropy", optimizer=onward.SGD(0.1), phases=phases)
+    assert_same_bits(onward.compile(made), alternate=True)
+
+
+def assert_same_bits(program: onward.Program, *, alternate: bool = False) -> None:
+    """Train with and without the fused update, all entries in turn if they alternate, and compare states."""
+    plain, fused = (open_session(program, "onnxruntime", fused=f, threads=2) for f in (False, True))
+    entries = list(program.entries) if alternate else [None]
+    start = plain.get_state()
+    for seed in range(6):
+        for session in (plain, fused):
+            session.step(shared_batch(seed), entry=entries[seed % len(entries)])
+    expected, found = plain.get_state(), fused.get_state()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    assert any(step.buffers for step in fused._steps.values())
+    assert all((expected[name] != start[name]).any() for name in program.parameters)

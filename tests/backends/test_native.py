@@ -299,6 +299,41 @@ def test_that_kernels_do_not_work_is_found_out_once_a_day(forgotten: None, monke
     assert len(compiled) == 2
 
 
+def test_who_asks_for_kernels_does_not_wait_a_day_for_a_mended_compiler(
+    forgotten: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cc, headers = tmp_path / "cc", tmp_path / "headers"
+    cc.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || [ -e {headers} ] || {{ echo no stdio.h >&2; exit 1; }}\nexec cc "$@"\n'
+    )
+    cc.chmod(0o755)
+    monkeypatch.setenv("CC", str(cc))
+    with pytest.warns(RuntimeWarning, match=r"no stdio\.h"):
+        open_session(small_program(), "onnxruntime")
+    library.load.cache_clear()
+    with (
+        pytest.warns(RuntimeWarning, match=r"no stdio\.h"),
+        pytest.raises(onward.OnwardError, match=r"(?s)B202.*found: .*no stdio\.h.*hint: mend that"),
+    ):
+        open_session(small_program(), "onnxruntime", native=True)
+
+    headers.touch()
+
+    library.load.cache_clear()
+    with pytest.warns(RuntimeWarning, match="an earlier start found this"):
+        session = open_session(small_program(), "onnxruntime", native=True)
+    assert session.native
+
+
+def test_a_compiler_that_was_killed_is_asked_again(forgotten: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_compile", lambda *given: (_ for _ in ()).throw(library._NotUsable("cc1: Killed")))
+
+    with pytest.warns(RuntimeWarning, match="Killed"):
+        assert library.load() is None
+
+    assert not library.CACHE.folder.exists()
+
+
 def test_a_library_has_the_parts_that_a_step_may_use() -> None:
     steps = [small_program().entries["train"].step.model.graph]
     perceptron = onward.compile(onward.make_trainable(onward.samples.perceptron(), loss="mse"))

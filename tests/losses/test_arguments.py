@@ -53,10 +53,11 @@ def test_an_output_without_the_class_axis_is_refused(shape: tuple[int, ...], axi
 
 def test_a_cross_entropy_of_one_class_is_refused() -> None:
     """It is 0 for every output, so nothing would be trained, in silence."""
-    with pytest.raises(ArgumentError, match="`y` has one class") as caught:
-        losses.CrossEntropy().labels([value("N", 1)])
+    for targets in losses.cross_entropy.TARGETS:
+        with pytest.raises(ArgumentError, match="`y` has one class") as caught:
+            losses.CrossEntropy(targets=targets).labels([value("N", 1)])
 
-    assert "`bce_with_logits`" in str(caught.value)
+        assert "`bce_with_logits`" in str(caught.value)
     assert losses.CrossEntropy().labels([value("N", 2)])[0].shape == ("N",)
 
 

@@ -74,6 +74,10 @@ def test_free_sizes_of_the_made_up_batch_may_be_given() -> None:
     assert found.batch["x"] == (3, 1, 20, 30)
     with pytest.raises(ArgumentError, match=r"(?s)no such free size `D`.*sizes=.*one of: H, N, W"):
         trainer.profile(sizes={"D": 5})
+    with pytest.raises(ArgumentError, match=r"sizes\['H'\]"):
+        trainer.profile(sizes={"H": 2.5})
+    with pytest.raises(ArgumentError, match="and data as well"):
+        trainer.profile(np.zeros((4, 1, 5, 5), np.float32), np.zeros(4, np.int64), sizes={"H": 5})
 
 
 def test_the_command_says_that_free_sizes_were_small(tmp_path: Path) -> None:

@@ -51,8 +51,6 @@ class CrossEntropy(ReducedLoss):
     def labels(self, outputs: Sequence[Value]) -> list[LabelSpec]:
         shape = list(shape_of(outputs[0], self))
         axis = class_axis(outputs[0], self.axis, self)
-        if self.targets == "probability":
-            return [LabelSpec(element_type(outputs[0], self), tuple(shape))]
         if shape[axis] == 1:
             raise ArgumentError(
                 Diagnostic(
@@ -64,6 +62,8 @@ class CrossEntropy(ReducedLoss):
                     hint="for one score that says yes or no, use the loss `bce_with_logits`, or `bce` behind a Sigmoid",
                 )
             )
+        if self.targets == "probability":
+            return [LabelSpec(element_type(outputs[0], self), tuple(shape))]
         del shape[axis]
         return [LabelSpec(ir.DataType.INT64, tuple(shape))]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onward.arguments import check_names
+from onward.arguments import check_names, whole
 from onward.compiler.make_self_test import made_up_batches
-from onward.errors import ArgumentError, BackendError, Diagnostic
+from onward.errors import A101, ArgumentError, BackendError, Diagnostic
 from onward.train.data.source import BatchRequest, no_batches
 from onward.train.profile import Profile
 
@@ -37,8 +37,12 @@ def take_profile(
     """Return the profile of `steps` steps; without data, on a batch of made-up numbers, whose free sizes are `sizes`.
 
     Raises:
-        ArgumentError: the step runs with no made-up batch, so it needs data.
+        ArgumentError: the step runs with no made-up batch, so it needs data; or there are data and sizes.
     """
+    sizes = {name: whole(f"sizes[{name!r}]", size, 1) for name, size in sizes.items()}
+    if data is not None and sizes:
+        text = "the sizes of a made-up batch are given, and data as well"
+        raise ArgumentError(Diagnostic(A101, text, found=f"sizes={sizes}", hint="leave one of them out"))
     feeds: Mapping[str, np.ndarray]
     if data is not None:
         feeds, seconds = _read(*data, batch_size, steps)

@@ -72,6 +72,9 @@ def describe(program: Program, title: str = "") -> dict[str, Any]:
     if yes_or_no := _yes_or_no(program, task, classes):
         task, ending = dataclasses.replace(task, kind="classes"), "YesNo" if ending == "Sigmoid" else "YesNoLogit"
         given = list(preparation.classes)
+        if len(given) > 2:
+            text = "the model says yes or no of a picture, but there are more than two names of classes"
+            raise ArgumentError(Diagnostic(A101, text, found=", ".join(given), needed="a name for no and one for yes"))
         classes = given if len(given) == 2 else [f"not {given[0]}", *given] if len(given) == 1 else ["no", "yes"]
     named = task.kind == "classes" and (yes_or_no or _names_a_class(target, classes))  # of labels, several may be right
     image = _picture(program) if len(program.targets) == 1 and named else None

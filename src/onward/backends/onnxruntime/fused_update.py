@@ -100,7 +100,9 @@ class _Finder:
             return False
         own = shapes.static_shape(value)
         constant = walk.constant_of(value)
-        return own in (shape, ()) or (constant is not None and constant.size == 1)
+        if constant is not None and constant.size == 1:
+            return True
+        return own in (shape, ()) and value.name in self.by_name  # the arrays of a loop are computed, or inputs
 
     def groups(self) -> list[Group]:
         merged: dict[tuple[Any, ...], list[Component]] = {}
@@ -135,7 +137,10 @@ class _Finder:
         return None
 
     def _components(self) -> list[Component]:
-        """Return the connected components of the element-wise nodes, each in topological order."""
+        """Return the connected components of the element-wise nodes, each in topological order.
+
+        Nodes that read the same array are connected, so that each array is one slot of one component.
+        """
         order = [n for n in self.graph if n in self.pulled]
         parent: dict[ir.Node, ir.Node] = {n: n for n in order}
 
@@ -145,7 +150,7 @@ class _Finder:
                 node = parent[node]
             return node
 
-        by_state: dict[str, ir.Node] = {}
+        by_array: dict[str, ir.Node] = {}
         for node in order:
             for value in node.inputs:
                 if value is None or is_scalar(value):
@@ -153,12 +158,12 @@ class _Finder:
                 producer = value.producer()
                 if producer in parent:
                     parent[root(node)] = root(producer)
-                elif value.name in self.state_inputs:
-                    first = by_state.setdefault(value.name or "", node)
+                elif (constant := walk.constant_of(value)) is None or constant.size != 1:
+                    first = by_array.setdefault(value.name or "", node)
                     parent[root(node)] = root(first)
             for value in node.outputs:
                 if value.name in self.replaces:
-                    first = by_state.setdefault(self.replaces[value.name or ""], node)
+                    first = by_array.setdefault(self.replaces[value.name or ""], node)
                     parent[root(node)] = root(first)
         found: dict[ir.Node, list[ir.Node]] = {}
         for node in order:

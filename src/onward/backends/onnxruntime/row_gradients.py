@@ -3,7 +3,8 @@
 The plain graph adds the rows to zeros of the size of the table with ScatterElements. ONNX Runtime runs it on one
 thread with one index per element, and writes the complete gradient at each step. Here there is no gradient of the size
 of the table: equal rows are summed in the order of ScatterElements, which gives bit-identical results, and the loop of
-the fused update takes zeros for all other rows.
+the fused update takes zeros for all other rows. (Of a table that is read in two places,
+one of two gradients is like that.)
 """
 
 from __future__ import annotations

@@ -221,8 +221,10 @@ class OnnxRuntimeSession(Session):
                     self._place(tensor, 0, view)
                     self._place(tensor, 1, view)
                 elif tensor in plan.gradients:
+                    assert tensor not in step.gradients  # ONNX Runtime writes it to one place
                     step.gradients[tensor] = _ort_value(view)
-                else:  # an array that is neither state nor computed: a batch input of a parameter's shape
+                else:  # an array that is neither replaced nor computed: an input of a parameter's shape
+                    assert tensor not in step.copied
                     step.copied[tensor] = view
         return step
 
@@ -296,7 +298,7 @@ class OnnxRuntimeSession(Session):
                 if name not in scalars:
                     scalars[name] = self._arrays[self._current[name]][name]
         for name, view in step.copied.items():
-            np.copyto(view, feeds[name])
+            np.copyto(view, feeds[name] if name in feeds else self._arrays[self._current[name]][name])
         try:
             for row in step.rows:
                 row.add(results[row.source.indices], results[row.source.rows])

@@ -125,6 +125,7 @@ def _expression(op_type: str, operands: list[str]) -> str:
 
 def merge(components: list[Component], rows: Collection[str]) -> Group:
     first = components[0]
+    assert len(components) == 1 or not any(name in rows for name in first.arrays)  # the rows are of one table
     shapes = tuple(min(c.shapes) for c in components)  # each component has one shape
     slots = [tuple(c.arrays[k] for c in components) for k in range(len(first.arrays))]
     targets = []

@@ -209,11 +209,10 @@ async function watch() {
 
 async function label(number) {
   const name = site.classes[number], target = site.fields.find((f) => f.classes), { from } = pad, taken = pad.pictures();
-  if (from === "draw") pad.clear(); // at once: the next drawing may begin while the worker is busy with a step
+  if (from !== "camera") pad.clear(); // at once: the next drawing may begin while the worker is busy with a step
   const shown = await seenIn(await taken);
   if (!shown.length) return say(from === "draw" ? "Draw something first, then say what it is." : "There is no picture yet.");
   const values = target.one_hot ? site.classes.map((_, i) => Number(i === number)) : [number];
-  if (from === "files") pad.clear();
   await addSamples(shown.map((s) => ({ ...s, label: name, values: { ...s.values, [target.name]: values } })));
 }
 

@@ -93,6 +93,7 @@ static void multiply(int64_t rows, const float *kernels, const float *panel, int
 #endif
     }
 #undef CASE
+    _Static_assert(ROWS <= 13, "a case for each number of rows");
 }
 
 static void multiply_panels(void *argument, size_t index) {

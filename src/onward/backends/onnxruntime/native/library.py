@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ _ONLY_IN = {
 """The files that only these parts need. Rows are in every library: they are behind layers of all kinds."""
 _SECONDS = 120  # that the compiler, and the trial of its library, may take
 _TRY_AGAIN = 24 * 3600  # seconds after which kernels that did not work are compiled again
+_PASSES = ("No space left", "Killed", "annot allocate", "out of memory")  # what ends without a new compiler
 _HERE = Path(__file__).parent
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-pthread", "-ffp-contract=fast")
 # The file itself, not the module: the packages around it take three times as long to import as what it needs.
@@ -82,6 +84,7 @@ def load(parts: frozenset[str] = WHOLE) -> str | None:
         data = CACHE.read(key)
         return _kept(_fresh(parts, key) if data is None else data)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: of a home that nobody has, too
+        _reasons[parts] = str(error)
         text = f"the native kernels do not work here, so the plain graph runs: {error}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None
@@ -96,19 +99,38 @@ def pays(steps: Iterable[ir.Graph], *, asked: bool | None, on_cpu: bool) -> bool
     steps = list(steps)
     if asked is False or not any(node.op_type in SUBJECTS for graph in steps for node in graph):
         return False
-    if on_cpu and load(parts_for(steps)) is not None:
+    parts = parts_for(steps)
+    if on_cpu and load(parts) is not None:
         return True
-    if asked:
-        raise BackendError(
-            Diagnostic(
-                B202,
-                "native=True, but there are no native kernels here",
-                needed="a C compiler (`cc`, or the one that the environment variable CC names) on Linux or macOS, "
-                "and no provider but the CPU",
-                hint="install one (Debian: `apt-get install gcc`), or leave `native` out: the plain graph trains too",
-            )
+    if not asked:
+        return False
+    if on_cpu and compiler() is not None and _forget_failure(parts) and load(parts) is not None:
+        return True
+    out = "or leave `native` out: the plain graph trains too"
+    raise BackendError(
+        Diagnostic(
+            B202,
+            "native=True, but there are no native kernels here",
+            found=_reasons.get(parts, "") if on_cpu else "other providers than the CPU",
+            needed="a C compiler (`cc`, or the one that the environment variable CC names) on Linux or macOS, "
+            "and no provider but the CPU",
+            hint=f"install one (Debian: `apt-get install gcc`), {out}" if compiler() is None else f"mend that, {out}",
         )
-    return False
+    )
+
+
+_reasons: dict[frozenset[str], str] = {}
+"""Why the library with these parts did not work in this process."""
+
+
+def _forget_failure(parts: frozenset[str]) -> bool:
+    """Forget that an earlier start failed, as it may be mended; return whether one had."""
+    name = f"{_key(parts)}.failed"
+    if sys.platform == "win32" or CACHE.read(name) is None:
+        return False
+    CACHE.write(name, json.dumps({"at": 0, "reason": ""}).encode())
+    load.cache_clear()
+    return True
 
 
 class _NotUsable(RuntimeError):
@@ -137,14 +159,18 @@ def _fresh(parts: frozenset[str], key: str) -> bytes:
     """Compile the library, try it out, and put it into the cache; keep there as well why it does not work."""
     failure = CACHE.read(f"{key}.failed")
     if failure is not None and 0 <= time.time() - (before := json.loads(failure))["at"] < _TRY_AGAIN:
-        raise _NotUsable(f"{before['reason']} (an earlier start found this; it is tried again after a day)")
+        raise _NotUsable(
+            f"{before['reason']} (an earlier start found this; it is tried again after a day, with native=True, or "
+            f"once `{CACHE.folder / key}.failed` is gone)"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix="onward-") as folder, _trial(parts) as trial:
             path = Path(folder, "onward_kernels.so")
             data = _compile(path, parts)
             _try_out(path, trial)
-    except _NotUsable as error:
-        CACHE.write(f"{key}.failed", json.dumps({"at": time.time(), "reason": str(error)}).encode())
+    except (_NotUsable, subprocess.TimeoutExpired) as error:
+        if not any(word in str(error) for word in _PASSES):
+            CACHE.write(f"{key}.failed", json.dumps({"at": time.time(), "reason": str(error)}).encode())
         raise
     CACHE.write(key, data)
     return data
@@ -193,7 +219,8 @@ def _try_out(path: Path, trial: Trial) -> None:
     """Run each kernel in a process of its own, beside ONNX Runtime's operators: a crash must not be one of ours."""
     _, said = trial.communicate(f"{path}\n", timeout=_SECONDS)
     if trial.returncode != 0:
-        raise _NotUsable(f"the trial ended with code {trial.returncode}: {said.strip()[-500:]}")
+        killed = " (Killed)" if trial.returncode == -signal.SIGKILL else ""
+        raise _NotUsable(f"the trial ended with code {trial.returncode}{killed}: {said.strip()[-500:]}")
 
 
 def _call(command: list[str]) -> subprocess.CompletedProcess[str]:
