@@ -28,7 +28,7 @@ from onward.graph.walk import all_nodes
 from onward.model.serde import to_proto
 from onward.model.training_model import TrainingModel
 from onward.passes.base import Unit, collector_paused, run_passes
-from onward.passes.recompute.lowering import PREFIX as AGAIN
+from onward.passes.recompute.settings import PREFIX as AGAIN
 from onward.runtime import cores
 
 B200 = "B200"

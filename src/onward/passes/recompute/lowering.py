@@ -18,10 +18,8 @@ from onward.graph.builder import Builder, Value
 from onward.passes.base import NO_GRADIENTS, Pass, Unit
 from onward.passes.recompute.choice import Choice, choose, nothing
 from onward.passes.recompute.costs import sized_shapes
-from onward.passes.recompute.settings import ASSUMED, Estimate, Recompute
+from onward.passes.recompute.settings import ASSUMED, PREFIX, Estimate, Recompute
 from onward.passes.recompute.tape import Tape, reads_copy
-
-PREFIX = "again/"
 
 
 class RecomputeForward(Pass):

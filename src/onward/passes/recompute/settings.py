@@ -12,6 +12,7 @@ from onward.errors import A101, ArgumentError, Diagnostic, counted
 
 AUTO = "auto"
 STORES = ("bfloat16", "float16")
+PREFIX = "again/"  # of the names of what is computed again
 ASSUMED = 32  # for a free size of the batch that nobody states
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", re.IGNORECASE)

@@ -13,7 +13,7 @@ from onward.backends.onnxruntime.native.nodes import Pattern, match, native
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Value
 from onward.passes.base import Pass, Unit, rewrite_nodes
-from onward.passes.recompute.lowering import PREFIX
+from onward.passes.recompute.settings import PREFIX
 
 
 class UseNativeRows(Pass):
