@@ -24,6 +24,8 @@ WEIGHTS = {n: draw.normal(size=(WIDTH, HEADS * size)) for n, size in (("Wq", 4),
 BATCH = {"x": draw.normal(size=(N, QUERIES, WIDTH)), "z": draw.normal(size=(N, KEYS, WIDTH))}
 TARGET = draw.normal(size=(N, HEADS, QUERIES, 5))
 HIDDEN = draw.random((N, 1, QUERIES, KEYS)) < 0.3
+ALL_HIDDEN = HIDDEN.copy()
+ALL_HIDDEN[0, 0, 5] = True  # a query that sees no key
 FLOAT_MASK = draw.normal(size=(1, HEADS, QUERIES, KEYS))
 PLAIN_CORE = "s = MatMul(q, kt) {scaled} {masked} p = Softmax<axis = -1>(m) y = MatMul(p, v)"
 SCALED = "c = Constant<value_float = 2.0>() cc = CastLike(c, x) sc = Div(s, cc)"
@@ -85,8 +87,10 @@ def blocked(graph: PlainGraph) -> bool:
     return len(scans) == 2 and not any(n in scores for n in graph.model.graph)
 
 
-def by_torch(mask: np.ndarray | None = None, scale: float = 1.0, causal: bool = False) -> dict[str, np.ndarray]:
-    """Return the gradients of PyTorch's autograd, through its own attention."""
+def by_torch(
+    mask: np.ndarray | None = None, scale: float = 1.0, causal: bool = False, fill: float | None = None
+) -> dict[str, np.ndarray]:
+    """Return the gradients of PyTorch's autograd, through its own attention unless a `fill` is what hides."""
     weights = {n: torch.tensor(w, requires_grad=True) for n, w in WEIGHTS.items()}
     x, z = (torch.tensor(BATCH[n]) for n in ("x", "z"))
     q, k, v = (
@@ -94,7 +98,10 @@ def by_torch(mask: np.ndarray | None = None, scale: float = 1.0, causal: bool = 
         for n, data in (("Wq", x), ("Wk", z), ("Wv", z))
     )
     given = None if mask is None else torch.tensor(mask)
-    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, given, is_causal=causal, scale=scale)
+    if fill is not None and given is not None:
+        y = torch.softmax((q @ k.mT * scale).masked_fill(~given, fill), -1) @ v
+    else:
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, given, is_causal=causal, scale=scale)
     torch.nn.functional.mse_loss(y, torch.tensor(TARGET)).backward()
     return {f"grad/{n}": w.grad.numpy() for n, w in weights.items() if w.grad is not None}
 
@@ -123,6 +130,20 @@ WRITTEN: dict[str, tuple[str, str, dict[str, np.ndarray], dict[str, Any]]] = {
             off = Equal(low, zero) inf = Constant<value = DTYPE {{-inf}}>() nil = Constant<value = DTYPE {{0}}>()
             bias = Where(off, inf, nil) m = Add(s, bias)""",
         "", {}, {"causal": True},
+    ),
+    # As torch.onnx writes is_causal: the size from what the queries are computed of, and the lowest number.
+    "causal by sizes": (
+        """rows = Shape<start = 2, end = 3>(q) columns = Shape<start = 3, end = 4>(kt)
+            size = Concat<axis = 0>(rows, columns)
+            one = Constant<value_float = 1.0>() ones = Expand(one, size) low = Trilu<upper = 0>(ones)
+            zero = Constant<value_float = 0.0>() off = Equal(low, zero)
+            least = Constant<value = DTYPE {-3.4028234663852886e38}>() nil = Constant<value = DTYPE {0}>()
+            bias = Where(off, least, nil) m = Add(s, bias)""",
+        "", {}, {"causal": True},
+    ),
+    "a finite fill": (
+        "low = Constant<value = DTYPE {-10000}>() m = Where(hidden, low, s)",
+        "", {"hidden": ALL_HIDDEN}, {"mask": ~ALL_HIDDEN, "fill": -10000.0},
     ),
 }  # fmt: skip
 
@@ -174,6 +195,38 @@ def test_the_operator_with_packed_heads_has_the_gradients_of_torch():
 
     assert blocked(graph)
     assert_close(found, by_torch(scale=0.5))
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        ('"nhqd,nhkd->nhqk">(q, k)', 'y = Einsum<equation = "nhqk,nhkd->nhqd">(p, v)'),
+        ('"nqhd, nkhd -> nhqk">(rq, rk)', 'b = Einsum<equation = "nhqk, nkhd -> nqhd">(p, rv)'),
+    ],
+)
+def test_products_that_are_written_as_einsum_have_the_gradients_of_torch(ways: tuple[str, str]):
+    last = ways[1] + (" y = Transpose<perm = [0, 2, 1, 3]>(b)" if ways[1].startswith("b") else "")
+    graph = gradients(network(f"s = Einsum<equation = {ways[0]} p = Softmax<axis = -1>(s) {last}"))
+
+    found = run(graph)
+
+    assert blocked(graph)
+    assert_close(found, by_torch())
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_query_that_sees_no_key_has_the_gradient_zero_of_torch(long: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "SCORES", 100 if long else 1000)
+    core = """s = MatMul(q, kt) nil = Constant<value = double {0}>() low = Constant<value = double {-inf}>()
+              bias = Where(shown, nil, low) m = Add(s, bias) raw = Softmax<axis = -1>(m)
+              none = IsNaN(raw) p = Where(none, nil, raw) y = MatMul(p, v)"""
+    masks = {"shown": ~ALL_HIDDEN}
+    graph = gradients(network(core, masks=masks))
+
+    found = run(graph, masks)
+
+    assert blocked(graph) is long
+    assert_close(found, by_torch(mask=~ALL_HIDDEN))
 
 
 def test_float32_agrees_with_the_plain_form(monkeypatch: pytest.MonkeyPatch):
@@ -231,10 +284,14 @@ STAYS = {
     "the keys are free": {"core": PLAIN_CORE.format(scaled="", masked="").replace("(m)", "(s)"), "keys": "T"},
     "softcap": {"core": "y = Attention<softcap = 2.0>(q, k, v)", "opset": 23},
     "another axis": {"core": "s = MatMul(q, kt) p = Softmax<axis = 1>(s) y = MatMul(p, v)"},
-    "a finite fill": {
-        "core": """s = MatMul(q, kt) low = Constant<value = double {-10000}>() m = Where(hidden, low, s)
+    "a fill that is not negative": {
+        "core": """s = MatMul(q, kt) one = Constant<value = double {1}>() m = Where(hidden, one, s)
                 p = Softmax<axis = -1>(m) y = MatMul(p, v)""",
         "masks": {"hidden": HIDDEN},
+    },
+    "an Einsum that sums two axes": {
+        "core": """s = Einsum<equation = "nhqd,nhkd->nqk">(q, k) p = Softmax<axis = -1>(s)
+                axis = Constant<value_ints = [1]>() u = Unsqueeze(p, axis) y = MatMul(u, v)"""
     },
 }
 

@@ -1,9 +1,9 @@
 """`BlockLongAttention`: compute long attention block by block, so that a step never holds all of its scores.
 
-Attention is what exporters write out (MatMul, scale, mask, Softmax, MatMul) or the operator `Attention`. A training
-step keeps the probabilities of every head for the backward pass, and computes with several matrices of their size. From
-`SCORES` scores for each head on, `BlockwiseAttention` (`autodiff/rules/blockwise.py`) takes the place of these nodes,
-if the step is to save memory (`recompute`).
+Attention is what exporters write out (a product, scale, mask, Softmax, a product) or the operator `Attention`. A
+training step keeps the probabilities of every head for the backward pass, and computes with several matrices of their
+size. From `SCORES` scores for each head on, `BlockwiseAttention` (`autodiff/rules/blockwise.py`) takes the place of
+these nodes, if the step is to save memory (`recompute`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onward.autodiff.profile import PORTABLE
 from onward.autodiff.rules import blockwise
+from onward.autodiff.rules.softmax import without_nan
 from onward.graph import edit, shapes, walk
 from onward.graph.builder import Builder, Value
 from onward.graph.schema import GRADIENT_DOMAIN
@@ -28,6 +29,8 @@ SCORES = 1024 * 1024
 SHORTEST = 512
 """The queries, and the keys, that there have to be at least."""
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_LOWEST = float(np.finfo(np.float32).min)
+"""What is added to the score of a key hides it, as every query of a causal mask sees the first key."""
 
 Dims = tuple[int | str | None, ...]
 
@@ -44,6 +47,7 @@ class _Found:
     sizes: blockwise.Sizes
     mask: Value | None = None
     hides: bool = False  # the mask is True where a key is hidden
+    order: list[int] | None = None  # of the axes of the result, if it is not that of a MatMul
 
 
 class BlockLongAttention(Pass):
@@ -63,10 +67,10 @@ class BlockLongAttention(Pass):
         seen = {*unit.model_outputs, *wanted, *others, *(n.attributes.get_string("y", "") for n in gradients)}
         changed = False
         for node in list(unit.graph) if gradients else ():
-            if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Attention"):
+            if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Einsum", "Attention"):
                 continue
             op = unit.builder(f"{node.name or node.op_type}/")
-            found = _written_out(node, op, seen) if node.op_type == "MatMul" else _operator(node, op)
+            found = _operator(node, op) if node.op_type == "Attention" else _written_out(node, op, seen)
             if found is not None and not _has_gradient(found.mask, wanted):
                 _replace(node, found, unit)
                 changed = True
@@ -84,15 +88,19 @@ def is_long(queries: int, keys: int) -> bool:
 
 def _written_out(node: ir.Node, op: Builder, seen: set[str]) -> _Found | None:
     """Return the attention whose last product is `node`."""
-    P, V = node.inputs
-    softmax = _maker(P, ("Softmax",), seen)
-    if P is None or V is None or softmax is None or P.shape is None or P.dtype not in _TYPES:
+    last = _factors(node, op)
+    if last is None:
+        return None
+    P, V, order = last
+    guard = _guard_of(P, seen)
+    softmax = _maker(P if guard is None else guard, ("Softmax",), seen, readers=1 if guard is None else 2)
+    if softmax is None or P.shape is None or P.dtype not in _TYPES:
         return None
     rank = len(P.shape)
     scores = softmax.inputs[0]
     if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1) or rank < 3:
         return None
-    mask, hides, scales = None, False, []
+    masked, scales = None, []
     while (inner := _maker(scores, ("Add", "Where", "Mul", "Div"), seen)) is not None:
         if inner.op_type in ("Mul", "Div"):
             first, second = inner.inputs
@@ -103,37 +111,87 @@ def _written_out(node: ir.Node, op: Builder, seen: set[str]) -> _Found | None:
             scales.append((inner.op_type, second))
             scores = first
             continue
-        if mask is not None or scales:
+        if masked is not None or scales:
             return None
         masked = _mask_of(inner)
         if masked is None:
             return None
-        scores, mask, hides = masked
-    product = _maker(scores, ("MatMul",), seen)
-    if product is None:
+        scores = masked.scores
+    product = _maker(scores, ("MatMul", "Einsum"), seen)
+    factors = None if product is None else _factors(product, op)
+    if factors is None or factors[2] is not None:
         return None
-    Q, KT = product.inputs
-    sizes = None if Q is None or KT is None else _sizes(Q, KT, V)
-    if Q is None or KT is None or sizes is None:
+    Q, KT, _ = factors
+    sizes = _sizes(Q, KT, V)
+    if sizes is None or (masked is not None and not _fits(masked.mask, sizes, rank)):
         return None
-    if mask is not None and not _fits(mask, sizes, rank):
-        return None
+    sizes = dataclasses.replace(sizes, guarded=guard is not None)
     dims = shapes.dims(Q)
     assert dims is not None
     for kind, scale in scales:
         # The queries are fewer numbers than the scores.
         Q = op.call(kind, [Q, scale])[0]
-    if mask is not None and shapes.dims(mask) == (sizes.queries, sizes.keys) and _is_causal(mask):
-        return _Found(op, Q, dims, KT, V, dataclasses.replace(sizes, causal=True))
-    return _Found(op, Q, dims, KT, V, sizes, mask, hides)
+    found = _Found(op, Q, dims, KT, V, sizes, order=order)
+    if masked is not None:
+        if shapes.dims(masked.mask) == (sizes.queries, sizes.keys) and _is_causal(masked.mask):
+            found.sizes = dataclasses.replace(sizes, causal=True)
+        else:
+            found.mask, found.hides = masked.mask, masked.hides
+            found.sizes = dataclasses.replace(sizes, fill=masked.fill)
+    return found
 
 
-def _maker(value: Value | None, types: Sequence[str], seen: set[str]) -> ir.Node | None:
-    """Return what makes `value`, if it is one of these operators, one node alone reads it, and nobody else sees it."""
+def _factors(node: ir.Node, op: Builder) -> tuple[Value, Value, list[int] | None] | None:
+    """Return A and B of a product of matrices A B, and in which order an Einsum writes the axes of the result.
+
+    The letters of an Einsum stand for leading axes, the rows of A, the columns of B, and the axis that is summed over.
+    """
+    if len(node.inputs) != 2 or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    A, B = node.inputs[0], node.inputs[1]
+    if node.op_type == "MatMul":
+        return A, B, None
+    terms, _, result = node.attributes.get_string("equation", "").replace(" ", "").partition("->")
+    a, _, b = terms.partition(",")
+    lead = [c for c in result if c in a and c in b]
+    row, column = ([c for c in term if c in result and c not in lead] for term in (a, b))
+    summed = [c for c in a if c not in result]
+    distinct = all(len(set(term)) == len(term) and term.isalpha() for term in (a, b, result))
+    if not distinct or [len(row), len(column), len(summed)] != [1, 1, 1] or len(result) != len(lead) + 2:
+        return None
+    if set(b) != {*lead, *summed, *column}:
+        return None
+    A, B = _in_order(op, A, a, [*lead, *row, *summed]), _in_order(op, B, b, [*lead, *summed, *column])
+    made = [*lead, *row, *column]
+    return A, B, None if made == list(result) else [made.index(c) for c in result]
+
+
+def _in_order(op: Builder, value: Value, letters: str, wanted: list[str]) -> Value:
+    """Return the value with its axes, which have these letters, in the wanted order."""
+    perm = [letters.index(c) for c in wanted]
+    if perm == sorted(perm):
+        return value
+    turned = op.Transpose(value, perm=perm)
+    sizes = shapes.dims(value)
+    if sizes is not None:
+        turned.shape = ir.Shape([sizes[axis] for axis in perm])
+    turned.type = value.type
+    return turned
+
+
+def _guard_of(P: Value, seen: set[str]) -> Value | None:
+    """Return the probabilities in Where(IsNaN(probabilities), 0, probabilities), as PyTorch writes it."""
+    where = _maker(P, ("Where",), seen)
+    inside = None if where is None else where.inputs[2]
+    return inside if inside is not None and without_nan(inside) is P else None
+
+
+def _maker(value: Value | None, types: Sequence[str], seen: set[str], readers: int = 1) -> ir.Node | None:
+    """Return what makes `value`, if it is one of these operators, so many inputs read it, and nobody else sees it."""
     node = None if value is None else value.producer()
     if value is None or node is None or node.domain not in ("", "ai.onnx") or node.op_type not in types:
         return None
-    if len(value.uses()) != 1 or value.is_graph_output() or value.name in seen:
+    if len(value.uses()) != readers or value.is_graph_output() or value.name in seen:
         return None
     return node
 
@@ -143,22 +201,33 @@ def _is_number(value: Value) -> bool:
     return size is not None and math.prod(size) == 1 and len(size) < 2
 
 
-def _mask_of(node: ir.Node) -> tuple[Value, Value, bool] | None:
-    """Return the scores, the mask, and whether it is True where a key is hidden, of an Add or a Where."""
+@dataclasses.dataclass(frozen=True)
+class _Masked:
+    """Scores with a mask: a float that is added, or truths that say which scores become `fill`."""
+
+    scores: Value
+    mask: Value
+    hides: bool = False  # the mask is True where a key is hidden
+    fill: float = -math.inf
+
+
+def _mask_of(node: ir.Node) -> _Masked | None:
+    """Return the scores and the mask of an Add or a Where."""
     if node.op_type == "Add":
         first, second = node.inputs
         if first is None or second is None:
             return None
-        if _made_by(first, "MatMul", "Mul", "Div"):
-            return first, second, False
-        return (second, first, False) if _made_by(second, "MatMul", "Mul", "Div") else None
+        if _made_by(first, "MatMul", "Einsum", "Mul", "Div"):
+            return _Masked(first, second)
+        return _Masked(second, first) if _made_by(second, "MatMul", "Einsum", "Mul", "Div") else None
     condition, chosen, other = node.inputs
     if condition is None or chosen is None or other is None:
         return None
     for fill, scores, hides in ((chosen, other, True), (other, chosen, False)):
-        constant = walk.constant_of(fill)
-        if constant is not None and constant.size == 1 and np.isneginf(constant).all():
-            return scores, condition, hides
+        number = _number(fill)
+        # The lowest double is not a number of the attribute that says it to the call.
+        if number is not None and number < 0 and (math.isinf(number) or number == np.float32(number)):
+            return _Masked(scores, condition, hides, number)
     return None
 
 
@@ -192,15 +261,16 @@ def _fits(mask: Value, sizes: blockwise.Sizes, rank: int) -> bool:
 
 
 def _is_causal(mask: Value) -> bool:
-    """Return whether a mask to be added is 0 up to the diagonal and minus infinity behind it, as PyTorch writes it."""
+    """Return whether a mask to be added is 0 up to the diagonal and hides all behind it, as PyTorch writes it."""
     where = mask.producer()
     if where is not None and where.op_type == "Constant" and (constant := walk.constant_of(mask)) is not None:
         below = np.tril(np.ones(constant.shape, bool))
-        return mask.dtype in _TYPES and bool(np.all(np.where(below, constant == 0, np.isneginf(constant))))
+        return mask.dtype in _TYPES and bool(np.all(np.where(below, constant == 0, constant <= _LOWEST)))
     if where is None or where.op_type != "Where" or where.domain not in ("", "ai.onnx"):
         return False
     condition, hidden, shown = where.inputs
-    if _number(hidden) != -math.inf or _number(shown) != 0:
+    lowest = _number(hidden)
+    if lowest is None or lowest > _LOWEST or _number(shown) != 0:
         return False
     equal = None if condition is None else condition.producer()
     if equal is None or equal.op_type != "Equal" or _number(equal.inputs[1]) != 0:
@@ -262,11 +332,22 @@ def _split_heads(op: Builder, value: Value, heads: int) -> Value | None:
 
 
 def _has_gradient(mask: Value | None, wanted: set[str]) -> bool:
-    """Return whether a gradient is taken with respect to something that the mask is computed from."""
-    if mask is None or mask.dtype == ir.DataType.BOOL:
-        return False
-    behind = {v.name for n in walk.ancestors([mask]) for v in walk.reads(n)}
-    return not wanted.isdisjoint({mask.name or "", *(name for name in behind if name)})
+    """Return whether a gradient is taken with respect to something that the mask is computed from.
+
+    Integers and truths pass no gradient on: a causal mask is often made of the sizes of the queries and keys.
+    """
+    queue, seen = [mask], {mask}
+    while queue:
+        value = queue.pop()
+        if value is None or (value.dtype is not None and not value.dtype.is_floating_point()):
+            continue
+        if value.name in wanted:
+            return True
+        node = value.producer()
+        new = [] if node is None else [v for v in walk.reads(node) if v not in seen]
+        seen.update(new)
+        queue += new
+    return False
 
 
 def _replace(node: ir.Node, found: _Found, unit: Unit) -> None:
@@ -286,9 +367,7 @@ def _replace(node: ir.Node, found: _Found, unit: Unit) -> None:
     made.overload = overload
     unit.model.functions[made.identifier()] = made
     unit.model.opset_imports.setdefault(GRADIENT_DOMAIN, 1)
-    (Y,) = op.call(
-        blockwise.NAME, operands, domain=GRADIENT_DOMAIN, overload=overload, sizes=blockwise.attribute(sizes)
-    )
+    (Y,) = op.call(blockwise.NAME, operands, domain=GRADIENT_DOMAIN, overload=overload, **blockwise.attributes(sizes))
     Y.type, Y.shape = Q.type, ir.Shape([None, sizes.queries, sizes.value_width])
     packed = node.op_type == "Attention" and len(node.outputs[0].shape or found.Q_dims) == 3
     lead = list(found.Q_dims[:-2])
@@ -299,6 +378,8 @@ def _replace(node: ir.Node, found: _Found, unit: Unit) -> None:
         front = op.Shape(found.Q, start=0, end=len(lead))
         Y = op.Reshape(Y, op.Concat(front, [sizes.queries, sizes.value_width], axis=0))
     Y.shape = ir.Shape([*lead, sizes.queries, sizes.value_width])
+    if found.order is not None:
+        Y = op.Transpose(Y, perm=found.order)
     if packed:
         Y = op.Reshape(op.Transpose(Y, perm=[0, 2, 1, 3]), [0, 0, -1])
     edit.replace_node(node, op, [Y])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -37,6 +38,8 @@ class Sizes:
     width: int  # of queries and keys
     value_width: int
     causal: bool = False  # query i sees the keys up to i
+    guarded: bool = False  # a query that sees no key has the probabilities 0 instead of NaN
+    fill: float = -math.inf  # the score of a key that a mask of truths hides
 
     @property
     def blocks(self) -> int:
@@ -82,12 +85,15 @@ def function(sizes: Sizes, opset: int, dtype: ir.DataType, mask: ir.DataType | N
     _, (made,) = _scan(op, [], call.by_head(call.blocks(Q, sizes.width)), one_head, [], [made_shape])
     Y = call.joined(made, sizes.value_width)
     graph = ir.Graph(formals, [Y], nodes=op.nodes, opset_imports={"": opset})
-    return ir.Function(GRADIENT_DOMAIN, NAME, graph=graph, attributes=[ir.Attr("sizes", ir.AttributeType.INTS, None)])
+    kinds = {"sizes": ir.AttributeType.INTS, "fill": ir.AttributeType.FLOAT}
+    attributes = [ir.Attr(name, kind, None) for name, kind in kinds.items()]
+    return ir.Function(GRADIENT_DOMAIN, NAME, graph=graph, attributes=attributes)
 
 
-def attribute(sizes: Sizes) -> list[int]:
-    """Return the sizes as the attribute `sizes` of a call."""
-    return [int(size) for size in dataclasses.astuple(sizes)]
+def attributes(sizes: Sizes) -> dict[str, Any]:
+    """Return the sizes as the attributes of a call."""
+    *numbers, fill = dataclasses.astuple(sizes)
+    return {"sizes": [int(number) for number in numbers], "fill": fill}
 
 
 @gradient(NAME, domain=GRADIENT_DOMAIN)
@@ -96,8 +102,9 @@ def blockwise_attention(rule: Rule, dY: Value) -> Grads:
     dKT = Q^T dS, block by block; what the blocks give to keys and values is added up. The mask has no gradient."""
     op = rule.op
     assert isinstance(op, Emitter)
-    queries, keys, width, value_width, causal = rule.node.attributes["sizes"].as_ints()
-    sizes = Sizes(queries, keys, width, value_width, bool(causal))
+    queries, keys, width, value_width, causal, guarded = rule.node.attributes["sizes"].as_ints()
+    fill = rule.node.attributes["fill"].as_float()
+    sizes = Sizes(queries, keys, width, value_width, bool(causal), bool(guarded), fill)
     Q, KT, V, *masked = [v for v in rule.node.inputs if v is not None]
     call = _Call(op, sizes, Q, KT, V, masked)
     sums = op.ReduceSum(op.Mul(dY, rule.node.outputs[0]), [-1], keepdims=1)
@@ -111,6 +118,8 @@ def blockwise_attention(rule: Rule, dY: Value) -> Grads:
             block = _Block(head, op, row, given[0])
             P, (dY, rows) = block.probabilities, given[1:]
             dS = op.Mul(P, op.Sub(op.MatMul(dY, _turned(op, block.V)), rows))
+            if block.shown is not None and math.isfinite(sizes.fill):  # a query that sees no key sees all alike
+                dS = op.Where(block.shown, dS, 0.0)
             # The small factor is the transposed one: ONNX Runtime copies it.
             dKT = op.Add(dKT, block.padded(op.MatMul(_turned(op, block.Q), dS)))
             dVT = op.Add(dVT, block.padded(op.MatMul(_turned(op, dY), P)))
@@ -174,6 +183,7 @@ class _Block:
         sizes, mask = head.sizes, head.call.mask
         self.op, self.sizes, self.Q, self.KT, self.V = op, sizes, Q, head.KT, head.V
         self.next = op.Add(row, [sizes.rows])
+        self.shown: Value | None = None  # where a mask of truths shows a key
         if sizes.causal:  # no later query of the block sees more keys than its last one
             self.end = op.Min(self.next, [sizes.keys])
             self.KT = op.Slice(head.KT, [0], self.end, [1])
@@ -186,6 +196,8 @@ class _Block:
             keys = op.Slice(op.constant(np.arange(sizes.keys)), [0], self.end, [0])
             scores = op.Where(op.Greater(keys, own), -math.inf, scores)
         self.probabilities = op.Softmax(scores, axis=-1)
+        if sizes.guarded:
+            self.probabilities = op.Where(op.IsNaN(self.probabilities), 0.0, self.probabilities)
 
     def _masked(self, scores: Value, head: _Head, mask: Value, row: Value) -> Value:
         op, sizes, which = self.op, self.sizes, head.which
@@ -202,7 +214,8 @@ class _Block:
         if sizes.surplus and mask.shape[1] != 1:
             part = self._completed(part, mask, scores)
         if mask.dtype == ir.DataType.BOOL:
-            return op.Where(part, scores, -math.inf)
+            self.shown = part
+            return op.Where(part, scores, sizes.fill)
         return op.Add(scores, part)
 
     def _completed(self, part: Value, mask: Value, scores: Value) -> Value:

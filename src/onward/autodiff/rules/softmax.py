@@ -7,13 +7,14 @@ import numpy as np
 from onward.autodiff.registry import ZERO, declare, gradient
 from onward.autodiff.rule import Rule
 from onward.autodiff.types import Grads
+from onward.graph import walk
 from onward.graph.builder import Value
 
 
 @gradient("Softmax", opset=13)
 def softmax(rule: Rule, doutput: Value) -> Grads:
     """output = e^X / sum(e^X), so dinput = (doutput - sum(doutput * output)) * output."""
-    op, Y = rule.op, rule.output("output")
+    op, Y = rule.op, without_nan(rule.output("output"))
     return {"input": op.Mul(Y, op.Sub(doutput, _sum(rule, op.Mul(doutput, Y))))}
 
 
@@ -22,6 +23,21 @@ def log_softmax(rule: Rule, doutput: Value) -> Grads:
     """output = X - log(sum(e^X)), so dinput = doutput - e^output * sum(doutput)."""
     op = rule.op
     return {"input": op.Sub(doutput, op.Mul(op.Exp(rule.output("output")), _sum(rule, doutput)))}
+
+
+def without_nan(Y: Value) -> Value:
+    """Return Where(IsNaN(Y), 0, Y) if the graph has it, else Y.
+
+    PyTorch writes it behind the Softmax of attention: a query that may see no key has the result 0, and the gradient 0.
+    """
+    for test in Y.consumers():
+        choices = test.outputs[0].consumers() if test.op_type == "IsNaN" else ()
+        for choice in choices:
+            condition, chosen, other = choice.inputs if choice.op_type == "Where" else (None, None, None)
+            zero = walk.constant_of(chosen)
+            if condition is test.outputs[0] and other is Y and zero is not None and not zero.any():
+                return choice.outputs[0]
+    return Y
 
 
 def _sum(rule: Rule, value: Value) -> Value:
