@@ -141,6 +141,7 @@ WRITTEN: dict[str, tuple[str, str, dict[str, np.ndarray], dict[str, Any]]] = {
             bias = Where(off, least, nil) m = Add(s, bias)""",
         "", {}, {"causal": True},
     ),
+    "a Softmax that is asked for in its own type": ("m = Cast<to = 11>(s)", "", {}, {}),
     "a finite fill": (
         "low = Constant<value = DTYPE {-10000}>() m = Where(hidden, low, s)",
         "", {"hidden": ALL_HIDDEN}, {"mask": ~ALL_HIDDEN, "fill": -10000.0},

@@ -169,17 +169,73 @@ def test_a_size_of_the_batch_stays() -> None:
     assert folded(text, x=array(3, 4)) == ["Shape", "Mul"]
 
 
+def test_a_size_that_follows_from_an_input_is_a_constant() -> None:
+    """PyTorch's older exporter reads each size of a Reshape from a value in the middle, in several steps."""
+    text = """
+    net (float[N, 6, 4] x) => (float[N, 3, 8] y)
+    <int64[1] two = {2}, int64[1] axis = {0}, int64[1] last = {9223372036854775807}, int64 one = {1},
+     int64[1] rows = {1}, int64[1] columns = {2}> {
+        h = Relu(x)
+        shape = Shape(h)
+        n = Slice(shape, axis, rows, axis)
+        width = Slice(shape, columns, last, axis)
+        wide = Mul(width, two)
+        rest = Gather(shape, one)
+        r = Unsqueeze(rest, axis)
+        half = Div(r, two)
+        target = Concat <axis = 0> (n, half, wide)
+        y = Reshape(h, target)
+    }"""
+
+    assert folded(text, x=array(2, 6, 4)) == ["Relu", "Shape", "Slice", "Concat", "Reshape"]  # the batch's way
+
+
+def test_a_size_that_follows_from_one_that_became_known_is_a_constant() -> None:
+    text = """
+    net (float[N, 6] x) => (float[N, 3, 2] y)
+    <int64[1] pairs = {2}, int64[1] copied = {0}, int64 last = {1}, int64[1] axis = {0}> {
+        h = Relu(x)
+        size = Shape(h)
+        all = Gather(size, last)
+        one = Unsqueeze(all, axis)
+        half = Div(one, pairs)
+        target = Concat <axis = 0> (copied, half, pairs)
+        z = Reshape(h, target)
+        second = Shape <start = 1, end = 2> (z)
+        third = Shape <start = 2> (z)
+        again = Concat <axis = 0> (copied, second, third)
+        y = Reshape(z, again)
+    }"""
+
+    assert folded(text, x=array(2, 6)) == ["Relu", "Reshape", "Reshape"]
+
+
+def test_the_shape_of_an_expand_is_a_constant() -> None:
+    """PyTorch's older exporter compares the shape with -1, which stands for the size that is there."""
+    text = """
+    net (float[N, 1] x) => (float[N, 4] y)
+    <int64[1] length = {2}, int64 minus = {-1}, int64[2] wanted = {-1, 4}> {
+        ones = ConstantOfShape <value = int64[1] {1}> (length)
+        none = Mul(ones, minus)
+        same = Equal(wanted, none)
+        shape = Where(same, ones, wanted)
+        y = Expand(x, shape)
+    }"""
+
+    assert folded(text, x=array(3, 1)) == ["Expand"]
+
+
 def test_a_stated_shape_is_not_believed() -> None:
     """What a file says of a value in the middle may be that of the example with which it was made."""
     text = """
-    net (float[N, 4] x) => (int64[1] y)
-    <int64[1] two = {2}> {
-        h = Relu(x)
+    net (float[N, 4] x, int64[2] shape) => (int64[1] y)
+    <int64[1] two = {2}, float[N, 8] h> {
+        h = Reshape(x, shape)
         n = Shape <start = 1, end = 2> (h)
         y = Mul(n, two)
     }"""
 
-    assert folded(text, x=array(3, 4)) == ["Relu", "Shape", "Mul"]
+    assert folded(text, x=array(3, 4), shape=np.array([2, 6])) == ["Reshape", "Shape", "Mul"]
 
 
 @pytest.mark.parametrize(

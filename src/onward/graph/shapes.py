@@ -144,12 +144,12 @@ def mark_unproven_sizes(model: ir.Model) -> None:
     if all(isinstance(d, int) for d in given) and not single:
         return
     named = {d for d in given if isinstance(d, str)}
-    proto = onnx.ModelProto()
-    Writer(put_light([])).model(proto, model)
-    _forget_stated_shapes(proto)
-    proven = _inferred_dims(proto)
+    proven = proven_sizes(model)
     unproven = [v for v in single if v.name not in proven]
     if unproven:
+        proto = onnx.ModelProto()
+        Writer(put_light([])).model(proto, model)
+        _forget_stated_shapes(proto)
         _set_first_sizes_to_one(proto)
         of_one = _inferred_dims(proto)
         for value in unproven:
@@ -167,6 +167,14 @@ def mark_unproven_sizes(model: ir.Model) -> None:
             found = [_marked(value, i, d, p, named) for i, (d, p) in pairs]
         if found != list(stated):
             value.shape = ir.Shape(found)
+
+
+def proven_sizes(model: ir.Model) -> dict[str, list[int | str | None]]:
+    """Return the sizes, by name, that follow from the inputs of the graph and its nodes, whatever the file states."""
+    proto = onnx.ModelProto()
+    Writer(put_light([])).model(proto, model)
+    _forget_stated_shapes(proto)
+    return _inferred_dims(proto)
 
 
 def _inferred_dims(proto: onnx.ModelProto) -> dict[str, list[int | str | None]]:

@@ -92,12 +92,13 @@ def _written_out(node: ir.Node, op: Builder, seen: set[str]) -> _Found | None:
     if last is None:
         return None
     P, V, order = last
+    P = _uncast(P, seen)
     guard = _guard_of(P, seen)
     softmax = _maker(P if guard is None else guard, ("Softmax",), seen, readers=1 if guard is None else 2)
     if softmax is None or P.shape is None or P.dtype not in _TYPES:
         return None
     rank = len(P.shape)
-    scores = softmax.inputs[0]
+    scores = None if softmax.inputs[0] is None else _uncast(softmax.inputs[0], seen)
     if softmax.attributes.get_int("axis", -1) not in (-1, rank - 1) or rank < 3:
         return None
     masked, scales = None, []
@@ -194,6 +195,15 @@ def _maker(value: Value | None, types: Sequence[str], seen: set[str], readers: i
     if len(value.uses()) != readers or value.is_graph_output() or value.name in seen:
         return None
     return node
+
+
+def _uncast(value: Value, seen: set[str]) -> Value:
+    """Return the value in front of every Cast to the type that it has: PyTorch asks for Softmax in float32."""
+    while (cast := _maker(value, ("Cast",), seen)) is not None and (inside := cast.inputs[0]) is not None:
+        if inside.dtype is None or inside.dtype != value.dtype:
+            break
+        value = inside
+    return value
 
 
 def _is_number(value: Value) -> bool:

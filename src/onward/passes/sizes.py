@@ -7,7 +7,7 @@ its pads at each step, and nobody would see that the parts of a weight lie side 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -17,9 +17,12 @@ from onward.graph.builder import Value
 from onward.passes.base import Pass, Unit
 
 _LONGEST = 64  # elements; a longer vector of integers is not a shape
+_ROUNDS = 4  # a size that is known makes others known
 
 Known = np.ndarray
 """A number or a vector of sizes: an array of objects, None where a size is not known before the run."""
+
+Proven = Mapping[str, Sequence[int | str | None]]
 
 
 class FoldSizes(Pass):
@@ -27,34 +30,56 @@ class FoldSizes(Pass):
 
     The nodes stay until dead ones are removed: something may need one of their values by its name.
 
-    Only what follows from constants, from the inputs of the graph and from tensors that are made with a known shape
-    counts: what a file states about the shapes of other values may be wrong.
+    Only what follows from constants, from the inputs of the graph and from its nodes counts: what a file states about
+    the shapes of other values may be wrong.
     """
 
     def run(self, unit: Unit) -> bool:
-        known: dict[Value, Known] = {}
-        folded: list[tuple[ir.Node, Known]] = []
-        for node in unit.graph:
-            result = _result(node, known)
-            if result is None:
-                continue
-            known[node.outputs[0]] = result
-            if None not in result.reshape(-1) and node.op_type != "Constant":
-                folded.append((node, result))
-        for node, result in folded:
-            op = unit.builder(f"{node.name or node.op_type}/")
-            made = op.constant(result.astype(np.int64))
-            assert node.graph is not None
-            node.graph.insert_before(node, op.nodes)
-            node.outputs[0].replace_all_uses_with(made)
-        return bool(folded)
+        changed = _fold(unit, {})
+        for _ in range(_ROUNDS):
+            if not any(_may_be_known(n) for n in unit.graph) or not _fold(unit, shapes.proven_sizes(unit.model)):
+                break
+            changed = True
+        if changed:
+            shapes.infer_shapes(unit.model)
+        return changed
 
 
-def _result(node: ir.Node, known: dict[Value, Known]) -> Known | None:
-    compute = _RULES.get(node.op_type)
-    if compute is None or node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+def _fold(unit: Unit, proven: Proven) -> bool:
+    """Replace what is known by constants; return whether a node that something reads was among it."""
+    known: dict[Value, Known] = {}
+    folded: list[tuple[ir.Node, Known]] = []
+    for node in unit.graph:
+        result = _result(node, known, proven)
+        if result is None:
+            continue
+        known[node.outputs[0]] = result
+        if None not in result.reshape(-1) and node.op_type != "Constant" and node.outputs[0].uses():
+            folded.append((node, result))
+    for node, result in folded:
+        op = unit.builder(f"{node.name or node.op_type}/")
+        dtype = node.outputs[0].dtype
+        made = op.constant(result.astype(np.int64 if dtype is None else dtype.numpy()))
+        assert node.graph is not None
+        node.graph.insert_before(node, op.nodes)
+        node.outputs[0].replace_all_uses_with(made)
+    return bool(folded)
+
+
+def _may_be_known(node: ir.Node) -> bool:
+    """Return whether the node reads the shape of a computed value of which a number is stated."""
+    value = node.inputs[0] if node.op_type == "Shape" and node.domain in ("", "ai.onnx") else None
+    sizes = None if value is None or value.producer() is None else shapes.dims(value)
+    return sizes is not None and bool(node.outputs[0].uses()) and any(isinstance(size, int) for size in sizes)
+
+
+def _result(node: ir.Node, known: dict[Value, Known], proven: Proven) -> Known | None:
+    if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
         return None
-    if node.op_type != "Shape" and node.outputs[0].dtype != ir.DataType.INT64:
+    if node.op_type == "Shape":
+        return _shape(node, proven)
+    compute = _RULES.get(node.op_type)
+    if compute is None or node.outputs[0].dtype not in (ir.DataType.INT64, ir.DataType.BOOL):
         return None
     found = compute(node, [None if v is None else _known(v, known) for v in node.inputs])
     return None if found is None or found.ndim > 1 or found.size > _LONGEST else found
@@ -70,11 +95,12 @@ def _known(value: Value, known: dict[Value, Known]) -> Known | None:
     return known[value]
 
 
-def _shape(node: ir.Node, inputs: list[Known | None]) -> Known | None:
+def _shape(node: ir.Node, proven: Proven) -> Known | None:
     """Return the sizes that follow from what makes the input of a Shape."""
-    del inputs
     value = node.inputs[0]
     sizes = None if value is None else _sizes(value)
+    if sizes is None and value is not None and (follows := proven.get(value.name or "")) is not None:
+        sizes = _vector([d if isinstance(d, int) else None for d in follows])
     if sizes is None:
         return None
     return sizes[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(sizes))]
@@ -151,6 +177,38 @@ def _concat(node: ir.Node, inputs: list[Known | None]) -> Known | None:
     return np.concatenate(known) if len(known) == len(inputs) else None
 
 
+def _slice(node: ir.Node, inputs: list[Known | None]) -> Known | None:
+    bounds = [None if v is None or None in v.reshape(-1) else v.reshape(-1).tolist() for v in inputs[1:]]
+    if len(bounds) < 2 or inputs[0] is None or inputs[0].ndim != 1 or any(b is None or len(b) != 1 for b in bounds):
+        return None
+    (first,), (end,), *others = (b or [] for b in bounds)
+    step = others[1][0] if len(others) > 1 else 1
+    return inputs[0][first:end:step] if step > 0 else None
+
+
+def _filled(node: ir.Node, inputs: list[Known | None]) -> Known | None:
+    """Return what a ConstantOfShape makes: PyTorch compares a shape to expand to with as many -1."""
+    length, number = inputs[0], node.attributes.get_tensor("value", None)
+    if length is None or length.shape != (1,) or length[0] is None or length[0] > _LONGEST or number is None:
+        return None
+    return _vector(number.numpy().reshape(-1).tolist() * length[0])
+
+
+def _where(node: ir.Node, inputs: list[Known | None]) -> Known | None:
+    del node
+    condition, chosen, other = inputs
+    if condition is None or chosen is None or other is None or None in condition.reshape(-1):
+        return None
+    if condition.shape != chosen.shape or condition.shape != other.shape or condition.ndim != 1:
+        return None
+    return _vector([a if yes else b for yes, a, b in zip(condition, chosen, other, strict=True)])
+
+
+def _same(node: ir.Node, inputs: list[Known | None]) -> Known | None:
+    del node
+    return inputs[0]
+
+
 def _with_rank(rank: int) -> Callable[[ir.Node, list[Known | None]], Known | None]:
     def compute(node: ir.Node, inputs: list[Known | None]) -> Known | None:
         del node
@@ -160,9 +218,13 @@ def _with_rank(rank: int) -> Callable[[ir.Node, list[Known | None]], Known | Non
 
 
 _RULES: dict[str, Callable[[ir.Node, list[Known | None]], Known | None]] = {
-    "Shape": _shape,
     "Gather": _gather,
     "Concat": _concat,
+    "Slice": _slice,
+    "Cast": _same,
+    "ConstantOfShape": _filled,
+    "Equal": _elementwise(lambda a, b: a == b),
+    "Where": _where,
     "Squeeze": _with_rank(0),
     "Unsqueeze": _with_rank(1),
     "Add": _elementwise(lambda a, b: a + b),
