@@ -52,6 +52,7 @@ from onward.passes.opset import LabelOpset
 from onward.passes.recompute.lowering import RecomputeForward
 from onward.passes.recompute.settings import Asked, Estimate, Recompute, Store, Stored, read_recompute, read_store
 from onward.passes.recompute.storing import StoreResiduals
+from onward.storage.sparing import without_zeros
 from onward.upgrade import normalise
 from onward.upgrade.graph_call import other_names
 
@@ -382,7 +383,7 @@ def settings_of(model: TrainingModel) -> dict[str, np.ndarray]:
 
 def _array(value: Value) -> np.ndarray:
     assert value.const_value is not None, f"initializer {value.name} has no value"
-    return np.asarray(value.const_value.numpy())
+    return without_zeros(np.asarray(value.const_value.numpy()))
 
 
 def _target_specs(model: TrainingModel) -> list[TensorSpec]:

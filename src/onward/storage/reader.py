@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onward.errors import Diagnostic, ModelError, named_nodes
 from onward.storage.external_data import Folder
 from onward.storage.limits import DEFAULT, M102, M103, M106, Limits, check_tensor
+from onward.storage.sparing import LARGE, without_zeros
 
 M110 = "M110"
 
@@ -60,9 +61,6 @@ class SparseTensor:
     dims: tuple[int, ...]
 
 
-LARGE = 65_536  # bytes
-
-
 class ProtoTensor(ir.serde.TensorProtoTensor):
     """A tensor over a `TensorProto`. Renaming it does not change a message that the caller owns."""
 
@@ -99,7 +97,7 @@ def _own(proto: onnx.TensorProto) -> ir.TensorProtocol:
         copy.CopyFrom(proto)
         return ProtoTensor(copy, owned=True)
     return ir.Tensor(
-        read.numpy(),
+        without_zeros(read.numpy()),
         dtype=read.dtype,
         shape=read.shape,
         name=proto.name,

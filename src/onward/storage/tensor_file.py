@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from onward.storage.sparing import without_zeros
+
 _NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -142,8 +144,8 @@ def _read_tensor(data: bytes, name: str, info: Mapping[str, Any], digest: str | 
         raise Damaged(f"the file ends inside tensor `{name}`")
     if digest is None or hashlib.sha256(data).hexdigest() != digest:
         raise Damaged(f"the checksum of tensor `{name}` does not match")
-    array = np.frombuffer(bytearray(data), dtype=_dtype(info["dtype"]))
-    return array.reshape(info["shape"])
+    array = without_zeros(np.frombuffer(data, _dtype(info["dtype"])))
+    return (array if array.flags.writeable else array.copy()).reshape(info["shape"])
 
 
 def _dtype(short: str) -> np.dtype[Any]:

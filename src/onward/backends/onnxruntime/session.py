@@ -30,6 +30,7 @@ from onward.model.training_model import TrainingModel
 from onward.passes.base import Unit, collector_paused, run_passes
 from onward.passes.recompute.settings import PREFIX as AGAIN
 from onward.runtime import cores
+from onward.storage.sparing import release
 
 B200 = "B200"
 B201 = "B201"
@@ -52,7 +53,7 @@ _INSTALLED = {"onnxruntime": onnxruntime.__version__}
 versions.check(_INSTALLED)
 
 FUSE_FROM = 4096  # parameters; below, compiling the loop costs more than it saves
-FUSE_AT_ONCE = 32_000_000  # parameters; from here on, two sets of buffers cost more memory than compiling costs time
+FUSE_AT_ONCE = 8_000_000  # parameters; from here on, two sets of buffers cost more memory than compiling costs time
 
 
 class OnnxRuntimeSession(Session):
@@ -218,6 +219,7 @@ class OnnxRuntimeSession(Session):
             for tensor, view in buffers.views():
                 if tensor in plan.states:
                     np.copyto(view, self._arrays[self._current[tensor]][tensor])
+                    release(self._arrays[self._current[tensor]][tensor])
                     self._place(tensor, 0, view)
                     self._place(tensor, 1, view)
                 elif tensor in plan.gradients:
