@@ -230,6 +230,37 @@ def test_a_query_that_sees_no_key_has_the_gradient_zero_of_torch(long: bool, mon
     assert_close(found, by_torch(mask=~ALL_HIDDEN))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_keys_that_several_heads_share_have_the_gradients_of_torch(packed: bool):
+    """ONNX and PyTorch give each head of the keys to neighbouring heads of the queries."""
+    heads = 6
+    wide = {"Wq": draw.normal(size=(WIDTH, heads * 4))}
+    split = f"""all = Constant<value_ints = [0, 0, {heads}, -1]>() qq = Reshape(xw, all)
+        q6 = Transpose<perm = [0, 2, 1, 3]>(qq) y6 = Attention(q6, k, v)"""
+    together = f"""out = Attention<q_num_heads = {heads}, kv_num_heads = {HEADS}>(xw, zk, zv)
+        all = Constant<value_ints = [0, 0, {heads}, -1]>() oo = Reshape(out, all)
+        y6 = Transpose<perm = [0, 2, 1, 3]>(oo)"""
+    last = "axis = Constant<value_ints = [1]>() y = Slice(y6, lo, hi, axis)"
+    core = f"xw = MatMul(x, Wide) {together if packed else split} {last}"
+    ends = {"lo": np.array([0]), "hi": np.array([HEADS])}
+    proto = network(core, opset=23, masks={"Wide": wide["Wq"]})
+    for name, value in ends.items():
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    graph = gradients(proto, train=("Wide", "Wk", "Wv"))
+
+    found = run(graph, {"Wide": wide["Wq"]})
+
+    weights = {n: torch.tensor(w, requires_grad=True) for n, w in {**WEIGHTS, **wide}.items()}
+    x, z = (torch.tensor(BATCH[n]) for n in ("x", "z"))
+    q = (x @ weights["Wq"]).reshape(N, QUERIES, heads, -1).transpose(1, 2)
+    k, v = ((z @ weights[n]).reshape(N, KEYS, HEADS, -1).transpose(1, 2) for n in ("Wk", "Wv"))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)[:, :HEADS]
+    torch.nn.functional.mse_loss(y, torch.tensor(TARGET)).backward()
+    wanted = {f"grad/{'Wide' if n == 'Wq' else n}": w.grad.numpy() for n, w in weights.items() if w.grad is not None}
+    assert blocked(graph)
+    assert_close(found, wanted)
+
+
 def test_float32_agrees_with_the_plain_form(monkeypatch: pytest.MonkeyPatch):
     model = written("float mask by head", dtype="float")
     in_blocks = run(gradients(model), WRITTEN["float mask by head"][2])

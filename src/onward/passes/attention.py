@@ -308,16 +308,22 @@ def _operator(node: ir.Node, op: Builder) -> _Found | None:
     if node.attributes.get_float("softcap", 0.0) or any(v.dtype not in _TYPES for v in (Q, K, V)):
         return None
     if Q.shape is not None and len(Q.shape) == 3:
-        heads = node.attributes.get_int("q_num_heads", 0)
-        if not heads or heads != node.attributes.get_int("kv_num_heads", 0):
+        heads, kept = (node.attributes.get_int(name, 0) for name in ("q_num_heads", "kv_num_heads"))
+        if not heads or not kept:
             return None
-        split = [_split_heads(op, v, heads) for v in (Q, K, V)]
+        split = [_split_heads(op, Q, heads), *(_split_heads(op, v, kept) for v in (K, V))]
         if any(v is None for v in split):
             return None
         Q, K, V = (v for v in split if v is not None)
-    k = shapes.dims(K)
-    if k is None or len(k) != 4:
+    (q, k) = (shapes.dims(v) for v in (Q, K))
+    if q is None or k is None or len(k) != 4 or len(q) != 4:
         return None
+    if q[1] != k[1]:
+        repeated = [_repeat_heads(op, v, q[1]) for v in (K, V)]
+        if any(v is None for v in repeated):
+            return None
+        K, V = (v for v in repeated if v is not None)
+        k = shapes.dims(K) or ()
     KT = op.Transpose(K, perm=[0, 1, 3, 2])
     KT.shape = ir.Shape([*k[:2], k[3], k[2]])
     sizes = _sizes(Q, KT, V)
@@ -339,6 +345,19 @@ def _split_heads(op: Builder, value: Value, heads: int) -> Value | None:
     split = op.Transpose(op.Reshape(value, [0, 0, heads, width]), perm=[0, 2, 1, 3])
     split.shape = ir.Shape([dims[0], heads, dims[1], width])
     return split
+
+
+def _repeat_heads(op: Builder, value: Value, heads: int | str | None) -> Value | None:
+    """Return [N, heads, T, size] of [N, fewer heads, T, size]: each head serves as many neighbours as the others."""
+    sizes = shapes.dims(value)
+    if sizes is None or len(sizes) != 4 or not isinstance(heads, int) or not isinstance(sizes[1], int):
+        return None
+    if sizes[1] < 1 or heads % sizes[1] or not all(isinstance(size, int) for size in sizes[2:]):
+        return None
+    each = op.Expand(op.Unsqueeze(value, [2]), [1, 1, heads // sizes[1], 1, 1])
+    repeated = op.Reshape(each, [0, heads, *sizes[2:]])
+    repeated.type, repeated.shape = value.type, ir.Shape([sizes[0], heads, *sizes[2:]])
+    return repeated
 
 
 def _has_gradient(mask: Value | None, wanted: set[str]) -> bool:
