@@ -40,7 +40,12 @@ def short_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def network(
-    core: str, dtype: str = "double", opset: int = 18, masks: dict[str, np.ndarray] | None = None, keys: Any = KEYS
+    core: str,
+    dtype: str = "double",
+    opset: int = 18,
+    masks: dict[str, np.ndarray] | None = None,
+    keys: Any = KEYS,
+    queries: Any = QUERIES,
 ) -> onnx.ModelProto:
     """Return a network that attends from x to z; `core` computes y of q, kt (or k) and v [N, HEADS, ...]."""
     body = f"""
@@ -51,8 +56,8 @@ def network(
         kt = Transpose<perm = [0, 2, 3, 1]>(rk) v = Transpose<perm = [0, 2, 1, 3]>(rv)
         {core.replace("DTYPE", dtype)}"""
     head = f'<ir_version: 10, opset_import: ["" : {opset}]>'
-    inputs = f"{dtype}[N, {QUERIES}, {WIDTH}] x, {dtype}[N, {keys}, {WIDTH}] z"
-    proto = onnx.parser.parse_model(f"{head} net ({inputs}) => ({dtype}[N, {HEADS}, {QUERIES}, 5] y) {{ {body} }}")
+    inputs = f"{dtype}[N, {queries}, {WIDTH}] x, {dtype}[N, {keys}, {WIDTH}] z"
+    proto = onnx.parser.parse_model(f"{head} net ({inputs}) => ({dtype}[N, {HEADS}, {queries}, 5] y) {{ {body} }}")
     number = np.float64 if dtype == "double" else np.float32
     for name, value in {**WEIGHTS, **(masks or {})}.items():
         kept = value if value.dtype == bool else value.astype(number)
@@ -287,6 +292,54 @@ def test_finite_differences_agree_in_double(monkeypatch: pytest.MonkeyPatch):
 
     slope = sum(float((found[f"grad/{n}"] * along).sum()) for n, along in direction.items())
     assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(slope, rel=1e-7)
+
+
+FREE: dict[str, tuple[str, dict[str, Any]]] = {
+    "no mask": ("s = MatMul(q, kt) p = Softmax<axis = -1>(s) y = MatMul(p, v)", {}),
+    "causal": (
+        """rows = Shape<start = 2, end = 3>(q) columns = Shape<start = 3, end = 4>(kt)
+           size = Concat<axis = 0>(rows, columns) one = Constant<value_float = 1.0>() ones = Expand(one, size)
+           low = Trilu<upper = 0>(ones) zero = Constant<value_float = 0.0>() off = Equal(low, zero)
+           least = Constant<value = double {-inf}>() nil = Constant<value = double {0}>()
+           bias = Where(off, least, nil) s = MatMul(q, kt) m = Add(s, bias) p = Softmax<axis = -1>(m)
+           y = MatMul(p, v)""",
+        {"causal": True},
+    ),
+    "keys hidden by what is read": (
+        """zero = Constant<value = double {0}>() middle = Constant<value_ints = [1, 2]>()
+           place = Constant<value_int = 0>() first = Gather<axis = 2>(z, place) after = Greater(first, zero)
+           hidden = Unsqueeze(after, middle)
+           least = Constant<value = double {-1000}>() s = MatMul(q, kt) m = Where(hidden, least, s)
+           p = Softmax<axis = -1>(m) y = MatMul(p, v)""",
+        {"fill": -1000.0},
+    ),
+    "the operator": ("y = Attention(q, k, v)", {"scale": 0.5}),
+    "the operator, causal": ("y = Attention<is_causal = 1>(q, k, v)", {"scale": 0.5, "causal": True}),
+}
+
+
+@pytest.mark.parametrize("lengths", [(10, 14), (12, 9), (2, 3), (3, 14), (9, 2)], ids=str)
+@pytest.mark.parametrize("case", FREE)
+def test_free_lengths_have_the_gradients_of_torch(case: str, lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
+    core, options = FREE[case]
+    proto = network(core, opset=23, queries="S", keys="T")
+    graph = gradients(proto, sizes={"N": N, "S": QUERIES, "T": KEYS})
+    rng = np.random.default_rng(1)
+    monkeypatch.setitem(BATCH, "x", rng.normal(size=(N, lengths[0], WIDTH)))
+    monkeypatch.setitem(BATCH, "z", rng.normal(size=(N, lengths[1], WIDTH)))
+    monkeypatch.setitem(globals(), "TARGET", rng.normal(size=(N, HEADS, lengths[0], 5)))
+    mask = (BATCH["z"][:, :, 0] <= 0)[:, None, None, :] if "fill" in options else None
+
+    found = run(graph)
+
+    assert blocked(graph)
+    assert_close(found, by_torch(mask=mask, **options))
+
+
+def test_free_lengths_of_no_usual_size_stay():
+    graph = gradients(network(FREE["no mask"][0], queries="S", keys="T"), sizes={"N": N, "S": QUERIES})
+
+    assert not any(n.op_type == "Scan" for n in graph.model.graph)
 
 
 def test_a_gradient_that_is_wrong_by_a_thousandth_fails():

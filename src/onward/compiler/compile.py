@@ -226,7 +226,8 @@ class Compiler:
             unit = recipe.source(self.model, entry)
             unit.name, unit.trace, unit.profile = recipe.name, self._trace, self._profile
             unit.forms = self._forms
-            unit.saves_memory = self._recompute is not None and not self._recompute.patterns
+            if self._recompute is not None:
+                unit.saves_memory, unit.usual = not self._recompute.patterns, dict(self._recompute.sizes)
             unit.roles = None if entry is None else self.roles(entry)
             unit.readings = () if entry is None else readings(self.model, entry, self.roles(entry))
         unit.trains = recipe.trains

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +33,8 @@ _LOWEST = float(np.finfo(np.float32).min)
 """What is added to the score of a key hides it, as every query of a causal mask sees the first key."""
 
 Dims = tuple[int | str | None, ...]
+Usual = Mapping[str, int]
+"""The usual sizes of free dimensions."""
 
 
 @dataclasses.dataclass
@@ -51,7 +53,7 @@ class _Found:
 
 
 class BlockLongAttention(Pass):
-    """Replace attention of many queries and keys, whose numbers are known before the run, by a call in blocks.
+    """Replace attention of many queries and keys, whose numbers or usual numbers are known, by a call in blocks.
 
     Only where `recompute` is "auto" or an amount of memory. Attention stays as it is if something else reads its
     probabilities (an output, Dropout), if its mask needs a gradient, in 16 bits, in the portable profile, and where the
@@ -70,7 +72,11 @@ class BlockLongAttention(Pass):
             if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Einsum", "Attention"):
                 continue
             op = unit.builder(f"{node.name or node.op_type}/")
-            found = _operator(node, op) if node.op_type == "Attention" else _written_out(node, op, seen)
+            found = (
+                _operator(node, op, unit.usual)
+                if node.op_type == "Attention"
+                else _written_out(node, op, seen, unit.usual)
+            )
             if found is not None and not _has_gradient(found.mask, wanted):
                 _replace(node, found, unit)
                 changed = True
@@ -86,7 +92,7 @@ def is_long(queries: int, keys: int) -> bool:
     return min(queries, keys) >= SHORTEST and queries * keys >= SCORES
 
 
-def _written_out(node: ir.Node, op: Builder, seen: set[str]) -> _Found | None:
+def _written_out(node: ir.Node, op: Builder, seen: set[str], usual: Usual) -> _Found | None:
     """Return the attention whose last product is `node`."""
     last = _factors(node, op)
     if last is None:
@@ -123,8 +129,8 @@ def _written_out(node: ir.Node, op: Builder, seen: set[str]) -> _Found | None:
     if factors is None or factors[2] is not None:
         return None
     Q, KT, _ = factors
-    sizes = _sizes(Q, KT, V)
-    if sizes is None or (masked is not None and not _fits(masked.mask, sizes, rank)):
+    sizes = _sizes(Q, KT, V, usual)
+    if sizes is None or (masked is not None and not _fits(masked.mask, P, rank)):
         return None
     sizes = dataclasses.replace(sizes, guarded=guard is not None)
     dims = shapes.dims(Q)
@@ -134,7 +140,7 @@ def _written_out(node: ir.Node, op: Builder, seen: set[str]) -> _Found | None:
         Q = op.call(kind, [Q, scale])[0]
     found = _Found(op, Q, dims, KT, V, sizes, order=order)
     if masked is not None:
-        if shapes.dims(masked.mask) == (sizes.queries, sizes.keys) and _is_causal(masked.mask):
+        if shapes.dims(masked.mask) == (shapes.dims(P) or ())[-2:] and _is_causal(masked.mask):
             found.sizes = dataclasses.replace(sizes, causal=True)
         else:
             found.mask, found.hides = masked.mask, masked.hides
@@ -246,8 +252,11 @@ def _made_by(value: Value, *types: str) -> bool:
     return node is not None and node.op_type in types and node.domain in ("", "ai.onnx")
 
 
-def _sizes(Q: Value, KT: Value, V: Value) -> blockwise.Sizes | None:
-    """Return the sizes of a product Q KT and of V, if they are known, long, and of as many heads."""
+def _sizes(Q: Value, KT: Value, V: Value, usual: Usual) -> blockwise.Sizes | None:
+    """Return the sizes of a product Q KT and of V, if they are known, long, and of as many heads.
+
+    The numbers of queries and of keys may be free, if the usual ones are known.
+    """
     dims = [shapes.dims(v) for v in (Q, KT, V)]
     if any(d is None or len(d) < 3 for d in dims) or any(v.dtype not in _TYPES for v in (Q, KT, V)):
         return None
@@ -255,19 +264,21 @@ def _sizes(Q: Value, KT: Value, V: Value) -> blockwise.Sizes | None:
     if not q[:-2] == k[:-2] == v[:-2] or None in q[:-2]:
         return None
     queries, width, keys, value_width = q[-2], q[-1], k[-1], v[-1]
-    if not all(isinstance(size, int) for size in (queries, width, keys, value_width)):
+    if not isinstance(width, int) or not isinstance(value_width, int) or keys != v[-2]:
         return None
-    assert isinstance(queries, int) and isinstance(width, int)  # noqa: PT018
-    assert isinstance(keys, int) and isinstance(value_width, int)  # noqa: PT018
-    return blockwise.Sizes(queries, keys, width, value_width) if is_long(queries, keys) else None
+    lengths = [usual.get(size, 0) if isinstance(size, str) else size or 0 for size in (queries, keys)]
+    if not is_long(*lengths):
+        return None
+    stated = [size if isinstance(size, int) else None for size in (queries, keys)]
+    return blockwise.Sizes(stated[0], stated[1], width, value_width)
 
 
-def _fits(mask: Value, sizes: blockwise.Sizes, rank: int) -> bool:
+def _fits(mask: Value, scores: Value, rank: int) -> bool:
     """Return whether the mask has a row for each query, or one for all, and a column for each key."""
-    dims = shapes.dims(mask)
-    if dims is None or not 0 < len(dims) <= rank or dims[-1] != sizes.keys:
+    dims, (queries, keys) = shapes.dims(mask), (shapes.dims(scores) or (None, None))[-2:]
+    if dims is None or not 0 < len(dims) <= rank or dims[-1] != keys or keys is None:
         return False
-    return mask.dtype in (*_TYPES, ir.DataType.BOOL) and (len(dims) == 1 or dims[-2] in (1, sizes.queries))
+    return mask.dtype in (*_TYPES, ir.DataType.BOOL) and (len(dims) == 1 or (dims[-2] or 0) in (1, queries))
 
 
 def _is_causal(mask: Value) -> bool:
@@ -299,7 +310,7 @@ def _number(value: Value | None) -> float | None:
     return None if constant is None or constant.size != 1 else float(constant.reshape(-1)[0])
 
 
-def _operator(node: ir.Node, op: Builder) -> _Found | None:
+def _operator(node: ir.Node, op: Builder, usual: Usual) -> _Found | None:
     """Return the attention of an `Attention` node that has only its first output and no cache."""
     given = [*node.inputs, *[None] * (7 - len(node.inputs))]
     Q, K, V, mask = given[:4]
@@ -326,8 +337,9 @@ def _operator(node: ir.Node, op: Builder) -> _Found | None:
         k = shapes.dims(K) or ()
     KT = op.Transpose(K, perm=[0, 1, 3, 2])
     KT.shape = ir.Shape([*k[:2], k[3], k[2]])
-    sizes = _sizes(Q, KT, V)
-    if sizes is None or (mask is not None and not _fits(mask, sizes, 4)):
+    sizes = _sizes(Q, KT, V, usual)
+    scores = ir.Value(shape=ir.Shape([*q[:3], k[2]]))
+    if sizes is None or (mask is not None and not _fits(mask, scores, 4)):
         return None
     dims = shapes.dims(Q)
     assert dims is not None
@@ -352,10 +364,10 @@ def _repeat_heads(op: Builder, value: Value, heads: int | str | None) -> Value |
     sizes = shapes.dims(value)
     if sizes is None or len(sizes) != 4 or not isinstance(heads, int) or not isinstance(sizes[1], int):
         return None
-    if sizes[1] < 1 or heads % sizes[1] or not all(isinstance(size, int) for size in sizes[2:]):
+    if sizes[1] < 1 or heads % sizes[1] or not isinstance(sizes[3], int):
         return None
     each = op.Expand(op.Unsqueeze(value, [2]), [1, 1, heads // sizes[1], 1, 1])
-    repeated = op.Reshape(each, [0, heads, *sizes[2:]])
+    repeated = op.Reshape(each, [0, heads, -1, sizes[3]])
     repeated.type, repeated.shape = value.type, ir.Shape([sizes[0], heads, *sizes[2:]])
     return repeated
 
@@ -384,7 +396,7 @@ def _replace(node: ir.Node, found: _Found, unit: Unit) -> None:
     op, sizes = found.op, found.sizes
     Q = _flat(op, found.Q, [sizes.queries, sizes.width])
     operands = [Q, _flat(op, found.KT, [sizes.width, sizes.keys]), _flat(op, found.V, [sizes.keys, sizes.value_width])]
-    rows = 1
+    rows: int | None = 1
     if found.mask is not None:
         flat, which, rows = _flat_mask(op, found)
         operands += [flat, which]
@@ -399,14 +411,12 @@ def _replace(node: ir.Node, found: _Found, unit: Unit) -> None:
     (Y,) = op.call(blockwise.NAME, operands, domain=GRADIENT_DOMAIN, overload=overload, **blockwise.attributes(sizes))
     Y.type, Y.shape = Q.type, ir.Shape([None, sizes.queries, sizes.value_width])
     packed = node.op_type == "Attention" and len(node.outputs[0].shape or found.Q_dims) == 3
-    lead = list(found.Q_dims[:-2])
-    if sum(not isinstance(d, int) for d in lead) < 2:
-        size = [d if isinstance(d, int) else -1 for d in lead]
-        Y = op.Reshape(Y, [*size, sizes.queries, sizes.value_width])
+    front = list(found.Q_dims[:-1])
+    if sum(not isinstance(d, int) for d in front) < 2:
+        Y = op.Reshape(Y, [*(d if isinstance(d, int) else -1 for d in front), sizes.value_width])
     else:
-        front = op.Shape(found.Q, start=0, end=len(lead))
-        Y = op.Reshape(Y, op.Concat(front, [sizes.queries, sizes.value_width], axis=0))
-    Y.shape = ir.Shape([*lead, sizes.queries, sizes.value_width])
+        Y = op.Reshape(Y, op.Concat(op.Shape(found.Q, start=0, end=len(front)), [sizes.value_width], axis=0))
+    Y.shape = ir.Shape([*front, sizes.value_width])
     if found.order is not None:
         Y = op.Transpose(Y, perm=found.order)
     if packed:
@@ -414,21 +424,24 @@ def _replace(node: ir.Node, found: _Found, unit: Unit) -> None:
     edit.replace_node(node, op, [Y])
 
 
-def _flat(op: Builder, value: Value, last: list[int]) -> Value:
+def _flat(op: Builder, value: Value, last: list[int | None]) -> Value:
     """Return [G, ...] with all leading axes as one."""
-    flat = op.Reshape(value, [-1, *last])
+    if None in last:
+        flat = op.Reshape(value, op.Concat([-1], op.Shape(value, start=-len(last)), axis=0))
+    else:
+        flat = op.Reshape(value, [-1, *last])
     flat.shape = ir.Shape([None, *last])
     return flat
 
 
-def _flat_mask(op: Builder, found: _Found) -> tuple[Value, Value, int]:
+def _flat_mask(op: Builder, found: _Found) -> tuple[Value, Value, int | None]:
     """Return the mask [M, rows, T], for each head which of the M it has, and the rows."""
     mask, sizes = found.mask, found.sizes
     assert mask is not None
     dims = shapes.dims(mask)
     assert dims is not None
     rows = dims[-2] if len(dims) > 1 else 1
-    assert isinstance(rows, int)
+    rows = rows if isinstance(rows, int) else None
     axes = len(found.Q_dims) - 2  # in front of queries and width
     own = max(len(dims) - 2, 0)
     ones = op.constant(np.ones(axes - own, np.int64))
@@ -438,5 +451,5 @@ def _flat_mask(op: Builder, found: _Found) -> tuple[Value, Value, int]:
     which.shape = ir.Shape([None])
     if found.hides:
         mask = op.Not(mask)
-    flat = _flat(op, mask, [rows, sizes.keys])
+    flat = _flat(op, op.Unsqueeze(mask, [0]) if len(dims) == 1 else mask, [rows, sizes.keys])
     return flat, which, rows

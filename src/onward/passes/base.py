@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -85,6 +85,8 @@ class Unit:
     """Which of its forms each gradient has, where a rule offers several; None: the usual ones."""
     saves_memory: bool = False
     """Whether `recompute` was asked for, without patterns: long attention runs in blocks (`passes/attention.py`)."""
+    usual: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The sizes of free dimensions that were given with `recompute`, by name."""
     trains: bool = False
     """Whether the unit computes a training step: passes that are not safe for training are refused."""
     facts: set[Fact] = dataclasses.field(default_factory=set)

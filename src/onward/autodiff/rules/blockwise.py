@@ -31,10 +31,10 @@ Body = Callable[[Emitter, list[Value], list[Value]], tuple[list[Value], list[Val
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes of one call; the number of heads, G, may be free."""
+    """The sizes of one call; the number of heads, G, may be free, and that of queries and of keys (None)."""
 
-    queries: int
-    keys: int
+    queries: int | None
+    keys: int | None
     width: int  # of queries and keys
     value_width: int
     causal: bool = False  # query i sees the keys up to i
@@ -42,20 +42,22 @@ class Sizes:
     fill: float = -math.inf  # the score of a key that a mask of truths hides
 
     @property
-    def blocks(self) -> int:
-        return math.ceil(self.queries / ROWS)
+    def blocks(self) -> int | None:
+        return None if self.queries is None else math.ceil(self.queries / ROWS)
 
     @property
     def rows(self) -> int:
-        return math.ceil(self.queries / self.blocks)
+        return ROWS if self.queries is None or self.blocks is None else math.ceil(self.queries / self.blocks)
 
     @property
-    def surplus(self) -> int:
+    def surplus(self) -> int | None:
         """The rows of zeros behind the last query."""
-        return self.blocks * self.rows - self.queries
+        return None if self.queries is None or self.blocks is None else self.blocks * self.rows - self.queries
 
 
-def function(sizes: Sizes, opset: int, dtype: ir.DataType, mask: ir.DataType | None, mask_rows: int) -> ir.Function:
+def function(
+    sizes: Sizes, opset: int, dtype: ir.DataType, mask: ir.DataType | None, mask_rows: int | None
+) -> ir.Function:
     """Return the function Y = softmax(Q KT + mask) V.
 
     Q is [G, S, width], already scaled; KT [G, width, T]; V [G, T, value width]. With a mask there are two more inputs:
@@ -93,7 +95,7 @@ def function(sizes: Sizes, opset: int, dtype: ir.DataType, mask: ir.DataType | N
 def attributes(sizes: Sizes) -> dict[str, Any]:
     """Return the sizes as the attributes of a call."""
     *numbers, fill = dataclasses.astuple(sizes)
-    return {"sizes": [int(number) for number in numbers], "fill": fill}
+    return {"sizes": [-1 if number is None else int(number) for number in numbers], "fill": fill}
 
 
 @gradient(NAME, domain=GRADIENT_DOMAIN)
@@ -102,13 +104,15 @@ def blockwise_attention(rule: Rule, dY: Value) -> Grads:
     dKT = Q^T dS, block by block; what the blocks give to keys and values is added up. The mask has no gradient."""
     op = rule.op
     assert isinstance(op, Emitter)
-    queries, keys, width, value_width, causal, guarded = rule.node.attributes["sizes"].as_ints()
+    *lengths, width, value_width, causal, guarded = rule.node.attributes["sizes"].as_ints()
+    queries, keys = (None if length < 0 else length for length in lengths)
     fill = rule.node.attributes["fill"].as_float()
     sizes = Sizes(queries, keys, width, value_width, bool(causal), bool(guarded), fill)
     Q, KT, V, *masked = [v for v in rule.node.inputs if v is not None]
     call = _Call(op, sizes, Q, KT, V, masked)
     sums = op.ReduceSum(op.Mul(dY, rule.node.outputs[0]), [-1], keepdims=1)
-    for_keys, for_values = [width, keys], [value_width, keys]
+    for_keys: list[int | None] = [width, sizes.keys]
+    for_values: list[int | None] = [value_width, sizes.keys]
 
     def one_head(op: Emitter, _: list[Value], given: list[Value]) -> tuple[list[Value], list[Value]]:
         head = _Head(call, op, given[2:])
@@ -127,15 +131,15 @@ def blockwise_attention(rule: Rule, dY: Value) -> Grads:
 
         assert Q.dtype is not None
         zero = np.zeros(1, Q.dtype.numpy())
-        zeros = [op.ConstantOfShape(shape, value=zero) for shape in (for_keys, for_values)]
-        shapes = [[1], for_keys, for_values]
+        zeros = [op.ConstantOfShape(call.by_key(size), value=zero) for size in (width, value_width)]
+        shapes: list[list[int | None]] = [[1], for_keys, for_values]
         states, (dQ,) = _scan(
             op, [head.first, *zeros], [head.queries, *given[:2]], one_block, shapes, [[sizes.rows, width]]
         )
         return [], [dQ, states[1], _turned(op, states[2])]
 
     inputs = [call.blocks(dY, sizes.value_width), call.blocks(sums, 1), *call.by_head(call.blocks(Q, sizes.width))]
-    shapes = [[sizes.blocks, sizes.rows, width], for_keys, for_values[::-1]]
+    shapes: list[list[int | None]] = [[sizes.blocks, sizes.rows, width], for_keys, for_values[::-1]]
     _, (dQ, dKT, dV) = _scan(op, [], inputs, one_head, [], shapes)
     return {"Q": call.joined(dQ, sizes.width), "KT": dKT, "V": dV}
 
@@ -147,10 +151,23 @@ class _Call:
         self.op, self.sizes, self.Q, self.KT, self.V = op, sizes, Q, KT, V
         self.mask: Value | None = masked[0] if masked else None
         self.which: Value | None = masked[1] if masked else None
+        self.queries: Value | list[int] = op.Shape(Q, start=1, end=2) if sizes.queries is None else [sizes.queries]
+        self.keys: Value | list[int] = op.Shape(KT, start=2) if sizes.keys is None else [sizes.keys]
+        if sizes.queries is None:
+            self.surplus = op.Mod(op.Neg(self.queries), [sizes.rows])
+            self.padded = op.Add(self.queries, self.surplus)
+
+    def by_key(self, width: int) -> Value | list[int]:
+        """Return the shape [width, T]."""
+        return [width, self.sizes.keys] if self.sizes.keys is not None else self.op.Concat([width], self.keys, axis=0)
 
     def blocks(self, value: Value, width: int) -> Value:
         """Return [G, blocks, rows, width] of [G, S, width]."""
         op, sizes = self.op, self.sizes
+        if sizes.queries is None:
+            value = op.Pad(value, op.Concat([0, 0, 0, 0], self.surplus, [0], axis=0))
+            shape = op.Concat([-1], op.Div(self.padded, [sizes.rows]), [sizes.rows, width], axis=0)
+            return op.Reshape(value, shape)
         if sizes.surplus:
             value = op.Pad(value, [0, 0, 0, 0, sizes.surplus, 0])
         return op.Reshape(value, [-1, sizes.blocks, sizes.rows, width])
@@ -158,6 +175,9 @@ class _Call:
     def joined(self, value: Value, width: int) -> Value:
         """Return [G, S, width] of [G, blocks, rows, width]."""
         op, sizes = self.op, self.sizes
+        if sizes.queries is None or sizes.blocks is None:
+            value = op.Reshape(value, op.Concat([-1], self.padded, [width], axis=0))
+            return op.Slice(value, [0], self.queries, [1])
         value = op.Reshape(value, [-1, sizes.blocks * sizes.rows, width])
         return op.Slice(value, [0], [sizes.queries], [1]) if sizes.surplus else value
 
@@ -181,11 +201,11 @@ class _Block:
 
     def __init__(self, head: _Head, op: Emitter, row: Value, Q: Value) -> None:
         sizes, mask = head.sizes, head.call.mask
-        self.op, self.sizes, self.Q, self.KT, self.V = op, sizes, Q, head.KT, head.V
+        self.op, self.call, self.sizes, self.Q, self.KT, self.V = op, head.call, sizes, Q, head.KT, head.V
         self.next = op.Add(row, [sizes.rows])
         self.shown: Value | None = None  # where a mask of truths shows a key
         if sizes.causal:  # no later query of the block sees more keys than its last one
-            self.end = op.Min(self.next, [sizes.keys])
+            self.end = op.Min(self.next, self.call.keys)
             self.KT = op.Slice(head.KT, [0], self.end, [1])
             self.V = op.Slice(head.V, [0], self.end, [0])
         scores = op.MatMul(Q, self.KT)
@@ -193,7 +213,10 @@ class _Block:
             scores = self._masked(scores, head, mask, row)
         if sizes.causal:
             own = op.Add(op.constant(np.arange(sizes.rows).reshape(-1, 1)), row)
-            keys = op.Slice(op.constant(np.arange(sizes.keys)), [0], self.end, [0])
+            if sizes.keys is None:
+                keys = op.Range(0, op.Squeeze(self.end, [0]), 1)
+            else:
+                keys = op.Slice(op.constant(np.arange(sizes.keys)), [0], self.end, [0])
             scores = op.Where(op.Greater(keys, own), -math.inf, scores)
         self.probabilities = op.Softmax(scores, axis=-1)
         if sizes.guarded:
@@ -211,7 +234,7 @@ class _Block:
         part = op.Squeeze(part, [0])
         if sizes.causal:
             part = op.Slice(part, [0], self.end, [1])
-        if sizes.surplus and mask.shape[1] != 1:
+        if sizes.surplus != 0 and mask.shape[1] != 1:
             part = self._completed(part, mask, scores)
         if mask.dtype == ir.DataType.BOOL:
             self.shown = part
@@ -220,8 +243,8 @@ class _Block:
 
     def _completed(self, part: Value, mask: Value, scores: Value) -> Value:
         """Return the rows of the mask with rows for the queries of zeros behind the last one, which see every key."""
-        op, sizes = self.op, self.sizes
-        pads = op.Concat([0, 0], op.Max(op.Sub(self.next, [sizes.queries]), [0]), [0], axis=0)
+        op = self.op
+        pads = op.Concat([0, 0], op.Max(op.Sub(self.next, self.call.queries), [0]), [0], axis=0)
         if mask.dtype != ir.DataType.BOOL:
             return op.Pad(part, pads)
         assert scores.dtype is not None
@@ -233,7 +256,7 @@ class _Block:
         if not self.sizes.causal:
             return value
         op = self.op
-        return op.Pad(value, op.Concat([0, 0, 0], op.Sub([self.sizes.keys], self.end), axis=0))
+        return op.Pad(value, op.Concat([0, 0, 0], op.Sub(self.call.keys, self.end), axis=0))
 
 
 def _turned(op: Emitter, value: Value) -> Value:
@@ -245,8 +268,8 @@ def _scan(
     states: Sequence[Value],
     inputs: Sequence[Value],
     body: Body,
-    state_shapes: Sequence[Sequence[int]],
-    output_shapes: Sequence[Sequence[int]],
+    state_shapes: Sequence[Sequence[int | None]],
+    output_shapes: Sequence[Sequence[int | None]],
 ) -> tuple[list[Value], list[Value]]:
     """Return the final states and the stacked outputs of `body` over the first axis of `inputs`."""
     inner = op.inner(f"{op.prefix}step/")
