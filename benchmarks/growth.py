@@ -36,7 +36,7 @@ SIZES = {
 SMALL = 20 * 10**6  # parameters; up to here, one process writes all files
 LARGE = 100 * 10**6  # parameters; above, the peers run one after the other, as they do not fit into memory together
 GIB = "20"  # of memory for each process
-PREPARE_LIMIT = 120.0  # seconds in which the file of a model must be written; a peer has limits of its own
+PREPARE_LIMIT = 150.0  # seconds in which the file of a model must be written, 10 for each more; peers have their own
 PEERS = ("onward", "torch eager")
 UNITS = {"parameters": "million parameters"}
 COLOURS = {"onward": "#d1495b", "torch eager": "#30638e"}
@@ -80,10 +80,11 @@ Point = dict[str, dict[str, Any]]  # of each peer: ms and MiB, or an error
 
 def prepare(workloads: list[str], folder: str) -> str:
     """Write the training files of some models; return why not, if they are not there in time."""
+    limit = PREPARE_LIMIT + 10.0 * (len(workloads) - 1)
     try:
-        ask("prepare.py", folder, *workloads, "--training-only", limit=PREPARE_LIMIT)
+        ask("prepare.py", folder, *workloads, "--training-only", limit=limit)
     except subprocess.TimeoutExpired:
-        return f"no training file in {PREPARE_LIMIT:.0f} s"
+        return f"no training file in {limit:.0f} s"
     return ""
 
 
