@@ -72,6 +72,7 @@ class Worker:
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                start_new_session=True,  # so that what it starts is stopped and ended with it
                 env={**environment(), "TORCHINDUCTOR_CACHE_DIR": self._cache.name, "ONWARD_CACHE": self._cache.name},
             )  # fmt: skip
         self.first = self._read(PEERS[peer].start)
@@ -133,7 +134,7 @@ class Worker:
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+            os.killpg(self._process.pid, number)
 
     def _pause(self) -> None:
         """Stop the process until its next turn: threads that wait would spin for a while."""
@@ -141,7 +142,7 @@ class Worker:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._process.communicate()
             self._cache.cleanup()
 
@@ -149,7 +150,7 @@ class Worker:
         assert self._process is not None
         assert self._process.stdout is not None
         late = threading.Event()
-        timer = threading.Timer(limit, lambda: (late.set(), self._process and self._process.kill()))
+        timer = threading.Timer(limit, lambda: (late.set(), self._signal(signal.SIGKILL)))
         timer.start()
         try:
             for line in self._process.stdout:

@@ -50,7 +50,7 @@ PEERS = {
     "torch eager": Peer("pytorch"),
     "torch fused": Peer("pytorch", {"fused": True}),
     "torch tuned": Peer("pytorch", {"fused": True, "tuned": True}, warm=8),
-    "torch.compile": Peer("pytorch", {"fused": True, "compiled": True}),
+    "torch.compile": Peer("pytorch", {"fused": True, "compiled": True}, start=240.0),
     "jax jit": Peer("jax_jit", environment="jax", packages=("jax", "jaxlib")),
     "jax kept": Peer("jax_jit", {"donate": False}, environment="jax", packages=("jax", "jaxlib")),
     "keras": Peer("keras_jax", environment="jax", packages=("keras", "jax")),

@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +83,20 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
 
     assert "mlp-batch=4,width=8,depth=1.train.onnx" in error
     assert str(tmp_path) not in error
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of the shell")
+def test_what_a_worker_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nsleep 30 &\necho '{\"losses\": []}'\nwait\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(peers.Peer, "python", script)
+    worker = run.Worker("onward", NAME, tmp_path)
+    began = time.perf_counter()
+
+    worker.close()  # and wait until nobody has its output open
+
+    assert time.perf_counter() - began < 15
 
 
 @pytest.mark.parametrize(("quiet_after", "repeated", "disturbed"), [(0, 0, 0), (2, 2, 0), (9, run.REPEATS, 1)])
