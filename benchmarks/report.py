@@ -154,7 +154,7 @@ def markdown(run: dict[str, Any]) -> str:
 
 def versions(run: dict[str, Any]) -> str:
     """Return the versions of what was measured, and which peers were not."""
-    found = {peer: v for result in run["workloads"].values() for peer, v in result["versions"].items()}
+    found = {peer: v for result in run["workloads"].values() for peer, v in result.get("versions", {}).items()}
     packages = {f"{name} {version}" for peer in PEERS if peer in found for name, version in found[peer].items()}
     absent = [peer for peer in PEERS if not any(peer in result["peers"] for result in run["workloads"].values())]
     text = f"Python {platform.python_version()}; {', '.join(sorted(packages))}."

@@ -142,7 +142,8 @@ class Worker:
 
     def close(self) -> None:
         if self._process is not None:
-            self._signal(signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended, and nothing that it started is left
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
             self._cache.cleanup()
 
@@ -271,11 +272,15 @@ def chosen_peers(texts: list[str], fast: bool) -> list[str]:
 
 
 def commit() -> str:
-    """Return the commit that is measured, and whether it was changed; nothing outside a repository of git."""
+    """Return the commit that is measured, and whether its code was changed; nothing outside a repository of git."""
     if shutil.which("git") is None:
         return ""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+    asked = (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", ".", "../src"))
+    head, changed = (
+        subprocess.run(["git", *each], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+        for each in asked
+    )
+    return head + " with changes" * bool(changed)
 
 
 def begin(arguments: argparse.Namespace, workloads: list[str], peers: list[str], rounds: int) -> dict[str, Any]:
