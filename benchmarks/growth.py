@@ -4,7 +4,7 @@ Onward beside PyTorch eager, each point in a process of its own, timed in turn. 
 logarithmic axes (1: twice the size, twice the time), and writes growth.json and growth.svg into benchmarks/results;
 `--docs` also writes the plot to docs/growth.svg and the slopes into docs/benchmarks.md. `--axis parameters` measures
 one axis. Each point is written to growth.json as soon as it is measured, and `--continue` goes on behind the last one.
-The largest model has 500 million parameters: that needs 14 GiB of memory, and 6 GB of disk for its file.
+The largest model has 500 million parameters: that needs 12 GiB of memory, and 6 GB of disk for its file.
 """
 
 from __future__ import annotations
