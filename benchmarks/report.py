@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from peers import PEERS
 from rich.table import Table
 
 OURS = ("onward", "onward plain")
@@ -124,9 +125,13 @@ def verdict(ours: float, theirs: float, goal: float = 1.0) -> str:
 def markdown(run: dict[str, Any]) -> str:
     """Return the results as a part of a page."""
     lines = [
-        f"{run['machine']}; float32 matrix products at {gemm_peak(run):.0f} GFLOPS with two threads; "
-        f"{run['rounds']} turns of {run['turn_s']:g} s for each peer, in one run of {run['minutes']:.0f} minutes. "
+        f"{run['machine']}; {run['date']}, commit {run['commit'] or 'unknown'}; float32 matrix products at "
+        f"{gemm_peak(run):.0f} GFLOPS with two threads; {run['rounds']} turns of {run['turn_s']:g} s for each peer, in "
+        f"one run of {run['minutes']:.0f} minutes"
+        + (f", interrupted and continued between workloads ({run['interrupted']} ×). " if run["interrupted"] else ". ")
         + disturbance(run),
+        "",
+        versions(run),
         "",
         "![time, memory and first step of every peer relative to PyTorch eager](benchmarks.svg)",
         "",
@@ -145,6 +150,15 @@ def markdown(run: dict[str, Any]) -> str:
                 failed.append(f"- {row[0]}: {row[1]}")
         lines += ["", *failed] if failed else []
     return "\n".join(lines) + "\n"
+
+
+def versions(run: dict[str, Any]) -> str:
+    """Return the versions of what was measured, and which peers were not."""
+    found = {peer: v for result in run["workloads"].values() for peer, v in result.get("versions", {}).items()}
+    packages = {f"{name} {version}" for peer in PEERS if peer in found for name, version in found[peer].items()}
+    absent = [peer for peer in PEERS if not any(peer in result["peers"] for result in run["workloads"].values())]
+    text = f"Python {platform.python_version()}; {', '.join(sorted(packages))}."
+    return text + (f" Not part of this run: {', '.join(absent)}." if absent else "")
 
 
 def disturbance(run: dict[str, Any]) -> str:

@@ -5,7 +5,8 @@
 
 Prints a table for each workload and writes bench.json, bench.svg and bench.png into benchmarks/results. `--docs` also
 writes the tables into docs/benchmarks.md and the plot to docs/benchmarks.svg. `--quick` is three small workloads and
-the peers of this environment, for a look in a minute.
+the peers of this environment, for a look in a minute. The results of a workload are written as soon as it is done; a
+run that was interrupted goes on with `--continue` and the same options, and the page says so.
 
 A process that waits for its turn is stopped (SIGSTOP), so that its threads do not spin beside those of another peer.
 """
@@ -18,6 +19,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -41,7 +43,7 @@ REPEATS = 3  # times that a disturbed turn is repeated
 TURN = 0.4  # seconds
 SPEND = 8.0  # seconds of timed steps after which a peer sits out the other turns of a workload
 WARM = 1  # steps at the beginning of each turn that are not counted: caches are cold after a pause
-START_LIMIT, TURN_LIMIT = 120.0, 60.0  # seconds until a process is ended
+TURN_LIMIT = 60.0  # seconds until a process is ended
 QUICK_WORKLOADS = ("mlp-64", "lenet-64", "embedding-256")
 QUICK_PEERS = ("onward", "onward plain", "torch eager", "torch fused")
 SAME_LOSS = 1e-3
@@ -70,9 +72,10 @@ class Worker:
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                start_new_session=True,  # so that what it starts is stopped and ended with it
                 env={**environment(), "TORCHINDUCTOR_CACHE_DIR": self._cache.name, "ONWARD_CACHE": self._cache.name},
             )  # fmt: skip
-        self.first = self._read(START_LIMIT)
+        self.first = self._read(PEERS[peer].start)
         self._pause()
 
     def run(self, steps: int) -> float:
@@ -131,7 +134,7 @@ class Worker:
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+            os.killpg(self._process.pid, number)
 
     def _pause(self) -> None:
         """Stop the process until its next turn: threads that wait would spin for a while."""
@@ -139,7 +142,8 @@ class Worker:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it ended, and nothing that it started is left
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
             self._cache.cleanup()
 
@@ -147,7 +151,7 @@ class Worker:
         assert self._process is not None
         assert self._process.stdout is not None
         late = threading.Event()
-        timer = threading.Timer(limit, lambda: (late.set(), self._process and self._process.kill()))
+        timer = threading.Timer(limit, lambda: (late.set(), self._signal(signal.SIGKILL)))
         timer.start()
         try:
             for line in self._process.stdout:
@@ -193,12 +197,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, **{name: str(THREADS) for name in threads}}
 
 
-def ask(*command: str) -> dict[str, Any]:
-    """Return the JSON that one of our scripts prints as its last line."""
+def ask(*command: str, limit: float | None = None) -> dict[str, Any]:
+    """Return the JSON that one of our scripts prints as its last line; after `limit` seconds it is ended."""
     script, *rest = command
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / script), *rest], capture_output=True, text=True, env=environment()
-    )
+        [sys.executable, "-W", "ignore", str(HERE / script), *rest], capture_output=True, text=True, env=environment(),
+        timeout=limit,
+    )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -207,13 +212,15 @@ def ask(*command: str) -> dict[str, Any]:
 
 def take_turns(workload: str, peers: Iterable[str], folder: Path, rounds: int, turn: float) -> list[Worker]:
     """Return one worker for each peer, with its times; the steps to warm up are not among them."""
-    workers = [Worker(peer, workload, folder) for peer in peers]
+    workers: list[Worker] = []
     try:
+        for peer in peers:
+            workers.append(Worker(peer, workload, folder))
         for worker in workers:
             if not worker.error:
                 worker.run(PEERS[worker.peer].warm)
-        for _ in range(rounds):
-            for worker in workers:
+        for k in range(rounds):
+            for worker in workers[:: 1 if k % 2 == 0 else -1]:  # nobody always follows the same peer
                 worker.turn(turn)
     finally:
         for worker in workers:
@@ -233,6 +240,7 @@ def measure(workload: str, peers: list[str], folder: Path, rounds: int, turn: fl
         "gemm_gflops": gemm,
         "load_before": before,
         "load_after": os.getloadavg()[0],
+        "versions": {worker.peer: worker.first["versions"] for worker in workers if worker.first},
         "peers": {worker.peer: worker.result(reference) for worker in workers},
     }
 
@@ -263,6 +271,45 @@ def chosen_peers(texts: list[str], fast: bool) -> list[str]:
     return chosen
 
 
+def commit() -> str:
+    """Return the commit that is measured, and whether its code was changed; nothing outside a repository of git."""
+    if shutil.which("git") is None:
+        return ""
+    asked = (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", ".", "../src"))
+    head, changed = (
+        subprocess.run(["git", *each], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+        for each in asked
+    )
+    return head + " with changes" * bool(changed)
+
+
+def begin(arguments: argparse.Namespace, workloads: list[str], peers: list[str], rounds: int) -> dict[str, Any]:
+    """Return a run without results; with `--continue`, the one that was interrupted."""
+    asked = {"workloads": workloads, "peers": peers, "rounds": rounds, "turn_s": arguments.turn}
+    about = {"machine": report.machine(), "commit": commit(), "asked": asked}
+    fresh = {**about, "date": time.strftime("%-d %B %Y"), "rounds": rounds, "turn_s": arguments.turn, "minutes": 0.0,
+             "interrupted": 0, "workloads": {}}  # fmt: skip
+    stored = arguments.output / "bench.json"
+    if not stored.exists():
+        return fresh
+    last: dict[str, Any] = json.loads(stored.read_text())
+    if arguments.resume:
+        if changed := [key for key, value in about.items() if last.get(key) != value]:
+            raise SystemExit(f"--continue: the run in {stored} differs in {', '.join(changed)}; start a new one")
+        last["interrupted"] += 1
+        return last
+    if arguments.keep:
+        return {**fresh, "workloads": last["workloads"]}
+    return last if arguments.render else fresh
+
+
+def keep(run: dict[str, Any], stored: Path) -> None:
+    """Write what was measured until now; whatever happens meanwhile, the file is whole."""
+    part = stored.with_suffix(".part")
+    part.write_text(json.dumps(run, indent=2) + "\n")
+    os.replace(part, stored)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", "--workloads", action="append", default=[], metavar="NAME,...",
@@ -272,6 +319,7 @@ def main() -> None:
     parser.add_argument("--turn", type=float, default=TURN, help="seconds of a turn")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the last results of workloads that are not named")
+    parser.add_argument("--continue", action="store_true", dest="resume", help="go on with a run that was interrupted")
     parser.add_argument("--render", action="store_true", help="measure nothing: show and write the last results again")
     parser.add_argument("--docs", action="store_true", help="write the results into docs/")
     parser.add_argument("--output", type=Path, default=HERE / "results")
@@ -280,6 +328,9 @@ def main() -> None:
         raise SystemExit("--docs writes the page of one run, and --keep puts several together: leave one of them out")
     workloads = chosen_workloads(arguments.workload, arguments.quick)
     peers = chosen_peers(arguments.peer, arguments.quick)
+    missing = [peer for peer in peers if not PEERS[peer].python.exists()]
+    if arguments.docs and missing and not arguments.render:
+        raise SystemExit(f"not installed: {', '.join(missing)}; run `make bench-peers`, or choose others with --peer")
     rounds = arguments.rounds or (2 if arguments.quick else ROUNDS)
     # As pip does with what it installs: an editable installation may compile its sources anew in every process.
     compileall.compile_dir(HERE.parent / "src", quiet=2)
@@ -288,16 +339,14 @@ def main() -> None:
     console = Console()
     console.width = max(console.width, 120)  # a file is no reason for narrow columns
     stored = output / "bench.json"
-    run: dict[str, Any] = {"machine": report.machine(), "rounds": rounds, "turn_s": arguments.turn, "workloads": {}}
-    if arguments.render or (arguments.keep and stored.exists()):
-        run = json.loads(stored.read_text())
-    began = time.perf_counter()
+    run = begin(arguments, workloads, peers, rounds)
     for workload in run["workloads"] if arguments.render else workloads:
-        if not arguments.render:
+        if not arguments.render and not (arguments.resume and workload in run["workloads"]):
+            began = time.perf_counter()
             with tempfile.TemporaryDirectory() as folder:
                 run["workloads"][workload] = measure(workload, peers, Path(folder), rounds, arguments.turn)
-            run["minutes"] = (time.perf_counter() - began) / 60
-            stored.write_text(json.dumps(run, indent=2) + "\n")
+            run["minutes"] += (time.perf_counter() - began) / 60
+            keep(run, stored)
         console.print(report.table(workload, run))
     report.plot(run, output / "bench.svg")
     report.plot(run, output / "bench.png")

@@ -30,6 +30,8 @@ class Peer:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     environment: str = ""
     warm: int = 2  # steps before the first turn
+    start: float = 120.0  # seconds until its first step must be done
+    packages: tuple[str, ...] = ("torch",)  # whose versions the page names
 
     @property
     def python(self) -> Path:
@@ -38,20 +40,26 @@ class Peer:
         return Path(__file__).parent.parent / ".venvs" / self.environment / "bin" / "python"
 
 
+OURS = ("onnxruntime", "numba")
+# IREE's compiler takes minutes for the unrolled steps of an LSTM. It ends itself before its process would be ended,
+# which would leave the compiler running.
+IREE = {"backend": "iree", "profile": "portable", "verify": False, "cache": False, "seconds": 240.0}
 PEERS = {
-    "onward": Peer("onward_program", {"fused": True}),
-    "onward plain": Peer("onward_program", {"fused": False, "native": False}),
+    "onward": Peer("onward_program", {"fused": True}, packages=OURS),
+    "onward plain": Peer("onward_program", {"fused": False, "native": False}, packages=OURS[:1]),
     "torch eager": Peer("pytorch"),
     "torch fused": Peer("pytorch", {"fused": True}),
     "torch tuned": Peer("pytorch", {"fused": True, "tuned": True}, warm=8),
-    "torch.compile": Peer("pytorch", {"fused": True, "compiled": True}),
-    "jax jit": Peer("jax_jit", environment="jax"),
-    "jax kept": Peer("jax_jit", {"donate": False}, environment="jax"),
-    "keras": Peer("keras_jax", environment="jax"),
-    "onnxruntime-training": Peer("ort_training", environment="onnxruntime-training"),
-    "onnxsim": Peer("onnx_simplifier", environment="onnxsim"),
-    "onnx-ad": Peer("onnx_adjoint", environment="onnx-ad"),
-    "iree": Peer("onward_program", {"backend": "iree", "profile": "portable", "verify": False, "cache": False}),
+    "torch.compile": Peer("pytorch", {"fused": True, "compiled": True}, start=240.0),
+    "jax jit": Peer("jax_jit", environment="jax", packages=("jax", "jaxlib")),
+    "jax kept": Peer("jax_jit", {"donate": False}, environment="jax", packages=("jax", "jaxlib")),
+    "keras": Peer("keras_jax", environment="jax", packages=("keras", "jax")),
+    "onnxruntime-training": Peer(
+        "ort_training", environment="onnxruntime-training", packages=("onnxruntime-training-cpu",)
+    ),
+    "onnxsim": Peer("onnx_simplifier", environment="onnxsim", packages=("onnxsim", "onnxruntime")),
+    "onnx-ad": Peer("onnx_adjoint", environment="onnx-ad", packages=("onnx-ad", "onnxruntime")),
+    "iree": Peer("onward_program", IREE, start=300.0, packages=("iree-base-compiler", "iree-base-runtime")),
 }
 
 

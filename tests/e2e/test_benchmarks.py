@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import math
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +85,20 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
     assert str(tmp_path) not in error
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a script of the shell")
+def test_what_a_worker_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nsleep 30 &\necho '{\"losses\": []}'\nwait\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(peers.Peer, "python", script)
+    worker = run.Worker("onward", NAME, tmp_path)
+    began = time.perf_counter()
+
+    worker.close()  # and wait until nobody has its output open
+
+    assert time.perf_counter() - began < 15
+
+
 @pytest.mark.parametrize(("quiet_after", "repeated", "disturbed"), [(0, 0, 0), (2, 2, 0), (9, run.REPEATS, 1)])
 def test_a_turn_that_others_disturb_is_repeated(
     quiet_after: int, repeated: int, disturbed: int, absent: run.Worker, monkeypatch: pytest.MonkeyPatch
@@ -107,6 +123,63 @@ def test_a_page_is_that_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(SystemExit, match="one run"):
         run.main()
+
+
+def test_a_page_is_not_begun_without_all_peers(absent: run.Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--docs"])
+
+    with pytest.raises(SystemExit, match="not installed: .*absent; run `make bench-peers`"):
+        run.main()
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measure(workload: str, *_: object) -> dict[str, object]:
+        asked.append(workload)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return RUN["workloads"]["mlp-64"]  # type: ignore[no-any-return, index]
+
+    command = ["run.py", "--workload", "mlp-64,mlp-256", "--peer", "onward", "--output", str(tmp_path)]
+    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setattr(run.compileall, "compile_dir", lambda *_, **__: None)
+    monkeypatch.setattr(report, "plot", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(KeyboardInterrupt):
+        run.main()
+
+    monkeypatch.setattr(sys, "argv", [*command, "--continue"])
+    run.main()
+
+    assert asked == ["mlp-64", "mlp-256", "mlp-256"]
+    page = report.markdown(json.loads((tmp_path / "bench.json").read_text()))
+    assert "interrupted and continued between workloads (1 ×)" in page
+    monkeypatch.setattr(sys, "argv", [*command, "--continue", "--rounds", "3"])
+    with pytest.raises(SystemExit, match="differs in asked"):
+        run.main()
+
+
+def test_a_point_of_growth_that_fails_is_named_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(names: list[str], folder: str) -> str:
+        return "no training file" if growth.size(names[0]) > growth.LARGE else ""
+
+    def measure(workload: str, folder: Path, rounds: int) -> growth.Point:
+        return {p: {"ms": growth.size(workload) / 1e6, "mib": 1.0, "disturbed": 0} for p in growth.PEERS}
+
+    monkeypatch.setattr(growth, "prepare", prepare)
+    monkeypatch.setattr(growth, "measure", measure)
+    monkeypatch.setattr(growth, "plot", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["growth.py", "--output", str(tmp_path)])
+
+    growth.main()
+
+    page = capsys.readouterr().out
+    assert "| million parameters | 1 to 500 | 1.00 to 64.0 |" in page
+    assert "- million parameters 500, onward: no training file" in page
+    assert len(json.loads((tmp_path / "growth.json").read_text())["points"]) == 23
 
 
 @pytest.fixture
@@ -164,9 +237,10 @@ def measured(ms: float) -> dict[str, float]:
 
 
 RUN = {
-    "machine": "m", "rounds": 1, "turn_s": 0.1, "minutes": 3.0,
+    "machine": "m", "date": "1 May 2026", "commit": "abc", "rounds": 1, "turn_s": 0.1, "minutes": 3.0, "interrupted": 0,
     "workloads": {
         "mlp-64": {
+            "versions": {"onward": {"onnxruntime": "1.2"}},
             "flops": 2e8, "gemm_gflops": 100.0, "load_before": 0.25, "load_after": 2.0,
             "peers": {"onward": measured(3.0), "torch eager": measured(4.0), "jax jit": measured(2.0),
                       "onnxsim": {"error": "no rule"}},
@@ -189,6 +263,7 @@ def test_the_page_says_which_goals_are_missed_and_who_cannot(tmp_path: Path) -> 
     assert "| onward | 3.00 | 2.50 to 3.50 | 1.50 | 0.75 | 67% | 1.0 | 100 | 0e+00 |" in text
     assert "Other processes disturbed 3 turns, which were repeated." in text
     assert "- onnxsim: cannot: no rule" in text
+    assert "; onnxruntime 1.2. Not part of this run: onward plain, torch fused" in text
 
 
 def test_the_plots_are_drawn(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def _own(proto: onnx.TensorProto) -> ir.TensorProtocol:
     model would be in memory twice while it trains.
     """
     read = ProtoTensor(proto, owned=True)
-    if len(proto.raw_data) < LARGE or read.dtype.bitwidth < 8:
+    if not proto.HasField("raw_data") or read.nbytes < LARGE or read.dtype.bitwidth < 8:
         copy = onnx.TensorProto()
         copy.CopyFrom(proto)
         return ProtoTensor(copy, owned=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
@@ -73,8 +74,8 @@ def evaluate(
     from onward.backends.torch.tensors import to_tensor
 
     data = dict(zip([*model.inputs, *model.targets], inputs, strict=True))
-    state = {n: v.const_value.numpy() for n, v in model.initializers().items() if v.const_value is not None}
     graph = Compiler(model).build(TRIAL, entry)
+    state = {n: v.const_value for n, v in model.initializers().items() if v.const_value is not None}
     wanted = graph.output_names if differentiate else graph.output_names[:1]
 
     if backend == "onnxruntime":
@@ -83,7 +84,7 @@ def evaluate(
         try:
             copy = graph.copy_model().graph
             interpreter = Interpreter(copy, graph.opset, outputs=[v for v in copy.outputs if v.name in wanted])
-            feeds = {n: data[n] if n in data else to_tensor(state[n]) for n in graph.input_names}
+            feeds = {n: data[n] if n in data else to_tensor(state[n].numpy()) for n in graph.input_names}
             with torch.no_grad():
                 results = interpreter.run(feeds)
         except BackendError:
@@ -96,12 +97,12 @@ def _on_arrays(
     run: Callable[[PlainGraph, Mapping[str, np.ndarray]], dict[str, np.ndarray]],
     graph: PlainGraph,
     data: Mapping[str, torch.Tensor],
-    state: Mapping[str, np.ndarray],
+    state: Mapping[str, ir.TensorProtocol],
 ) -> dict[str, torch.Tensor]:
     """Return the outputs of a backend that takes and returns numpy arrays."""
     from onward.backends.torch.tensors import to_numpy, to_tensor
 
-    results = run(graph, {n: to_numpy(data[n]) if n in data else state[n] for n in graph.input_names})
+    results = run(graph, {n: to_numpy(data[n]) if n in data else state[n].numpy() for n in graph.input_names})
     return {n: to_tensor(v) for n, v in results.items()}
 
 
