@@ -104,51 +104,66 @@ def _print(found: Profile, console: Console, top: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from onward.train.profile import DATA
+    from onward.train.profile_units import amount
+
     low, median, high = found.step_seconds
+    unit = found.unit
     batch = ", ".join(f"{n} {'×'.join(map(str, s)) or 'scalar'}" for n, s in found.batch.items())
     threads = f", {found.measured.threads} threads" if found.measured.threads else ""
     console.print(Text.assemble((found.title, "bold"), f" on {found.backend}{threads}; {batch}"))
     console.print(
-        f"{median * 1e3:.3g} ms per step (half of {found.steps} steps: {low * 1e3:.3g} to {high * 1e3:.3g}), "
+        f"{unit.text(median)} per step (half of {found.steps} steps: {unit.text(low)} to {unit.text(high)}), "
         f"{found.samples / median:,.0f} samples/s\n"
     )
     phases = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("phase", "ms", "share", ""):
-        phases.add_column(name, justify="right" if name in ("ms", "share") else "left")
+    for name in ("phase", unit.name, "share", ""):
+        phases.add_column(name, justify="right" if name in (unit.name, "share") else "left")
     for p in found.phases:
-        phases.add_row(p.name, f"{p.seconds * 1e3:.3f}", f"{p.share:.0%}", "█" * round(30 * min(1.0, p.share)))
+        bar = "in another thread, for a later step" if p.name == DATA else "█" * round(30 * min(1.0, p.share))
+        phases.add_row(p.name, unit.number(p.seconds), f"{p.share:.0%}", bar)
     console.print(phases)
     if not found.layers:
         console.print("\nno times of operators: only the backend onnxruntime gives them, and not for inputs of text")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("layer", "operator", "forward ms", "backward ms", "share", "GFLOP", "MB", "of peak"):
+    for name in (
+        "layer",
+        "operator",
+        f"forward {unit.name}",
+        f"backward {unit.name}",
+        "share",
+        "FLOP",
+        "bytes",
+        "of peak",
+    ):
         table.add_column(name, justify="left" if name in ("layer", "operator") else "right", overflow="fold")
     slowest = sorted(found.layers, key=lambda e: -e.seconds)
     for e in slowest[:top]:
         table.add_row(
-            e.name, e.operator, f"{e.forward * 1e3:.3f}", f"{e.backward * 1e3:.3f}", f"{e.share:.1%}",
-            f"{e.operations / 1e9:.3f}" if e.operations else "", f"{e.bytes / 1e6:.2f}",
+            e.name, e.operator, unit.number(e.forward), unit.number(e.backward), f"{e.share:.1%}",
+            amount(e.operations) if e.operations else "", amount(e.bytes),
             "" if e.of_peak is None else f"{e.of_peak:.0%}",
         )  # fmt: skip
     console.print()
     console.print(table)
     if len(slowest) > top:
         rest = sum(e.seconds for e in slowest[top:])
-        console.print(f"and {len(slowest) - top} more layers with {rest * 1e3:.3f} ms (--top)")
+        console.print(f"and {len(slowest) - top} more layers with {unit.text(rest)} (--top)")
     console.print()
     _print_machine(found, console)
 
 
 def _print_machine(found: Profile, console: Console) -> None:
+    from onward.train.profile_units import amount, memory
+
     measured = found.measured
     if measured.peak_operations and measured.peak_bytes and found.of_gemm_peak is not None:
         console.print(
-            f"products: {found.operations / 1e9:.3g} GFLOP per step, {found.of_gemm_peak:.0%} of this machine's "
+            f"products: {amount(found.operations, 'FLOP')} per step, {found.of_gemm_peak:.0%} of this machine's "
             f"{measured.peak_operations / 1e9:,.0f} GFLOP/s; memory: {measured.peak_bytes / 1e9:,.1f} GB/s"
         )
     if measured.memory and measured.allocated:
-        console.print(
-            f"values: {measured.allocated / 2**20:,.1f} MiB made per step, at most {measured.memory / 2**20:,.1f} MiB "
-            "at once"
-        )
+        console.print(f"values: {memory(measured.allocated)} made per step, at most {memory(measured.memory)} at once")
+    if found.about_profiler:
+        console.print(f"operators: {found.about_profiler}")
