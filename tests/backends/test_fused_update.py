@@ -88,22 +88,30 @@ def test_a_mask_of_the_weights_shape_stays_in_the_graph() -> None:
         np.testing.assert_array_equal(value, plain.get_state()[name], err_msg=name)
 
 
-def bag(rows: int = 50, width: int = 8) -> onnx.ModelProto:
-    """Return `ids` -> the mean of their rows in a table -> `logits`."""
+def bag(rows: int = 50, width: int = 8, *, twice: bool = False) -> onnx.ModelProto:
+    """Return `ids` -> the mean of their rows in a table -> `logits`; if `twice`, of these less those of `others`."""
     rng = np.random.default_rng(0)
     weights = [
         numpy_helper.from_array(rng.standard_normal((rows, width)).astype(np.float32), "table"),
         numpy_helper.from_array(rng.standard_normal((width, 3)).astype(np.float32), "W"),
         numpy_helper.from_array(np.array([1], np.int64), "axes"),
     ]
+    second = [
+        helper.make_node("Gather", ["table", "others"], ["more"], name="embed_others"),
+        helper.make_node("Sub", ["rows", "more"], ["less"], name="compare"),
+    ]
     graph = helper.make_graph(
         [
             helper.make_node("Gather", ["table", "ids"], ["rows"], name="embed"),
-            helper.make_node("ReduceMean", ["rows", "axes"], ["mean"], name="pool", keepdims=0),
+            *(second if twice else []),
+            helper.make_node("ReduceMean", ["less" if twice else "rows", "axes"], ["mean"], name="pool", keepdims=0),
             helper.make_node("MatMul", ["mean", "W"], ["logits"], name="fc"),
         ],
         "bag",
-        [helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["N", "L"])],
+        [
+            helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["N", "L"])
+            for name in (["ids", "others"] if twice else ["ids"])
+        ],
         [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", 3])],
         weights,
     )
@@ -129,9 +137,23 @@ def test_rows_of_an_embedding_are_added_with_the_bits_of_the_plain_graph(optimiz
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
+def test_a_table_that_is_read_several_times_has_rows_for_each_read_and_no_gradient_of_its_size() -> None:
+    model = onward.make_trainable(
+        shared_model(SHARED["a table read three times"]), loss="cross_entropy", optimizer=onward.Adam(1e-2)
+    )
+    step = onward.compile(model).entries["train"].step
+
+    plan = plan_update(step.copy_model(), step.replaces)
+
+    assert plan is not None
+    assert len(plan.rows) == 3
+    assert (50, 4) not in plan.gradients.values()
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["read once", "read twice"])
 @pytest.mark.parametrize("size", [(20_000, 8), (300, 1), (70, 5000)], ids=str)
-def test_rows_of_a_table_of_many_chunks_get_the_bits_of_the_plain_graph(size: tuple[int, int]) -> None:
-    model = onward.make_trainable(bag(*size), loss="cross_entropy", optimizer=onward.Adam(1e-2))
+def test_rows_of_a_table_of_many_chunks_get_the_bits_of_the_plain_graph(size: tuple[int, int], twice: bool) -> None:
+    model = onward.make_trainable(bag(*size, twice=twice), loss="cross_entropy", optimizer=onward.Adam(1e-2))
     program = onward.compile(model)
     plain, fused = (open_session(program, "onnxruntime", fused=f, threads=2) for f in (False, True))
     rng = np.random.default_rng(0)
@@ -140,6 +162,8 @@ def test_rows_of_a_table_of_many_chunks_get_the_bits_of_the_plain_graph(size: tu
         ids = rng.integers(-size[0], size[0], (12, 5))
         ids[0] = np.array([0, 1, 2, size[0] - 1, 0])  # neighbours, both ends, and one of them twice
         feeds = {"ids": ids, "labels": rng.integers(0, 3, 12)}
+        if twice:
+            feeds["others"] = rng.permuted(ids, axis=1) // 2  # rows of both reads, and of one of them
         np.testing.assert_array_equal(plain.step(feeds)["loss"], fused.step(feeds)["loss"])
 
     expected = plain.get_state()
@@ -154,10 +178,11 @@ def test_there_is_no_gradient_of_the_size_of_a_table() -> None:
 
     session.step(feeds)
 
-    (buffers,) = [b for b in session._steps["train"].buffers if b.rows is not None]
+    (buffers,) = [b for b in session._steps["train"].buffers if b.rows]
     assert len(buffers.arrays) == 3  # the table and its moments
-    assert len(buffers.rows.sums) == feeds["ids"].size
-    assert (buffers.rows.places == -1).all()  # nothing of this step is left for the next one
+    (rows,) = buffers.rows
+    assert len(rows.sums) == feeds["ids"].size
+    assert (rows.places == -1).all()  # nothing of this step is left for the next one
 
 
 def test_only_the_rows_of_an_embedding_s_gradient_leave_the_graph() -> None:
@@ -323,6 +348,9 @@ SHARED = {  # what the loops of several parameters read, or parameters that belo
     "masked tables": "P = Mul(A, M) Q = Mul(B, L) T = Add(P, Q) c = Gather(T, i) y = MatMul(c, K2)",
     "a table in a sum and alone": "T = Add(A, B) a = Gather(T, i) g = Gather(A, j) c = Mul(a, g) y = MatMul(c, K2)",
     "a table read twice": "a = Gather(A, i) g = Gather(A, j) t = Tanh(g) c = Add(a, t) y = MatMul(c, K2)",
+    "a table read three times": "a = Gather(A, i) g = Gather(A, j) k = Mul(a, g) s = Add(i, j) h = Div(s, two) "
+    "f = Gather(A, h) c = Add(k, f) y = MatMul(c, K2)",
+    "a table read by rows and whole": "a = Gather(A, i) c = Tanh(a) W = Transpose(A) p = MatMul(c, W) y = MatMul(p, K)",
 }
 
 
@@ -336,6 +364,7 @@ def shared_model(body: str) -> onnx.ModelProto:
     names = {name for node in model.graph.node for name in node.input}
     weights = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items() if name in names}
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    model.graph.initializer.extend([numpy_helper.from_array(np.array(2), "two")] * ("two" in names))
     return model
 
 
