@@ -258,6 +258,33 @@ def test_a_parameter_whose_moment_stays_in_the_graph_stays_there_too() -> None:
     assert none is None
 
 
+def test_zero_and_minus_zero_are_two_constants() -> None:
+    """They were one in a loop, and parameters that differ by the sign of a zero had one loop."""
+    text = """step (float[1] a, float[1] b, float[1] c) => (float[1] new_a, float[1] new_b, float[1] new_c) {
+        zero = Constant<value_float = 0.0>()
+        minus = Constant<value_float = -0.0>()
+        up = Div(a, zero)
+        down = Div(a, minus)
+        new_a = Sub(up, down)
+        new_b = Div(b, zero)
+        new_c = Div(c, minus)
+    }"""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(parse(text)))
+    plan = plan_update(model, {f"new_{name}": name for name in "abc"})
+    assert plan is not None
+
+    found = {}
+    for group in plan.groups:
+        buffers = fused_update.FlatBuffers(group, {}, 1)
+        views = dict(buffers.views())
+        for view in views.values():
+            view.fill(1)
+        buffers.run({})
+        found.update({name: float(view[0]) for name, view in views.items()})
+
+    assert found == {"a": np.inf, "b": np.inf, "c": -np.inf}
+
+
 @pytest.fixture
 def wide() -> onward.Program:
     """A program with more parameters than `FUSE_FROM`."""

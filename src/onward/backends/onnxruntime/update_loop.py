@@ -50,7 +50,7 @@ class Component:
         self.replaces = replaces
         self.arrays: list[str] = []
         self.scalars: list[str] = []
-        self.constants: list[float] = []
+        self.constants: dict[str, float] = {}  # by their bits: 0 and -0 are equal
         self.body: list[str] = []
         self.states: list[str] = []
         self.results: list[str] = []
@@ -92,9 +92,8 @@ class Component:
         constant = walk.constant_of(value)
         if constant is not None and constant.size == 1:
             number = float(constant.reshape(-1)[0])
-            if number not in self.constants:
-                self.constants.append(number)
-            return f"c{self.constants.index(number)}"
+            self.constants.setdefault(number.hex(), number)
+            return f"c{list(self.constants).index(number.hex())}"
         if is_scalar(value):
             if value.name not in self.scalars:
                 self.scalars.append(value.name or "")
@@ -147,7 +146,7 @@ def merge(components: list[Component], rows: Collection[str]) -> Group:
         first.dtype or "float32",
         tuple(slots),
         tuple(first.scalars),
-        tuple(first.constants),
+        tuple(first.constants.values()),
         tuple(outputs),
         tuple(targets),
         shapes,
