@@ -105,6 +105,21 @@ def test_operators_are_fitted_into_the_graph_where_other_steps_were_faster() -> 
     assert {p.name: p.seconds for p in long.phases}["between operators"] == 6.0
 
 
+def test_steps_of_very_different_times_give_a_warning() -> None:
+    steady = Profile("m", "b", {"x": (1,)}, Measurement({"graph": [1.0, 1.1, 1.2, 1.3, 9.0]}))
+    disturbed = Profile("m", "b", {"x": (1,)}, Measurement({"graph": [1.0, 1.1, 1.2, 8.0, 9.0]}))
+
+    assert not steady.warning
+    assert "Careful" not in steady.to_html()
+    assert "far apart, probably because other programs use the machine" in disturbed.to_html()
+
+
+def test_kinds_of_operators_are_counted_over_layers_and_phases() -> None:
+    (kind,) = measured(graph=10.0).kinds
+
+    assert (kind.operator, kind.calls, kind.seconds, kind.share) == ("Neg", 2, 4.0, 4 / 11)
+
+
 def test_the_trace_is_as_long_as_the_step_and_has_the_data_beside_it() -> None:
     events = [e for e in measured(graph=10.0).to_trace()["traceEvents"] if e["ph"] == "X"]
 
@@ -262,10 +277,13 @@ def test_the_command_prints_phases_and_layers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "onward", "profile", str(tmp_path / "m.onnx"), "-b", "4", "--steps", "2"]
 
     result = subprocess.run([*command, "--html", str(page)], capture_output=True, text=True, check=False)
+    kinds = subprocess.run([*command, "--operators"], capture_output=True, text=True, check=True).stdout
 
     assert result.returncode == 0, result.stderr
     assert "backward" in result.stdout
     assert "conv2" in result.stdout
+    assert "calls" in kinds
+    assert "conv2" not in kinds
     assert page.is_file()
 
 

@@ -42,7 +42,8 @@ class ProfileOptions(DataOptions):
     backend: Annotated[str, Option(help="What runs the model.")] = "onnxruntime"
     threads: Annotated[int | None, Option(help="Number of threads (default: all).", show_default=False)] = None
     entry: Annotated[str | None, Option(help="The training entry (default: the first).", show_default=False)] = None
-    top: Annotated[int, Option(help="Layers that are listed, the slowest first.")] = 15
+    operators: Annotated[bool, Option("--operators", help="List the kinds of operators instead of layers.")] = False
+    top: Annotated[int, Option(help="Layers, or kinds, that are listed, the slowest first.")] = 15
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a page with a flame chart.")] = None
     trace: Annotated[
         Path | None, Option(metavar="FILE", help="Write a trace for Perfetto or chrome://tracing (.trace.json).")
@@ -86,7 +87,7 @@ def profile(options: ProfileOptions) -> None:
         typer.echo(json.dumps(found.to_dict()))
         return
     console = stdout_console()
-    _print(found, console, options.top)
+    _print(found, console, options.top, kinds=options.operators)
     inner = {str(d): None for s in trainer.program.inputs for d in s.shape[1:] if isinstance(d, str)}
     open_ = [name for name in inner if name not in sizes and not options.data]
     if open_:
@@ -100,12 +101,12 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _print(found: Profile, console: Console, top: int) -> None:
+def _print(found: Profile, console: Console, top: int, *, kinds: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from onward.train.profile import DATA
-    from onward.train.profile_units import amount
+    from onward.train.profile_table import table_head, table_row
 
     low, median, high = found.step_seconds
     unit = found.unit
@@ -126,30 +127,17 @@ def _print(found: Profile, console: Console, top: int) -> None:
     if not found.layers:
         console.print("\nno times of operators: only the backend onnxruntime gives them, and not for inputs of text")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (
-        "layer",
-        "operator",
-        f"forward {unit.name}",
-        f"backward {unit.name}",
-        "share",
-        "FLOP",
-        "bytes",
-        "of peak",
-    ):
-        table.add_column(name, justify="left" if name in ("layer", "operator") else "right", overflow="fold")
-    slowest = sorted(found.layers, key=lambda e: -e.seconds)
-    for e in slowest[:top]:
-        table.add_row(
-            e.name, e.operator, unit.number(e.forward), unit.number(e.backward), f"{e.share:.1%}",
-            amount(e.operations) if e.operations else "", amount(e.bytes),
-            "" if e.of_peak is None else f"{e.of_peak:.0%}",
-        )  # fmt: skip
     console.print()
+    slowest = found.kinds if kinds else sorted(found.layers, key=lambda e: -e.seconds)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in table_head(found, kinds=kinds):
+        table.add_column(name, justify="left" if name in ("layer", "operator") else "right", overflow="fold")
+    for each in slowest[:top]:
+        table.add_row(*table_row(each, unit))
     console.print(table)
     if len(slowest) > top:
         rest = sum(e.seconds for e in slowest[top:])
-        console.print(f"and {len(slowest) - top} more layers with {unit.text(rest)} (--top)")
+        console.print(f"and {len(slowest) - top} more {'kinds' if kinds else 'layers'} with {unit.text(rest)} (--top)")
     console.print()
     _print_machine(found, console)
 
@@ -167,3 +155,5 @@ def _print_machine(found: Profile, console: Console) -> None:
         console.print(f"values: {memory(measured.allocated)} made per step, at most {memory(measured.memory)} at once")
     if found.about_profiler:
         console.print(f"operators: {found.about_profiler}")
+    if found.warning:
+        console.print(f"careful: {found.warning}")

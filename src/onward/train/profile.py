@@ -31,6 +31,7 @@ from onward.train.profile_units import TimeUnit, time_unit
 DATA, BETWEEN = "data", "between operators"
 _ORDER = (DATA, FEEDING, FORWARD, BACKWARD, GRAPH, BETWEEN, UPDATE, READING, SESSION)
 OTHER = "(other)"
+_STEADY = 1.5  # times the lower quartile of the steps may be the upper one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +69,33 @@ class LayerTime:
         return self.forward + self.backward
 
 
+@dataclasses.dataclass(frozen=True)
+class OperatorKind:
+    """All operators of one kind in a step, whatever their layer and phase."""
+
+    operator: str
+    """The runtime's name, such as `FusedConv`."""
+    calls: int
+    seconds: float
+    share: float
+    operations: int
+    bytes: int
+    of_peak: float | None
+
+
 @dataclasses.dataclass
 class _Sum:
-    """What the operators of one layer take together."""
+    """What some operators take together."""
 
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     operations: int = 0
     bytes: int = 0
     ideal: float = 0.0
+    calls: int = 0
+
+    @property
+    def whole(self) -> float:
+        return sum(self.seconds.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +122,17 @@ class Profile:
     def step_seconds(self) -> tuple[float, float, float]:
         """The lower quartile, the median and the upper quartile of a whole step, without the data."""
         return _quartiles(self._totals)
+
+    @property
+    def warning(self) -> str:
+        """What makes the numbers doubtful, in words; empty where nothing does."""
+        low, _, high = self.step_seconds
+        if high <= _STEADY * low:
+            return ""
+        return (
+            "the times of the steps are far apart, probably because other programs use the machine; "
+            "close them and measure again"
+        )
 
     @functools.cached_property
     def phases(self) -> tuple[PhaseTime, ...]:
@@ -151,19 +182,11 @@ class Profile:
     def layers(self) -> tuple[LayerTime, ...]:
         """The layers in the order of the forward pass; what belongs to none comes last."""
         whole = self.step_seconds[1] or 1.0
-        sums: dict[str, _Sum] = {}
-        for each in self.operators:
-            if each.phase in (FORWARD, BACKWARD):
-                found = sums.setdefault(each.layer, _Sum())
-                found.seconds[each.phase] = found.seconds.get(each.phase, 0.0) + each.seconds
-                found.operations += each.operations
-                found.bytes += each.bytes
-                found.ideal += self._ideal(each.operations, each.bytes)
+        sums = self._sums(lambda each: each.layer if each.phase in (FORWARD, BACKWARD) else None)
         known = {layer.name: layer for layer in self.measured.layers}
         times = []
         for name in [*(n for n in known if n in sums), *(n for n in sums if n not in known)]:
             layer, found = known.get(name), sums[name]
-            seconds = sum(found.seconds.values())
             times.append(
                 LayerTime(
                     name or OTHER,
@@ -171,13 +194,23 @@ class Profile:
                     layer.path if layer else (),
                     found.seconds.get(FORWARD, 0.0),
                     found.seconds.get(BACKWARD, 0.0),
-                    seconds / whole,
+                    found.whole / whole,
                     found.operations,
                     found.bytes,
-                    found.ideal / seconds if self.measured.peak_operations and seconds else None,
+                    self._of_peak(found),
                 )
             )
         return tuple(times)
+
+    @functools.cached_property
+    def kinds(self) -> tuple[OperatorKind, ...]:
+        """The kinds of operators, the slowest first."""
+        step = self.step_seconds[1] or 1.0
+        found = [
+            OperatorKind(name, s.calls, s.whole, s.whole / step, s.operations, s.bytes, self._of_peak(s))
+            for name, s in self._sums(lambda each: each.operator).items()
+        ]
+        return tuple(sorted(found, key=lambda kind: -kind.seconds))
 
     @property
     def about_profiler(self) -> str:
@@ -225,9 +258,11 @@ class Profile:
             "batch": {name: list(shape) for name, shape in self.batch.items()},
             "steps": self.steps,
             "step_seconds": {"median": median, "low": low, "high": high},
+            "warning": self.warning,
             "samples_per_second": self.samples / median if median else None,
             "phases": [dataclasses.asdict(p) for p in self.phases],
             "layers": [dataclasses.asdict(each) for each in self.layers],
+            "kinds": [dataclasses.asdict(each) for each in self.kinds],
             "operators": [dataclasses.asdict(each) for each in self.operators],
             "profiler": measured.profiler and {**dataclasses.asdict(measured.profiler), "scale": self.scale},
             "operations": self.operations,
@@ -344,6 +379,22 @@ class Profile:
 
     def _operators(self, phase: str) -> float:
         return sum(each.seconds for each in self.operators if each.phase == phase)
+
+    def _sums(self, key: Callable[[OperatorTime], str | None]) -> dict[str, _Sum]:
+        """Return what the operators with the same key take together, without those with none."""
+        sums: dict[str, _Sum] = {}
+        for each in self.operators:
+            if (name := key(each)) is not None:
+                found = sums.setdefault(name, _Sum())
+                found.calls += 1
+                found.seconds[each.phase] = found.seconds.get(each.phase, 0.0) + each.seconds
+                found.operations += each.operations
+                found.bytes += each.bytes
+                found.ideal += self._ideal(each.operations, each.bytes)
+        return sums
+
+    def _of_peak(self, found: _Sum) -> float | None:
+        return found.ideal / found.whole if self.measured.peak_operations and found.whole else None
 
     def _ideal(self, operations: int, moved: int) -> float:
         """Return the seconds that an operator would take at the peak rates of the machine."""

@@ -11,6 +11,7 @@ from html import escape
 import onward
 from onward.backends.measurement import BACKWARD, FORWARD
 from onward.train.profile import DATA, LayerTime, Profile
+from onward.train.profile_table import table_head, table_row
 from onward.train.profile_units import amount, memory, time_unit
 from onward.train.report import CSS, facts_table, for_both_widths
 
@@ -20,8 +21,8 @@ _CSS = """
 .bar{background:var(--line);border-radius:4px;height:10px;min-width:60px}
 .bar i{display:block;height:10px;border-radius:4px}
 .phases td{white-space:nowrap}.phases td:nth-child(4){width:50%}
-.layers td:first-child,.layers td:nth-child(2),.layers th:nth-child(2){text-align:left}
-.layers td:first-child{overflow-wrap:anywhere;min-width:12em}
+.layers td:first-child,.kinds td:first-child,.layers td:nth-child(2),.layers th:nth-child(2){text-align:left}
+.layers td:first-child,.kinds td:first-child{overflow-wrap:anywhere;min-width:12em}
 """
 _COLOURS = {
     DATA: "#b0b7c3", "feeding": "#c9cfd8", FORWARD: "#7fb2f0", BACKWARD: "#f2a66e", "graph": "#7fb2f0",
@@ -53,6 +54,7 @@ def build_page(profile: Profile) -> str:
     low, median, high = profile.step_seconds
     rate, unit = profile.samples / median if median else 0.0, profile.unit
     note = f"{profile.steps} steps on {profile.backend}, {profile.samples} samples per batch"
+    note += f". Careful: {profile.warning}" if profile.warning else ""
     tiles = [
         ("per step", unit.text(median)),
         (f"half of the steps, in {unit.name}", f"{low / unit.seconds:.3g} – {high / unit.seconds:.3g}"),
@@ -72,7 +74,8 @@ def build_page(profile: Profile) -> str:
         f'<section class="tiles">{cells}</section>',
         _flame_card(profile),
         _phases(profile),
-        _layers(profile),
+        _operators(profile, kinds=False),
+        _operators(profile, kinds=True),
         facts_table("Measured", _facts(profile)),
         f"<footer>Written by Onward {escape(onward.__version__)} on "
         f"{datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z')}</footer>",
@@ -157,24 +160,19 @@ def _phases(profile: Profile) -> str:
     return f'<section class="card wide"><h2>Phases</h2>{table}</section>'
 
 
-def _layers(profile: Profile) -> str:
-    if not profile.layers:
+def _operators(profile: Profile, *, kinds: bool) -> str:
+    """Return the table of the layers, or that of the kinds of operators."""
+    listed = profile.kinds if kinds else sorted(profile.layers, key=lambda e: -e.seconds)
+    if not listed:
         return ""
-    unit = profile.unit
-    times = (f"forward {unit.name}", f"backward {unit.name}")
-    names = ("layer", "operator", *times, "share", "FLOP", "bytes", "of peak")
-    head = "".join(f"<th>{n}</th>" for n in names)
-    rows = "".join(
-        f"<tr><td>{escape(e.name)}</td><td>{escape(e.operator)}</td><td>{unit.number(e.forward)}</td>"
-        f"<td>{unit.number(e.backward)}</td><td>{e.share:.1%}</td>"
-        f"<td>{amount(e.operations) if e.operations else ''}</td><td>{amount(e.bytes)}</td>"
-        f"<td>{'' if e.of_peak is None else f'{e.of_peak:.0%}'}</td></tr>"
-        for e in sorted(profile.layers, key=lambda e: -e.seconds)
-    )
-    table = f'<table class="numbers layers"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    head = "".join(f"<th>{n}</th>" for n in table_head(profile, kinds=kinds))
+    cells = (table_row(each, profile.unit) for each in listed)
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
+    name, note = ("kinds", "all layers and phases") if kinds else ("layers", "each with its backward, slowest first")
+    title = "Kinds of operators" if kinds else "Layers"
     return (
-        '<section class="card wide"><h2>Layers <span class="soft">(each with its backward, slowest first)</span></h2>'
-        f'<div class="scroll sideways">{table}</div></section>'
+        f'<section class="card wide"><h2>{title} <span class="soft">({note})</span></h2><div class="scroll sideways">'
+        f'<table class="numbers {name}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
 
 
