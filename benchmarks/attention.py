@@ -11,9 +11,7 @@ the table and writes attention.json into benchmarks/results; `--docs` also write
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,10 +21,9 @@ from typing import Any
 
 import numpy as np
 from peers import THREADS
-from report import write_section
+from turns import ask, publish, start
 from worker import answer, memory
 
-HERE = Path(__file__).parent
 HEADS, HEAD = 8, 64
 LENGTHS = (128, 512, 1024, 2048, 4096)
 PEERS = {"plain": "kept", "onward": "`auto`", "torch": "PyTorch"}
@@ -121,17 +118,13 @@ def measure(folder: Path, batch: int, length: int, causal: bool, rounds: int, st
     """Return what each peer answered for one length."""
     processes = {}
     for peer in PEERS:
-        command = [sys.executable, __file__, "--worker", peer, str(folder), str(batch), str(length), str(int(causal))]
-        processes[peer] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes[peer] = start(__file__, peer, folder, batch, length, int(causal))
     rows: dict[str, Any] = {peer: {"times": [], "cpu": []} for peer in PEERS}
     for process in processes.values():
-        _read(process)
+        ask(process)
     for _ in range(rounds):
         for peer, process in processes.items():
-            assert process.stdin is not None
-            process.stdin.write(f"{steps}\n")
-            process.stdin.flush()
-            told = _read(process)
+            told = ask(process, steps)
             rows[peer]["times"] += told["times"]
             rows[peer]["cpu"] += told["cpu"]
             rows[peer] |= {"memory": told["memory"], "loss": told["loss"]}
@@ -141,14 +134,6 @@ def measure(folder: Path, batch: int, length: int, causal: bool, rounds: int, st
     if max(losses) - min(losses) > 1e-4 * abs(losses[0]):
         raise SystemExit(f"the losses differ: {dict(zip(PEERS, losses, strict=True))}")
     return {"batch": batch, "length": length, "causal": causal, "peers": rows}
-
-
-def _read(process: subprocess.Popen[str]) -> Any:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit("a process ended before it answered; its message is above")
-    return json.loads(line)
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
@@ -199,13 +184,7 @@ def main() -> None:
                 print(markdown(results[-1:]).splitlines()[-1], flush=True)
                 shown = {p: round(min(r["cpu"]) * 1e3) for p, r in results[-1]["peers"].items()}
                 print(f"  least processor ms: {shown}", file=sys.stderr, flush=True)
-    text = markdown(results)
-    print(text)
-    folder_of_results = HERE / "results"
-    folder_of_results.mkdir(exist_ok=True)
-    (folder_of_results / "attention.json").write_text(json.dumps(results, indent=1))
-    if arguments.docs:
-        write_section(HERE.parent / "docs" / "performance.md", "attention", text)
+    publish("attention", results, markdown(results), "performance.md" if arguments.docs else None)
 
 
 if __name__ == "__main__":

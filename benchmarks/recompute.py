@@ -9,7 +9,6 @@ benchmarks/results; `--docs` also writes the table into docs/training.md.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from peers import THREADS, Files
-from report import write_section
+from turns import ask, publish, start
 from worker import answer, memory
 from workloads import find
 
@@ -72,27 +71,14 @@ def least(folder: str, batch: int) -> tuple[int, int]:
     raise SystemExit("a budget of one byte was accepted")
 
 
-def ask(process: subprocess.Popen[str], steps: int | None) -> Any:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    if steps is not None:
-        process.stdin.write(f"{steps}\n")
-        process.stdin.flush()
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit("a process ended before it answered; its message is above")
-    return json.loads(line)
-
-
 def measure(folder: str, batch: int, rounds: int, steps: int) -> list[dict[str, Any]]:
     kept, fewest = least(folder, batch)
     budgets = [f"{round((fewest + share * (kept - fewest)) / 1e6)}MB" for share in SHARES]
     rows: list[dict[str, Any]] = []
     processes = []
     for asked in (NONE, "auto", *budgets):
-        command = [sys.executable, __file__, "--worker", folder, asked, str(batch)]
-        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        rows.append({"asked": asked, "times": [], "losses": [], **ask(processes[-1], None)})
+        processes.append(start(__file__, folder, asked, batch))
+        rows.append({"asked": asked, "times": [], "losses": [], **ask(processes[-1])})
     for _ in range(rounds):
         for process, row in zip(processes, rows, strict=True):
             told = ask(process, steps)
@@ -137,13 +123,7 @@ def main() -> None:
         prepare = [sys.executable, str(HERE / "prepare.py"), folder, WORKLOAD, "--training-only"]
         subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
         rows = measure(folder, arguments.batch, arguments.rounds, arguments.steps)
-    text = markdown(rows, arguments.batch)
-    print(text)
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    (results / "recompute.json").write_text(json.dumps(rows, indent=1))
-    if arguments.docs:
-        write_section(HERE.parent / "docs" / "training.md", "recompute", text)
+    publish("recompute", rows, markdown(rows, arguments.batch), "training.md" if arguments.docs else None)
 
 
 if __name__ == "__main__":

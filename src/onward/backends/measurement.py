@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 FEEDING, FORWARD, BACKWARD, UPDATE = "feeding", "forward", "backward", "update"
-READING, GRAPH = "reading back", "graph"
-"""Phases of a step. `GRAPH` is forward, backward and update together, where a backend cannot tell them apart."""
+READING, SESSION, GRAPH = "reading back", "session", "graph"
+"""Phases of a step. `SESSION` is what the backend itself does around the others. `GRAPH` is forward, backward and
+update together, where a backend cannot tell them apart."""
 
 WARM_UP = 3
 """Steps before the first measured one, in which graphs are loaded and memory is reserved."""
@@ -16,7 +17,7 @@ WARM_UP = 3
 
 @dataclasses.dataclass(frozen=True)
 class OperatorTime:
-    """One operator as the runtime ran it: its median over the measured steps."""
+    """One operator as the runtime ran it: the mean of the middle half of its times."""
 
     operator: str
     """The runtime's name, such as `FusedConv`."""
@@ -44,6 +45,16 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
+class Profiler:
+    """What a runtime's profiler cost; the times of the operators are without it."""
+
+    graph_seconds: float
+    """The median of the graph with the profiler on."""
+    seconds_per_operator: float
+    """What was taken off the time of each operator."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Measurement:
     """The times of some training steps."""
 
@@ -61,7 +72,19 @@ class Measurement:
     """The most bytes that the values of the graph took at once."""
     allocated: int | None = None
     """The bytes of all the values that the operators made in one step."""
+    profiler: Profiler | None = None
+    """What the runtime's profiler cost, where the times of the operators come from one."""
 
     def median(self, phase: str) -> float:
         """Return the median seconds of a phase; 0 where there is none."""
         return statistics.median(self.phases[phase]) if self.phases.get(phase) else 0.0
+
+
+def middle(seconds: Sequence[float]) -> float:
+    """Return the mean of the middle half of some times: finer than a median where a clock counts whole microseconds.
+
+    >>> middle([1.0, 2.0, 3.0, 4.0, 50.0])
+    3.0
+    """
+    cut = len(seconds) // 4
+    return statistics.fmean(sorted(seconds)[cut : len(seconds) - cut])

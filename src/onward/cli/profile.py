@@ -42,7 +42,8 @@ class ProfileOptions(DataOptions):
     backend: Annotated[str, Option(help="What runs the model.")] = "onnxruntime"
     threads: Annotated[int | None, Option(help="Number of threads (default: all).", show_default=False)] = None
     entry: Annotated[str | None, Option(help="The training entry (default: the first).", show_default=False)] = None
-    top: Annotated[int, Option(help="Layers that are listed, the slowest first.")] = 15
+    operators: Annotated[bool, Option("--operators", help="List the kinds of operators instead of layers.")] = False
+    top: Annotated[int, Option(help="Layers, or kinds, that are listed, the slowest first.")] = 15
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a page with a flame chart.")] = None
     trace: Annotated[
         Path | None, Option(metavar="FILE", help="Write a trace for Perfetto or chrome://tracing (.trace.json).")
@@ -86,7 +87,7 @@ def profile(options: ProfileOptions) -> None:
         typer.echo(json.dumps(found.to_dict()))
         return
     console = stdout_console()
-    _print(found, console, options.top)
+    _print(found, console, options.top, kinds=options.operators)
     inner = {str(d): None for s in trainer.program.inputs for d in s.shape[1:] if isinstance(d, str)}
     open_ = [name for name in inner if name not in sizes and not options.data]
     if open_:
@@ -100,55 +101,59 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _print(found: Profile, console: Console, top: int) -> None:
+def _print(found: Profile, console: Console, top: int, *, kinds: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from onward.train.profile import DATA
+    from onward.train.profile_table import table_head, table_row
+
     low, median, high = found.step_seconds
+    unit = found.unit
     batch = ", ".join(f"{n} {'×'.join(map(str, s)) or 'scalar'}" for n, s in found.batch.items())
     threads = f", {found.measured.threads} threads" if found.measured.threads else ""
     console.print(Text.assemble((found.title, "bold"), f" on {found.backend}{threads}; {batch}"))
     console.print(
-        f"{median * 1e3:.3g} ms per step (half of {found.steps} steps: {low * 1e3:.3g} to {high * 1e3:.3g}), "
+        f"{unit.text(median)} per step (half of {found.steps} steps: {unit.text(low)} to {unit.text(high)}), "
         f"{found.samples / median:,.0f} samples/s\n"
     )
     phases = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("phase", "ms", "share", ""):
-        phases.add_column(name, justify="right" if name in ("ms", "share") else "left")
+    for name in ("phase", unit.name, "share", ""):
+        phases.add_column(name, justify="right" if name in (unit.name, "share") else "left")
     for p in found.phases:
-        phases.add_row(p.name, f"{p.seconds * 1e3:.3f}", f"{p.share:.0%}", "█" * round(30 * min(1.0, p.share)))
+        bar = "in another thread, for a later step" if p.name == DATA else "█" * round(30 * min(1.0, p.share))
+        phases.add_row(p.name, unit.number(p.seconds), f"{p.share:.0%}", bar)
     console.print(phases)
     if not found.layers:
         console.print("\nno times of operators: only the backend onnxruntime gives them, and not for inputs of text")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("layer", "operator", "forward ms", "backward ms", "share", "GFLOP", "MB", "of peak"):
-        table.add_column(name, justify="left" if name in ("layer", "operator") else "right", overflow="fold")
-    slowest = sorted(found.layers, key=lambda e: -e.seconds)
-    for e in slowest[:top]:
-        table.add_row(
-            e.name, e.operator, f"{e.forward * 1e3:.3f}", f"{e.backward * 1e3:.3f}", f"{e.share:.1%}",
-            f"{e.operations / 1e9:.3f}" if e.operations else "", f"{e.bytes / 1e6:.2f}",
-            "" if e.of_peak is None else f"{e.of_peak:.0%}",
-        )  # fmt: skip
     console.print()
+    slowest = found.kinds if kinds else sorted(found.layers, key=lambda e: -e.seconds)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in table_head(found, kinds=kinds):
+        table.add_column(name, justify="left" if name in ("layer", "operator") else "right", overflow="fold")
+    for each in slowest[:top]:
+        table.add_row(*table_row(each, unit))
     console.print(table)
     if len(slowest) > top:
         rest = sum(e.seconds for e in slowest[top:])
-        console.print(f"and {len(slowest) - top} more layers with {rest * 1e3:.3f} ms (--top)")
+        console.print(f"and {len(slowest) - top} more {'kinds' if kinds else 'layers'} with {unit.text(rest)} (--top)")
     console.print()
     _print_machine(found, console)
 
 
 def _print_machine(found: Profile, console: Console) -> None:
+    from onward.train.profile_units import amount, memory
+
     measured = found.measured
     if measured.peak_operations and measured.peak_bytes and found.of_gemm_peak is not None:
         console.print(
-            f"products: {found.operations / 1e9:.3g} GFLOP per step, {found.of_gemm_peak:.0%} of this machine's "
+            f"products: {amount(found.operations, 'FLOP')} per step, {found.of_gemm_peak:.0%} of this machine's "
             f"{measured.peak_operations / 1e9:,.0f} GFLOP/s; memory: {measured.peak_bytes / 1e9:,.1f} GB/s"
         )
     if measured.memory and measured.allocated:
-        console.print(
-            f"values: {measured.allocated / 2**20:,.1f} MiB made per step, at most {measured.memory / 2**20:,.1f} MiB "
-            "at once"
-        )
+        console.print(f"values: {memory(measured.allocated)} made per step, at most {memory(measured.memory)} at once")
+    if found.about_profiler:
+        console.print(f"operators: {found.about_profiler}")
+    if found.warning:
+        console.print(f"careful: {found.warning}")

@@ -17,7 +17,7 @@ from onward.backends.processes import rank, world_size
 from onward.errors import A101, ArgumentError, CheckpointError, Diagnostic, NumericError, OnwardError
 from onward.graph import shapes
 from onward.train import evaluation
-from onward.train.arguments import FitSettings, Schedule
+from onward.train.arguments import FitSettings
 from onward.train.asked import Asked
 from onward.train.callbacks import Callback, KeepBest
 from onward.train.checkpoint import BEST, Checkpoint, CheckpointDirectory
@@ -27,6 +27,7 @@ from onward.train.data.prefetch import Prefetcher, default_prefetch
 from onward.train.data.reader import Reader
 from onward.train.data.source import Batch, BatchRequest, DataSource, batch_length, no_batches
 from onward.train.history import History
+from onward.train.learning_rates import next_rate, rates_to_feed, require_rate
 from onward.train.metrics import label
 from onward.train.numeric import NumericGuard
 from onward.train.position import Position
@@ -151,51 +152,7 @@ class Run(Steps):
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step, for the phase or the first training entry; NaN when none can be set."""
-        rate = self._fed_rate()
-        entry = self.trainer.program.for_entry(self.entry).first
-        if entry is None or entry.rate is None or not entry.learning_rates:
-            return rate
-        name = entry.learning_rates[0]  # the schedule in the model makes something of what is fed
-        fed = np.full_like(self.trainer.program.settings[name], rate)
-        return float(np.asarray(next(iter(self.session.run_graph(entry.rate, {name: fed}).values()))))
-
-    def _fed_rate(self) -> float:
-        """Return the learning rate that the next step is fed, or that it takes by default."""
-        if self.schedule is not None:
-            base = self._scheduled(self.schedule)
-        elif isinstance(self.settings.learning_rate, (int, float)):
-            base = float(self.settings.learning_rate)
-        else:
-            names = self.trainer.program.for_entry(self.entry).learning_rates
-            base = float(np.asarray(self.trainer.program.settings[names[0]])) if names else float("nan")
-        return base * self.position.rate_factor
-
-    def _rates(self) -> dict[str, np.ndarray]:
-        """Return the learning rates to feed: the given one for all entries, or the reduced own rate of each entry."""
-        given = self.schedule is not None or self.settings.learning_rate is not None
-        if not given and self.position.rate_factor == 1.0:
-            return {}
-        own = {name: np.asarray(self.trainer.program.settings[name]) for name in self.trainer.learning_rate_names}
-        if given:
-            rate = self._fed_rate()
-            return {name: np.full_like(value, rate) for name, value in own.items()}
-        return {name: np.asarray(v * self.position.rate_factor, dtype=v.dtype) for name, v in own.items()}
-
-    def _scheduled(self, schedule: Schedule) -> float:
-        rate = schedule(self.position.step)
-        try:
-            number = float(rate)
-        except (TypeError, ValueError):
-            number = float("nan")
-        if not 0.0 <= number < float("inf"):
-            raise ArgumentError(
-                Diagnostic(
-                    A101,
-                    f"the function for the learning rate gave {rate!r} for step {self.position.step}",
-                    needed="a finite number ≥ 0",
-                )
-            )
-        return number
+        return next_rate(self)
 
     @property
     def rate_factor(self) -> float:
@@ -208,15 +165,7 @@ class Run(Steps):
 
     def require_learning_rate(self, wanted_by: str) -> None:
         """Raise if the model has no learning rate that can be set."""
-        if not self.trainer.learning_rate_names:
-            raise ArgumentError(
-                Diagnostic(
-                    A101,
-                    f"{wanted_by} cannot set the learning rate: this model has none that can be fed",
-                    found="settings: " + (", ".join(self.trainer.program.settings) or "none"),
-                    needed="a setting called learning_rate",
-                )
-            )
+        require_rate(self, wanted_by)
 
     @property
     def columns(self) -> list[str]:
@@ -341,7 +290,7 @@ class Run(Steps):
         """Train on a batch and tell the callbacks. `origin` is when the epoch began, or would have without a pause."""
         position = self.position
         feeds: dict[str, np.ndarray] = dict(batch)
-        feeds |= self._rates()
+        feeds |= rates_to_feed(self)
         entry = self.entry
         outputs = self.step(feeds, entry)
         samples = batch_length(batch)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from html import escape
 
 import onward
 from onward.backends.measurement import BACKWARD, FORWARD
-from onward.train.profile import LayerTime, Profile
+from onward.train.profile import DATA, LayerTime, Profile
+from onward.train.profile_table import table_head, table_row
+from onward.train.profile_units import amount, memory, time_unit
 from onward.train.report import CSS, facts_table, for_both_widths
 
 _CSS = """
@@ -19,12 +21,12 @@ _CSS = """
 .bar{background:var(--line);border-radius:4px;height:10px;min-width:60px}
 .bar i{display:block;height:10px;border-radius:4px}
 .phases td{white-space:nowrap}.phases td:nth-child(4){width:50%}
-.layers td:first-child,.layers td:nth-child(2),.layers th:nth-child(2){text-align:left}
-.layers td:first-child{overflow-wrap:anywhere;min-width:12em}
+.layers td:first-child,.kinds td:first-child,.layers td:nth-child(2),.layers th:nth-child(2){text-align:left}
+.layers td:first-child,.kinds td:first-child{overflow-wrap:anywhere;min-width:12em}
 """
 _COLOURS = {
-    "data": "#b0b7c3", "feeding": "#c9cfd8", FORWARD: "#7fb2f0", BACKWARD: "#f2a66e", "graph": "#7fb2f0",
-    "between operators": "#aeb7c4", "update": "#8fd0a8", "reading back": "#c9cfd8",
+    DATA: "#b0b7c3", "feeding": "#c9cfd8", FORWARD: "#7fb2f0", BACKWARD: "#f2a66e", "graph": "#7fb2f0",
+    "between operators": "#aeb7c4", "update": "#8fd0a8", "reading back": "#c9cfd8", "session": "#b9a9d0",
 }  # fmt: skip
 _ROW = 22  # pixels
 _NARROWEST = 0.5  # pixels of a box that is drawn
@@ -50,17 +52,18 @@ class Box:
 def build_page(profile: Profile) -> str:
     """Return the page as one HTML document."""
     low, median, high = profile.step_seconds
-    rate = profile.samples / median if median else 0.0
+    rate, unit = profile.samples / median if median else 0.0, profile.unit
     note = f"{profile.steps} steps on {profile.backend}, {profile.samples} samples per batch"
+    note += f". Careful: {profile.warning}" if profile.warning else ""
     tiles = [
-        ("per step", _ms(median)),
-        ("half of the steps, in ms", f"{low * 1e3:.3g} – {high * 1e3:.3g}"),
+        ("per step", unit.text(median)),
+        (f"half of the steps, in {unit.name}", f"{low / unit.seconds:.3g} – {high / unit.seconds:.3g}"),
         ("samples/s", f"{rate:,.0f}"),
     ]
     if profile.of_gemm_peak is not None:
         tiles.append(("of GEMM peak", f"{profile.of_gemm_peak:.0%}"))
     if profile.measured.memory:
-        tiles.append(("values at once", _mib(profile.measured.memory)))
+        tiles.append(("values at once", memory(profile.measured.memory)))
     cells = "".join(f'<div class="card tile"><span>{escape(n)}</span><b>{escape(v)}</b></div>' for n, v in tiles)
     parts = [
         "<!doctype html>",
@@ -71,7 +74,8 @@ def build_page(profile: Profile) -> str:
         f'<section class="tiles">{cells}</section>',
         _flame_card(profile),
         _phases(profile),
-        _layers(profile.layers),
+        _operators(profile, kinds=False),
+        _operators(profile, kinds=True),
         facts_table("Measured", _facts(profile)),
         f"<footer>Written by Onward {escape(onward.__version__)} on "
         f"{datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z')}</footer>",
@@ -82,17 +86,15 @@ def build_page(profile: Profile) -> str:
 
 def step_box(profile: Profile) -> Box:
     """Return the whole step: its phases, in forward and backward the parts of the model, in these the layers."""
-    whole = Box("step", sum(p.seconds for p in profile.phases if p.name != "data"), "#aab4c3")
+    whole = Box("step", sum(p.seconds for p in profile.phases if p.name != DATA), "#aab4c3")
     for phase in profile.phases:
-        if phase.name == "data":
+        if phase.name == DATA:
             continue
         box = Box(phase.name, phase.seconds, _COLOURS[phase.name])
         if phase.name in (FORWARD, BACKWARD):
-            times = [(layer, getattr(layer, phase.name)) for layer in profile.layers]
-            scale = phase.seconds / (sum(seconds for _, seconds in times) or 1.0)
-            for layer, seconds in times:
-                if seconds:
-                    _insert(box, layer, seconds * scale)
+            for layer in profile.layers:
+                if seconds := getattr(layer, phase.name):
+                    _insert(box, layer, seconds)
         whole.inside.append(box)
     return whole
 
@@ -104,14 +106,14 @@ def _insert(box: Box, layer: LayerTime, seconds: float) -> None:
             box.inside.append(Box(title, 0.0, box.colour, inside=[]))
         box = box.inside[-1]
         box.seconds += seconds
-    note = f"{layer.operator} {layer.operations / 1e9:.3g} GFLOP" if layer.operations else layer.operator
+    note = f"{layer.operator} {amount(layer.operations, 'FLOP')}" if layer.operations else layer.operator
     box.inside.append(Box(layer.name, seconds, box.colour, note))
 
 
 def flame(box: Box, *, width: int) -> str:
     """Return the chart as SVG: each row is inside of the one above it, and widths are times."""
     scale = width / box.seconds if box.seconds else 0.0
-    shapes = "".join(_shapes(box, 0.0, 0, scale, box.seconds))
+    shapes = "".join(_shapes(box, 0.0, 0, scale, box))
     height = box.depth * _ROW
     return (
         f'<svg class="flame" viewBox="0 0 {width} {height}" role="img" '
@@ -119,14 +121,13 @@ def flame(box: Box, *, width: int) -> str:
     )
 
 
-def _shapes(box: Box, start: float, row: int, scale: float, whole: float) -> Iterator[str]:
+def _shapes(box: Box, start: float, row: int, scale: float, whole: Box) -> Iterator[str]:
     wide = box.seconds * scale
     if wide < _NARROWEST:
         return
     x, y = start * scale, row * _ROW
-    tip = f"{box.title}: {_ms(box.seconds)}, {box.seconds / whole:.1%} of the step" + (
-        f"; {box.note}" if box.note else ""
-    )
+    time = time_unit(whole.seconds).text(box.seconds)
+    tip = f"{box.title}: {time}, {box.seconds / whole.seconds:.1%} of the step" + (f"; {box.note}" if box.note else "")
     yield f'<g><title>{escape(tip)}</title><rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="{_ROW}" '
     yield f'rx="2" fill="{box.colour}" fill-opacity="{1 - 0.12 * min(row, 5):.2f}"/>'
     letters = int((wide - 8) / _TEXT)
@@ -147,9 +148,11 @@ def _flame_card(profile: Profile) -> str:
 
 
 def _phases(profile: Profile) -> str:
+    bar = "<div class='bar'><i style='width:{:.1%};background:{}'></i></div>"
     rows = "".join(
-        f"<tr><td>{escape(p.name)}</td><td>{_ms(p.seconds)}</td><td>{p.share:.0%}</td><td><div class='bar'>"
-        f"<i style='width:{min(1.0, p.share):.1%};background:{_COLOURS[p.name]}'></i></div></td></tr>"
+        f"<tr><td>{escape(p.name)}</td><td>{profile.unit.text(p.seconds)}</td><td>{p.share:.0%}</td><td>"
+        + (bar.format(min(1.0, p.share), _COLOURS[p.name]) if p.name != DATA else "in another thread, for a later step")
+        + "</td></tr>"
         for p in profile.phases
     )
     head = "<thead><tr><th>phase</th><th>per step</th><th>share</th><th></th></tr></thead>"
@@ -157,22 +160,19 @@ def _phases(profile: Profile) -> str:
     return f'<section class="card wide"><h2>Phases</h2>{table}</section>'
 
 
-def _layers(layers: Sequence[LayerTime]) -> str:
-    if not layers:
+def _operators(profile: Profile, *, kinds: bool) -> str:
+    """Return the table of the layers, or that of the kinds of operators."""
+    listed = profile.kinds if kinds else sorted(profile.layers, key=lambda e: -e.seconds)
+    if not listed:
         return ""
-    names = ("layer", "operator", "forward ms", "backward ms", "share", "GFLOP", "MB", "of peak")
-    head = "".join(f"<th>{n}</th>" for n in names)
-    rows = "".join(
-        f"<tr><td>{escape(e.name)}</td><td>{escape(e.operator)}</td><td>{e.forward * 1e3:.3f}</td>"
-        f"<td>{e.backward * 1e3:.3f}</td><td>{e.share:.1%}</td>"
-        f"<td>{f'{e.operations / 1e9:.3f}' if e.operations else ''}</td><td>{e.bytes / 1e6:.2f}</td>"
-        f"<td>{'' if e.of_peak is None else f'{e.of_peak:.0%}'}</td></tr>"
-        for e in sorted(layers, key=lambda e: -e.seconds)
-    )
-    table = f'<table class="numbers layers"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    head = "".join(f"<th>{n}</th>" for n in table_head(profile, kinds=kinds))
+    cells = (table_row(each, profile.unit) for each in listed)
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
+    name, note = ("kinds", "all layers and phases") if kinds else ("layers", "each with its backward, slowest first")
+    title = "Kinds of operators" if kinds else "Layers"
     return (
-        '<section class="card wide"><h2>Layers <span class="soft">(each with its backward, slowest first)</span></h2>'
-        f'<div class="scroll sideways">{table}</div></section>'
+        f'<section class="card wide"><h2>{title} <span class="soft">({note})</span></h2><div class="scroll sideways">'
+        f'<table class="numbers {name}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
 
 
@@ -186,15 +186,9 @@ def _facts(profile: Profile) -> dict[str, str]:
     if measured.peak_bytes:
         facts["memory"] = f"{measured.peak_bytes / 1e9:,.1f} GB/s (an element-wise operator on large arrays)"
     if profile.operations:
-        facts["products of a step"] = f"{profile.operations / 1e9:.3f} GFLOP"
+        facts["products of a step"] = amount(profile.operations, "FLOP")
     if measured.allocated:
-        facts["made in a step"] = _mib(measured.allocated)
+        facts["made in a step"] = memory(measured.allocated)
+    if profile.about_profiler:
+        facts["operators"] = profile.about_profiler
     return facts
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from onward.backends.iree.unroll import replace_nodes
+from onward.backends.iree.writing import Values, Writer, rewritten
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 _VECTOR = 4  # a line of so many results, or a multiple of it, is vectorized by IREE itself
 _MOST_TAPS = 128
 _MOST_COLUMNS = 1 << 26  # numbers; larger ones would need more memory than the time is worth
-Sizes = Mapping[str, Sequence[int]]
 
 
 def write_out_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -30,26 +27,14 @@ def write_out_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Those that IREE vectorizes, those with groups, and those whose slices together would be very large stay as they are.
     """
-    graph = model.graph
-    values = (*graph.input, *graph.value_info, *graph.output)
-    kinds = {t.name: t.data_type for t in graph.initializer} | {v.name: v.type.tensor_type.elem_type for v in values}
-    sizes: dict[str, Sequence[int]] = {t.name: tuple(t.dims) for t in graph.initializer}
-    sizes |= {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        fits = node.op_type == "Conv" and not node.domain and kinds.get(node.input[0]) in _FLOATS
-        nodes += (_product(node, sizes) if fits else None) or [node]
-    if len(nodes) == len(graph.node):
-        return model
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    replace_nodes(changed.graph, nodes)
-    return onnx.shape_inference.infer_shapes(changed, data_prop=True)
+    return rewritten(model, _product)
 
 
-def _product(node: onnx.NodeProto, sizes: Sizes) -> list[onnx.NodeProto] | None:
+def _product(node: onnx.NodeProto, values: Values) -> list[onnx.NodeProto] | None:
     """Return what replaces a Conv; None where it stays."""
-    image, kernel, results = (sizes.get(name, ()) for name in (node.input[0], node.input[1], node.output[0]))
+    if node.op_type != "Conv" or values.kinds.get(node.input[0]) not in _FLOATS:
+        return None
+    image, kernel, results = (values.sizes.get(name, ()) for name in (node.input[0], node.input[1], node.output[0]))
     given: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     rank, taps = len(image) - 2, math.prod(kernel[2:])
     if rank < 1 or not (len(image) == len(kernel) == len(results)) or 0 in (*image, *kernel, *results):
@@ -63,7 +48,7 @@ def _product(node: onnx.NodeProto, sizes: Sizes) -> list[onnx.NodeProto] | None:
     steps, gaps = (given.get(name) or [1] * rank for name in ("strides", "dilations"))
     if set(steps) == {1} and counts[-1] % _VECTOR == 0 and channels > 1:
         return None
-    write = _Writer(node.output[0])
+    write = Writer(node.output[0])
     X = node.input[0]
     if any(pads):
         X = write.node("Pad", [X, write.numbers("pads", [0, 0, *pads[:rank], 0, 0, *pads[rank:]])], "padded")
@@ -86,22 +71,3 @@ def _product(node: onnx.NodeProto, sizes: Sizes) -> list[onnx.NodeProto] | None:
         shape = write.numbers("bias/shape", [1, outputs, *[1] * rank])
         write.node("Add", [f"{write.name}/image", write.node("Reshape", [node.input[2], shape], "bias")], "")
     return write.made
-
-
-class _Writer:
-    """Writes nodes whose values are named after the output of the node that they replace."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.made: list[onnx.NodeProto] = []
-
-    def node(self, operator: str, inputs: Sequence[str], label: str, **attributes: Any) -> str:
-        """Add a node; return the name of its output, which is that of the replaced node if `label` is empty."""
-        output = f"{self.name}/{label}" if label else self.name
-        self.made.append(helper.make_node(operator, list(inputs), [output], **attributes))
-        return output
-
-    def numbers(self, label: str, values: Sequence[int]) -> str:
-        """Add a constant of whole numbers."""
-        tensor = numpy_helper.from_array(np.array(values, np.int64))
-        return self.node("Constant", [], label, value=tensor)

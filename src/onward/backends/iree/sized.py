@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onward.backends.iree.unroll import replace_nodes
+from onward.backends.iree.writing import Values, replace_nodes, written
 
 _WINDOWS = ("Conv", "MaxPool", "AveragePool", "LpPool")
 Sizes = Mapping[str, Sequence[int]]
@@ -26,25 +26,16 @@ def rewrite_sized(model: onnx.ModelProto) -> bool:
 
     The values of `model` have known sizes; those of the values that are added are not known yet.
     """
-    graph = model.graph
-    sizes = {t.name: list(t.dims) for t in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        sizes[value.name] = [d.dim_value for d in value.type.tensor_type.shape.dim]
-    known = {t.name: t for t in graph.initializer}
-    known |= {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant"}
-    nodes: list[onnx.NodeProto] = []
-    changed = False
-    for node in graph.node:
-        made = None
-        if node.op_type in _WINDOWS and not node.domain:
-            made = _cut(node, sizes)
-        elif node.op_type == "Pad" and not node.domain:
-            made = _gathered(node, sizes, known)
-        nodes += made or [node]
-        changed = changed or made is not None
-    if changed:
-        replace_nodes(graph, nodes)
-    return changed
+    nodes = written(model.graph, _written)
+    if nodes is not None:
+        replace_nodes(model.graph, nodes)
+    return nodes is not None
+
+
+def _written(node: onnx.NodeProto, values: Values) -> list[onnx.NodeProto] | None:
+    if node.op_type in _WINDOWS:
+        return _cut(node, values.sizes)
+    return _gathered(node, values.sizes, values.constants) if node.op_type == "Pad" else None
 
 
 def _constant(name: str, values: Sequence[int] | np.ndarray) -> onnx.NodeProto:

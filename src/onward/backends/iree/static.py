@@ -16,7 +16,8 @@ from onnx.reference import ReferenceEvaluator
 
 from onward.backends.iree.hazards import write_out_hazards
 from onward.backends.iree.sized import rewrite_sized
-from onward.backends.iree.unroll import replace_nodes, unroll
+from onward.backends.iree.unroll import unroll
+from onward.backends.iree.writing import replace_nodes
 from onward.compiler.program import PlainGraph, Program, TensorSpec
 from onward.errors import A101, ArgumentError, BackendError, Diagnostic
 from onward.model.serde import from_proto

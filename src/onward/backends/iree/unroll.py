@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onward.backends.iree.writing import replace_nodes
+
 _LONGEST = 512  # steps: the compiler takes a time that grows with the number of nodes
 
 
@@ -41,13 +43,6 @@ def unroll(model: onnx.ModelProto) -> bool:
     if changed:
         replace_nodes(graph, nodes)
     return changed
-
-
-def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Give a graph other nodes, some of which may be its own."""
-    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
 
 
 class _Writer:

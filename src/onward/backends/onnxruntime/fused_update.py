@@ -125,16 +125,17 @@ class _Finder:
                 merged.setdefault((component.signature, by_rows), []).append(component)
         return [merge(group, self.rows) for group in merged.values()]
 
-    def _find_rows(self, component: Component) -> str | None:
-        """Return the gradient of a component of which some rows are enough, and remember how they are computed."""
+    def _find_rows(self, component: Component) -> tuple[str, ...]:
+        """Return the gradients of a component of which some rows are enough, and remember how they are computed."""
+        names = []
         for name in component.arrays:
             value = self.by_name[name]
             if value.is_graph_output() or any(use.node not in self.pulled for use in value.uses()):
                 continue
             if (found := row_gradient(value)) is not None:
                 self.rows[name] = found
-                return name
-        return None
+                names.append(name)
+        return tuple(names)
 
     def _components(self) -> list[Component]:
         """Return the connected components of the element-wise nodes, each in topological order.
@@ -217,13 +218,13 @@ def compile_ahead(plan: Plan) -> None:
         numbers = [number(0)] * (len(group.scalars) + len(group.constants))
         progress = np.zeros(2, np.int64)
         table: tuple[Any, ...] = ()
-        if group.by_rows is not None:
+        if group.by_rows:
             place, add = row_loops()
             places, nothing, sums = np.zeros(0, np.int32), np.zeros(0, np.int64), empty.reshape(0, 0)
             place(nothing, places, places)
             add(progress, 0, sums, places, sums, number(0))
-            table = (places, sums, empty, 0, 0)
-        arrays = (empty for k in range(len(group.slots)) if k != group.by_rows)
+            table = (empty, 0, 0, 0, *(places, sums) * len(group.by_rows))
+        arrays = (empty for k in range(len(group.slots)) if k not in group.by_rows)
         compiled(group.source)(progress, 0, number(1), number(0), *table, *arrays, *numbers)
 
 
@@ -247,17 +248,19 @@ class FlatBuffers:
             total += -(-size // ALIGNMENT) * ALIGNMENT
         self.threads = min(threads, max(1, total // SMALLEST_PART))
         self.team = Team(self.threads - 1)
-        self.arrays = {k: np.zeros(total, group.dtype) for k in range(len(group.slots)) if k != group.by_rows}
+        self.arrays = {k: np.zeros(total, group.dtype) for k in range(len(group.slots)) if k not in group.by_rows}
         self._function = compiled(group.source)
         self._number = np.dtype(group.dtype).type
         self._constants = [self._number(c) for c in group.constants]
         self._chunks = -(-total // CHUNK)
-        self.rows: RowBuffer | None = None
-        if group.by_rows is not None:
+        self.rows: list[RowBuffer] = []
+        self._table: tuple[Any, ...] = ()
+        if group.by_rows:
             count, width = group.shapes[0]
-            self.rows = RowBuffer(rows[group.slots[group.by_rows][0]], (count, width), group.dtype, self.team)
+            for k in group.by_rows:
+                self.rows.append(RowBuffer(rows[group.slots[k][0]], (count, width), group.dtype, self.team))
             at_once = max(1, CHUNK // max(1, width))
-            self._table = (np.zeros(at_once * width, group.dtype), width, at_once)
+            self._table = (np.zeros(at_once * width, group.dtype), width, count, at_once)
             self._chunks = -(-count // at_once)
 
     def views(self) -> Iterable[tuple[str, np.ndarray]]:
@@ -269,8 +272,16 @@ class FlatBuffers:
     def run(self, scalars: Mapping[str, np.ndarray]) -> None:
         """Apply the update to every tensor of the group."""
         values = [self._number(np.asarray(scalars[name]).reshape(())) for name in self.group.scalars]
-        table = () if self.rows is None else (self.rows.places, self.rows.sums, *self._table)
-        arguments = (self._number(1), self._number(0), *table, *self.arrays.values(), *values, *self._constants)
+        rows = [array for buffer in self.rows for array in (buffer.places, buffer.sums)]
+        arguments = (
+            self._number(1),
+            self._number(0),
+            *self._table,
+            *rows,
+            *self.arrays.values(),
+            *values,
+            *self._constants,
+        )
         self.team.run(self._function, self._chunks, arguments)
 
 

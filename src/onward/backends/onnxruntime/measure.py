@@ -1,18 +1,17 @@
 """Measure the phases and the operators of a training step on ONNX Runtime.
 
 The phases are timed while the step runs as it always does. The operators are timed in further steps, by ONNX Runtime's
-own profiler, which slows the step down but not the operators.
+own profiler; what it costs is measured beside them (`profiler_cost`) and taken off.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,20 @@ import onnx
 import onnx.helper
 import onnxruntime
 
-from onward.backends.measurement import FEEDING, GRAPH, READING, UPDATE, WARM_UP, Measurement, OperatorTime
+from onward.backends.measurement import (
+    FEEDING,
+    GRAPH,
+    READING,
+    SESSION,
+    UPDATE,
+    WARM_UP,
+    Measurement,
+    OperatorTime,
+    Profiler,
+    middle,
+)
 from onward.backends.onnxruntime.layers import Part, Parts
+from onward.backends.onnxruntime.profiler_cost import INSIDE, ProfilerCost, measure_cost
 from onward.backends.onnxruntime.session import OnnxRuntimeSession
 from onward.backends.onnxruntime.step import Bound, Sizes, Step
 from onward.compiler.program import PlainGraph, Program
@@ -46,7 +57,7 @@ class MeasuredSession(OnnxRuntimeSession):
         super().__init__(program, **options)
         self._fused, self._later = self._fused or self._later is not None, None
         self.folder = folder
-        self.phases: dict[str, list[float]] = {phase: [] for phase in (FEEDING, GRAPH, READING, UPDATE)}
+        self.phases: dict[str, list[float]] = {phase: [] for phase in (FEEDING, GRAPH, READING, UPDATE, SESSION)}
 
     def prepared(self, entry: str) -> Step:
         """Return what the session runs for an entry of which it has run a step."""
@@ -65,29 +76,28 @@ class MeasuredSession(OnnxRuntimeSession):
             options.optimized_model_filepath = str(self.folder / "optimized.onnx")
         return options
 
-    @contextlib.contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.phases[phase].append(time.perf_counter() - began)
-
     def _feed(self, bound: Bound, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
-        with self._timed(FEEDING):
-            super()._feed(bound, names, feeds)
+        began = time.perf_counter()
+        super()._feed(bound, names, feeds)
+        self.phases[FEEDING].append(time.perf_counter() - began)
 
     def _run_bound(
         self, session: onnxruntime.InferenceSession, bound: Bound, graph: PlainGraph, refused: Sizes = ()
     ) -> None:
-        with self._timed(GRAPH):
-            super()._run_bound(session, bound, graph, refused)
+        began = time.perf_counter()
+        super()._run_bound(session, bound, graph, refused)
+        self.phases[GRAPH].append(time.perf_counter() - began)
 
     def _read(self, bound: Bound, graph: PlainGraph) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        with self._timed(READING):
-            return super()._read(bound, graph)
+        began = time.perf_counter()
+        found = super()._read(bound, graph)
+        self.phases[READING].append(time.perf_counter() - began)
+        return found
 
     def _update(self, step: Step, results: Mapping[str, np.ndarray], feeds: Mapping[str, np.ndarray]) -> None:
-        with self._timed(UPDATE):
-            super()._update(step, results, feeds)
+        began = time.perf_counter()
+        super()._update(step, results, feeds)
+        self.phases[UPDATE].append(time.perf_counter() - began)
 
 
 def measure_step(
@@ -111,7 +121,8 @@ def measure_step(
     step = profiled.prepared(entry)
     parts = Parts(step.model.graph, step.graph.outputs)
     runs = _runs(events)[-steps:]
-    operators = _operators(runs, optimized, parts)
+    cost = measure_cost(session.threads)
+    operators = _operators(runs, optimized, parts, cost)
     gemm, copy = _peaks(session.threads)
     held = [_number(e, "mem_bytes_requested_in_use") for run in runs for e in run]
     return Measurement(
@@ -123,27 +134,34 @@ def measure_step(
         copy,
         memory=max(held, default=0) or None,
         allocated=sum(_number(e, "output_size") for e in runs[-1]) if runs else None,
+        profiler=Profiler(statistics.median(profiled.phases[GRAPH][-steps:]), cost.counted) if operators else None,
     )
 
 
 def _run(session: MeasuredSession, feeds: Mapping[str, np.ndarray], entry: str, steps: int) -> None:
+    phases = session.phases
     for _ in range(WARM_UP + steps):
+        began = time.perf_counter()
         session.step(feeds, entry=entry)
+        whole = time.perf_counter() - began
+        phases[SESSION].append(whole - sum(times[-1] for name, times in phases.items() if name != SESSION))
 
 
-def _runs(events: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the events of the operators of each run, in order, without those inside of other operators."""
-    runs: list[list[Mapping[str, Any]]] = []
+def _runs(events: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the events of the operators of each run, in order; those inside of other operators are counted there."""
+    runs: list[list[dict[str, Any]]] = []
     ends = sorted(e["ts"] + e["dur"] for e in events if e.get("name") == "model_run")
     nodes = iter(sorted((e for e in events if e.get("cat") == "Node" and "op_name" in e["args"]), key=_by_start))
     event = next(nodes, None)
     for end in ends:
-        run: list[Mapping[str, Any]] = []
+        run: list[dict[str, Any]] = []
         inside_until = -1
         while event is not None and event["ts"] < end:
             if event["ts"] >= inside_until:
-                run.append(event)
+                run.append({**event, INSIDE: 0})
                 inside_until = event["ts"] + event["dur"]
+            else:
+                run[-1][INSIDE] += 1
             event = next(nodes, None)
         runs.append(run)
     return runs
@@ -154,7 +172,7 @@ def _by_start(event: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _operators(
-    runs: Sequence[Sequence[Mapping[str, Any]]], optimized: onnx.ModelProto, parts: Parts
+    runs: Sequence[Sequence[Mapping[str, Any]]], optimized: onnx.ModelProto, parts: Parts, cost: ProfilerCost
 ) -> tuple[OperatorTime, ...]:
     if not runs:
         return ()
@@ -162,7 +180,7 @@ def _operators(
     for run in runs:
         for event in run:
             start = (event["ts"] - run[0]["ts"]) * 1e-6
-            found.setdefault(event["name"], []).append((start, event["dur"] * 1e-6, event))
+            found.setdefault(event["name"], []).append((start, cost.without(event), event))
     places = _places(runs[-1], optimized, parts.of_optimized(optimized))
     operators = []
     for name, times in found.items():
@@ -175,8 +193,8 @@ def _operators(
                 name.removesuffix("_kernel_time"),
                 part.phase,
                 part.layer,
-                statistics.median(start for start, _, _ in times),
-                statistics.median(seconds for _, seconds, _ in times),
+                middle([start for start, _, _ in times]),
+                middle([seconds for _, seconds, _ in times]),
                 operations(args["op_name"], [s for _, s in inputs], [s for _, s in outputs]),
                 0 if args["op_name"] in _SAME_MEMORY else sum(_bytes(*each) for each in (*inputs, *outputs)),
                 " ".join("×".join(map(str, shape)) or "scalar" for _, shape in outputs),

@@ -3,8 +3,8 @@
 The plain graph adds the rows to zeros of the size of the table with ScatterElements. ONNX Runtime runs it on one
 thread with one index per element, and writes the complete gradient at each step. Here there is no gradient of the size
 of the table: equal rows are summed in the order of ScatterElements, which gives bit-identical results, and the loop of
-the fused update takes zeros for all other rows. (Of a table that is read in two places,
-one of two gradients is like that.)
+the fused update takes zeros for all other rows. A table that is read in several places has several such gradients,
+which the loop adds where one of them has a row.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ COLUMNS = 32  # that a thread adds at once
 
 
 class RowBuffer:
-    """The rows of one table's gradient in one step: each once, in the order in which the batch has them."""
+    """The rows of one gradient of a table in one step: each once, in the order in which the batch has them."""
 
     def __init__(self, source: RowGradient, shape: tuple[int, int], dtype: str, team: Team) -> None:
         self.source = source

@@ -214,8 +214,7 @@ class OnnxRuntimeSession(Session):
         for group in plan.groups:
             buffers = fused_update.FlatBuffers(group, rows, self.threads)
             step.buffers.append(buffers)
-            if buffers.rows is not None:
-                step.rows.append(buffers.rows)
+            step.rows += buffers.rows
             for tensor, view in buffers.views():
                 if tensor in plan.states:
                     np.copyto(view, self._arrays[self._current[tensor]][tensor])

@@ -15,7 +15,7 @@ from onward.graph import shapes, walk
 _BINARY = {"Add": "{0} + {1}", "Sub": "{0} - {1}", "Mul": "{0} * {1}", "Div": "{0} / {1}"}
 _COMPARE = {"Greater": ">", "Less": "<", "GreaterOrEqual": ">=", "LessOrEqual": "<="}
 _UNARY = {"Neg": "-{0}", "Sqrt": "np.sqrt({0})", "Abs": "abs({0})", "Identity": "{0}"}
-EXACT = {*_BINARY, *_COMPARE, *_UNARY, "Where", "Sign", "Reciprocal"}
+EXACT = {*_BINARY, *_COMPARE, *_UNARY, "Where", "Sign", "Reciprocal", "Sum"}
 TYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 
 CHUNK = 16_384  # elements that a thread takes at once: four arrays of them fit into the cache of a core
@@ -26,8 +26,9 @@ class Group:
     """Tensors with the same update expression, which one loop updates.
 
     `source` is the loop's Python text; `slots[k]` names, per tensor, the k-th array operand; `scalars` the scalar
-    operands; `outputs[j]` the states that output j replaces; `target[j]` the slot it is written to. `by_rows` is the
-    slot of a gradient of which there are only some rows, if there is one: its table is a group of its own.
+    operands; `outputs[j]` the states that output j replaces; `target[j]` the slot it is written to. `by_rows` are the
+    slots of gradients of which there are only some rows, one for each place where a table is read: a table with such
+    gradients is a group of its own.
     """
 
     source: str
@@ -38,7 +39,7 @@ class Group:
     outputs: tuple[tuple[str, ...], ...]
     targets: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
-    by_rows: int | None = None
+    by_rows: tuple[int, ...] = ()
 
 
 class Component:
@@ -49,7 +50,7 @@ class Component:
         self.replaces = replaces
         self.arrays: list[str] = []
         self.scalars: list[str] = []
-        self.constants: list[float] = []
+        self.constants: dict[str, float] = {}  # by their bits: 0 and -0 are equal
         self.body: list[str] = []
         self.states: list[str] = []
         self.results: list[str] = []
@@ -91,9 +92,8 @@ class Component:
         constant = walk.constant_of(value)
         if constant is not None and constant.size == 1:
             number = float(constant.reshape(-1)[0])
-            if number not in self.constants:
-                self.constants.append(number)
-            return f"c{self.constants.index(number)}"
+            self.constants.setdefault(number.hex(), number)
+            return f"c{list(self.constants).index(number.hex())}"
         if is_scalar(value):
             if value.name not in self.scalars:
                 self.scalars.append(value.name or "")
@@ -115,6 +115,8 @@ def _expression(op_type: str, operands: list[str]) -> str:
         return f"{operands[0]} {_COMPARE[op_type]} {operands[1]}"
     if op_type in _UNARY:
         return _UNARY[op_type].format(*operands)
+    if op_type == "Sum":
+        return " + ".join(operands)  # from left to right, as ONNX Runtime adds them
     if op_type == "Reciprocal":
         return f"one / {operands[0]}"
     if op_type == "Sign":
@@ -138,13 +140,13 @@ def merge(components: list[Component], rows: Collection[str]) -> Group:
         else:  # a state that is written and not read gets a slot of its own
             slots.append(names)
             targets.append(len(slots) - 1)
-    by_rows = next((k for k, name in enumerate(first.arrays) if name in rows), None)
+    by_rows = tuple(k for k, name in enumerate(first.arrays) if name in rows)
     return Group(
         _source(first, len(slots), targets, by_rows),
         first.dtype or "float32",
         tuple(slots),
         tuple(first.scalars),
-        tuple(first.constants),
+        tuple(first.constants.values()),
         tuple(outputs),
         tuple(targets),
         shapes,
@@ -168,22 +170,21 @@ def update(progress, awaited, one, zero, {parameters}):
 """
 
 # Of an embedding's gradient there are only the rows that are no zeros, in `sums`; `places` says where. All others are
-# read from `blank`, and so from the cache.
+# read from `blank`, and so from the cache. A table that is read in several places has several such gradients.
 _BY_ROWS = """
-def update(progress, awaited, one, zero, places, sums, blank, width, rows_at_once, {parameters}):
+def update(progress, awaited, one, zero, blank, width, rows, rows_at_once, {tables}, {parameters}):
     while True:
         row = count(progress, 0) * rows_at_once
-        if row >= places.shape[0]:
+        if row >= rows:
             break
-        end = min(row + rows_at_once, places.shape[0])
+        end = min(row + rows_at_once, rows)
         while row < end:
             next_row = row + 1
-            if places[row] < 0:
-                while next_row < end and places[next_row] < 0:
+            if {is_blank}:
+                while next_row < end and {next_is_blank}:
                     next_row += 1
             first, last = row * width, next_row * width
             {slices}
-            p{by_rows} = blank[: last - first] if places[row] < 0 else sums[places[row]]
             for i in range(p0.shape[0]):
                 {body}
             row = next_row
@@ -193,25 +194,28 @@ def update(progress, awaited, one, zero, places, sums, blank, width, rows_at_onc
 """
 
 
-def _source(component: Component, slots: int, targets: list[int], by_rows: int | None) -> str:
+def _source(component: Component, slots: int, targets: list[int], by_rows: tuple[int, ...]) -> str:
     """Return the loop as Python text; operands are arrays a*, scalars s* and constants c*.
 
     Each thread calls it with the same `progress`: how many chunks were taken, and how many are done. It returns when
     no chunk is left and `awaited` chunks are done.
     """
-    arrays = [k for k in range(slots) if k != by_rows]
+    arrays = [k for k in range(slots) if k not in by_rows]
     parameters = [f"a{k}" for k in arrays]
     parameters += [f"s{k}" for k in range(len(component.scalars))]
     parameters += [f"c{k}" for k in range(len(component.constants))]
     slices = [f"p{k} = a{k}[first:last]" for k in arrays]
+    slices += [f"p{k} = blank[: last - first] if places{k}[row] < 0 else sums{k}[places{k}[row]]" for k in by_rows]
     # With a range from 0 to the array's size, the compiler knows that no index is negative, and vectorises.
     body = [f"v{k} = p{k}[i]" for k in range(len(component.arrays))] + component.body
     body += [f"p{slot}[i] = {result}" for slot, result in zip(targets, component.results, strict=True)]
-    template, indent = (_BY_CHUNKS, 8) if by_rows is None else (_BY_ROWS, 12)
+    template, indent = (_BY_ROWS, 12) if by_rows else (_BY_CHUNKS, 8)
     return template.format(
         parameters=", ".join(parameters),
         chunk=CHUNK,
-        by_rows=by_rows,
+        tables=", ".join(f"places{k}, sums{k}" for k in by_rows),
+        is_blank=" and ".join(f"places{k}[row] < 0" for k in by_rows),
+        next_is_blank=" and ".join(f"places{k}[next_row] < 0" for k in by_rows),
         slices=("\n" + " " * indent).join(slices),
         body=("\n" + " " * (indent + 4)).join(body),
     )

@@ -85,15 +85,7 @@ static inline __attribute__((always_inline)) void multiply_of(const int rows, co
 }
 
 static void multiply(int64_t rows, const float *kernels, const float *panel, int64_t taps, float *sums) {
-#define CASE(n) case n: multiply_of(n, kernels, panel, taps, sums); break;
-    switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if ROWS > 6
-        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13)
-#endif
-    }
-#undef CASE
-    _Static_assert(ROWS <= 13, "a case for each number of rows");
+    FOR_ROWS(rows, multiply_of, kernels, panel, taps, sums)
 }
 
 static void multiply_panels(void *argument, size_t index) {

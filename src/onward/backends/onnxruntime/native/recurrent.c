@@ -46,14 +46,7 @@ static inline __attribute__((always_inline)) void tile_of(const int rows, const 
 }
 
 static void tile(int64_t rows, const float *A, int64_t down, const float *panel, int64_t depth, float *sums) {
-#define CASE(n) case n: tile_of(n, A, down, panel, depth, sums); break;
-    switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if ROWS > 6
-        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13)
-#endif
-    }
-#undef CASE
+    FOR_ROWS(rows, tile_of, A, down, panel, depth, sums)
 }
 
 /* sums[rows, WIDE] = A[rows, depth] panel[depth, WIDE], by tiles of about the same size */

@@ -18,6 +18,18 @@
 #endif
 #define WIDE (2 * LANES) /* columns of a tile */
 
+/* Calls f(rows, ...) with a constant for the 1 to ROWS rows: each number of them is a loop of its own. */
+#define ROWS_CASE(n, f, ...) case n: if (n <= ROWS) f(n, __VA_ARGS__); break;
+#define FOR_ROWS(rows, f, ...) \
+    switch (rows) { \
+        ROWS_CASE(1, f, __VA_ARGS__) ROWS_CASE(2, f, __VA_ARGS__) ROWS_CASE(3, f, __VA_ARGS__) \
+        ROWS_CASE(4, f, __VA_ARGS__) ROWS_CASE(5, f, __VA_ARGS__) ROWS_CASE(6, f, __VA_ARGS__) \
+        ROWS_CASE(7, f, __VA_ARGS__) ROWS_CASE(8, f, __VA_ARGS__) ROWS_CASE(9, f, __VA_ARGS__) \
+        ROWS_CASE(10, f, __VA_ARGS__) ROWS_CASE(11, f, __VA_ARGS__) ROWS_CASE(12, f, __VA_ARGS__) \
+        ROWS_CASE(13, f, __VA_ARGS__) \
+    }
+_Static_assert(ROWS <= 13, "a case for each number of rows");
+
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef vec loose __attribute__((aligned(4), may_alias)); /* a vec at any address */
