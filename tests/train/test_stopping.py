@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import onward
-from onward.backends.interrupts import interrupts_kept
+from onward.backends.interrupts import InterruptsKept
 from onward.train import Callback, Trainer
 from onward.train.signals import Interrupted
 from train.fake import linear_data
@@ -65,7 +65,7 @@ def test_ctrl_c_ends_a_run_after_the_step(send):
 def test_ctrl_c_in_a_callback_of_c_would_be_lost_without_a_handler():
     interrupt_in_a_callback_of_c()  # does not raise: this is why a handler only sets a flag
 
-    with pytest.raises(KeyboardInterrupt), interrupts_kept():
+    with pytest.raises(KeyboardInterrupt), InterruptsKept():
         interrupt_in_a_callback_of_c()
 
 
@@ -99,7 +99,7 @@ def test_interrupts_are_kept_in_the_main_thread_only():
     found = []
 
     def other():
-        with interrupts_kept():
+        with InterruptsKept():
             found.append(True)
 
     thread = threading.Thread(target=other)

@@ -15,7 +15,7 @@ from onward import versions
 from onward.arguments import check_name, whole
 from onward.backends import state as states
 from onward.backends.base import Session
-from onward.backends.interrupts import interrupts_kept
+from onward.backends.interrupts import InterruptsKept
 from onward.backends.measurement import Measurement
 from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.native import library
@@ -116,7 +116,7 @@ class OnnxRuntimeSession(Session):
         for chosen in states.chosen_entries(self.program, entry):
             if chosen.name not in self._steps:
                 self._steps[chosen.name] = self._prepare_step(chosen.name, chosen.step)
-            with interrupts_kept():  # the update changes the state in place: half of it would be neither old nor new
+            with InterruptsKept():  # the update changes the state in place: half of it would be neither old nor new
                 outputs.update(self._run_step(self._steps[chosen.name], feeds))
         if self._later is not None and self._later.is_ready(time.perf_counter() - began, self._compile_ahead):
             self._fuse(self._later)
