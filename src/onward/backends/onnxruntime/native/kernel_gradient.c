@@ -24,33 +24,6 @@ typedef struct {
     int64_t first, images, y0, y1; /* what is at hand: these images, these rows of dY */
 } job;
 
-#if defined(__GNUC__) && !defined(__clang__)
-static inline void transpose(vec *t) {
-    for (int s = 1; s < LANES; s *= 2) {
-        ivec low, high;
-        for (int j = 0; j < LANES; j++) {
-            low[j] = j & s ? LANES + j - s : j;
-            high[j] = j & s ? LANES + j : j + s;
-        }
-        for (int i = 0; i < LANES; i++)
-            if (!(i & s)) {
-                vec a = t[i], b = t[i + s];
-                t[i] = __builtin_shuffle(a, b, low);
-                t[i + s] = __builtin_shuffle(a, b, high);
-            }
-    }
-}
-#else
-static inline void transpose(vec *t) {
-    for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < i; j++) {
-            float kept = t[i][j];
-            t[i][j] = t[j][i];
-            t[j][i] = kept;
-        }
-}
-#endif
-
 /* Writes rows [channels, pixels] as columns [pixels, lanes], with zeros for the channels that are missing. */
 static void turn(const float *rows, int64_t pitch, int64_t channels, int64_t pixels, float *columns, int64_t lanes) {
     for (int64_t first = 0; first < lanes; first += LANES)

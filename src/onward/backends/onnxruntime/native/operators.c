@@ -5,6 +5,7 @@
 
 #include "convolution.h"
 #include "normalization.h"
+#include "products.h"
 #include "recurrent.h"
 #include "rows.h"
 
@@ -443,6 +444,31 @@ static int run_sum_rows(workers *team, const int64_t *sizes, const tensor *in, s
     return sum_rows(team, rows_of(in), columns_of(in), in[0].data, sum) ? NO_MEMORY : 0;
 }
 
+/* -- products: the last two dimensions are matrices --------------------------------------------------------------- */
+
+/* (A, B) or (A, B, bias) -> A B; sizes: whether A and B are transposed, a Relu follows, the bits of a factor, threads */
+static int run_multiply(workers *team, const int64_t *sizes, const tensor *in, size_t inputs, outputs out) {
+    matrices m = {.batch = 1, .A = in[0].data, .B = in[1].data, .bias = inputs == 3 ? in[2].data : NULL,
+                  .turned_A = sizes[0] != 0, .turned_B = sizes[1] != 0, .relu = sizes[2] != 0,
+                  .threads = sizes[4]};
+    int32_t bits = (int32_t)sizes[3];
+    size_t a = in[0].rank, b = in[1].rank;
+    int64_t shape[8];
+    memcpy(&m.scale, &bits, sizeof bits);
+    if (a < 2 || b < 2 || (b > 2 && (a != b || memcmp(in[0].size, in[1].size, (a - 2) * sizeof(int64_t))))) return NO_FIT;
+    m.M = in[0].size[a - 2 + m.turned_A], m.K = in[0].size[a - 1 - m.turned_A], m.N = in[1].size[b - 1 - m.turned_B];
+    if (m.K != in[1].size[b - 2 + m.turned_B] || m.K < 1 || (m.bias && !is_vector(in + 2, m.N))) return NO_FIT;
+    for (size_t i = 0; i + 2 < a; i++) m.batch *= shape[i] = in[0].size[i];
+    shape[a - 2] = m.M, shape[a - 1] = m.N;
+    if (b == 2 && !m.turned_A)
+        m.M *= m.batch, m.batch = 1; /* one matrix for all */
+    else
+        m.next_A = m.M * m.K, m.next_B = b > 2 ? m.N * m.K : 0;
+    m.C = out(team, 0, shape, a);
+    if (!m.batch || !m.M || !m.N) return 0;
+    return m.C ? multiply_matrices(team, &m) ? NO_MEMORY : 0 : NO_MEMORY;
+}
+
 /* (scores, labels) -> loss, dscores; sizes: the label to ignore, the bits of the gradient of the loss */
 static int run_cross_entropy(workers *team, const int64_t *sizes, const tensor *in, size_t inputs, outputs out) {
     int32_t bits = (int32_t)sizes[1];
@@ -495,6 +521,10 @@ static kind kinds[] = {
     {.name = "SoftmaxBack", .inputs = 2, .outputs = 1, .run = run_softmax_back},
     {.name = "ReluBack", .inputs = 2, .outputs = 1, .run = run_relu_back},
     {.name = "ReluSumBack", .inputs = 2, .outputs = 2, .run = run_relu_back},
+#ifndef WITHOUT_PRODUCTS
+    {.name = "Multiply", .inputs = 2, .outputs = 1, .run = run_multiply},
+    {.name = "MultiplyBiased", .inputs = 3, .outputs = 1, .run = run_multiply},
+#endif
     {.name = "SumRows", .inputs = 1, .outputs = 1, .run = run_sum_rows},
     {.name = "CrossEntropy", .inputs = 2, .outputs = 2, .whole = 1 << 1, .run = run_cross_entropy},
 };

@@ -62,6 +62,34 @@ static inline vec exponential(vec x) {
     return p * (vec)((power + 127) << 23);
 }
 
+/* The transpose of LANES vectors, in place. */
+#if defined(__GNUC__) && !defined(__clang__)
+static inline void transpose(vec *t) {
+    for (int s = 1; s < LANES; s *= 2) {
+        ivec low, high;
+        for (int j = 0; j < LANES; j++) {
+            low[j] = j & s ? LANES + j - s : j;
+            high[j] = j & s ? LANES + j : j + s;
+        }
+        for (int i = 0; i < LANES; i++)
+            if (!(i & s)) {
+                vec a = t[i], b = t[i + s];
+                t[i] = __builtin_shuffle(a, b, low);
+                t[i + s] = __builtin_shuffle(a, b, high);
+            }
+    }
+}
+#else
+static inline void transpose(vec *t) {
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            float kept = t[i][j];
+            t[i][j] = t[j][i];
+            t[j][i] = kept;
+        }
+}
+#endif
+
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
 

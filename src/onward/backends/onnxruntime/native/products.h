@@ -1,0 +1,20 @@
+/* Products of matrices on tiles. */
+#ifndef ONWARD_PRODUCTS_H
+#define ONWARD_PRODUCTS_H
+#include "vectors.h"
+
+/* C[n] = scale * A[n] B[n] + bias for each n of a batch, cut off at 0 if `relu`; C is contiguous. */
+typedef struct {
+    int64_t batch, M, N, K;
+    const float *A, *B, *bias; /* A [M, K], or [K, M] if `turned_A`; B [K, N], or [N, K] if `turned_B`; bias [N] or NULL */
+    float *C;
+    int64_t next_A, next_B; /* from one matrix to the next; 0: the same for all */
+    int turned_A, turned_B, relu;
+    int64_t threads; /* for which the work is divided; the bits do not depend on it */
+    float scale;
+} matrices;
+
+/* Returns 1 without memory. */
+int multiply_matrices(workers *team, const matrices *m);
+
+#endif
