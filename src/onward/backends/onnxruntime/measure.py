@@ -234,6 +234,8 @@ def operations(operator: str, inputs: Sequence[Shape], outputs: Sequence[Shape])
     True
     >>> operations("FusedMatMul", [(5, 2), (5, 7)], [(2, 7)]) == 2 * 2 * 5 * 7
     True
+    >>> operations("Multiply", [(5, 2), (5, 7)], [(2, 7)]) == 2 * 2 * 5 * 7
+    True
     >>> operations("KernelGradient", [(1, 3, 8, 8), (1, 16, 6, 6)], [(16, 3, 3, 3)]) == 2 * 16 * 6 * 6 * 3 * 3 * 3
     True
     """
@@ -248,7 +250,7 @@ def operations(operator: str, inputs: Sequence[Shape], outputs: Sequence[Shape])
         return 2 * made * second[0] * math.prod(second[2:])
     if operator.startswith(("Lstm", "Gru")):
         return 2 * math.prod(first[:2]) * math.prod(second)
-    if operator in ("MatMul", "FusedMatMul", "Gemm", "FusedGemm"):
+    if operator in ("MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Multiply", "MultiplyBiased"):
         rows = outputs[0][-2] if len(first) > 1 and len(outputs[0]) > 1 else 1
         return 2 * made * (math.prod(first[-2:]) // rows if rows else 0)
     if operator in ("LSTM", "GRU", "RNN") and len(inputs) > 2:

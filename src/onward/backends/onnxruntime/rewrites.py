@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from onward.backends.onnxruntime.batch_statistics import ShareBatchStatistics
 from onward.backends.onnxruntime.gru_gates import KeepGatesOfGru
 from onward.backends.onnxruntime.lstm_gates import KeepGates
 from onward.backends.onnxruntime.native.convolutions import UseNativeConvolutions
 from onward.backends.onnxruntime.native.normalizations import UseNativeNormalizations
 from onward.backends.onnxruntime.native.pools import UseNativePools
+from onward.backends.onnxruntime.native.products import UseNativeProducts
 from onward.backends.onnxruntime.native.recurrent import UseNativeGru, UseNativeLstm
 from onward.backends.onnxruntime.native.rows import UseNativeRows
 from onward.backends.onnxruntime.relu import MaskByHardSigmoid
@@ -37,3 +40,14 @@ REWRITES: tuple[Pass, ...] = (
     WaitForStored(),
 )
 ON_SEVERAL_THREADS: tuple[Pass, ...] = (TransposeConvolutionsAtOnce(),)
+
+
+def rewrites(threads: int, *, native: bool, multiplies: bool) -> Iterator[Pass]:
+    """Yield the passes for a session; `multiplies`: native kernels can multiply matrices here."""
+    if native:
+        yield from NATIVE
+    if native and multiplies:
+        yield UseNativeProducts(threads)
+    yield from REWRITES
+    if threads > 1:
+        yield from ON_SEVERAL_THREADS

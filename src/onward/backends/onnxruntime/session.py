@@ -20,7 +20,7 @@ from onward.backends.measurement import Measurement
 from onward.backends.onnxruntime import fused_update
 from onward.backends.onnxruntime.native import library
 from onward.backends.onnxruntime.order import put_ends_first, sort_for_memory
-from onward.backends.onnxruntime.rewrites import NATIVE, ON_SEVERAL_THREADS, REWRITES
+from onward.backends.onnxruntime.rewrites import rewrites
 from onward.backends.onnxruntime.step import Bound, Sizes, Step
 from onward.compiler.program import PlainGraph, Program
 from onward.errors import BackendError, Diagnostic, require_extra
@@ -172,7 +172,7 @@ class OnnxRuntimeSession(Session):
         """Compile the fused update of every entry in use. It only reads the program, so a thread may call it."""
         for name in list(self._steps):
             graph = self.program.entries[name].step
-            plan = self._plan(name, graph, _rewritten(graph, self.threads, native=self.native))
+            plan = self._plan(name, graph, self._rewritten(graph))
             if plan is not None:
                 fused_update.compile_ahead(plan)
 
@@ -198,9 +198,13 @@ class OnnxRuntimeSession(Session):
         others = {s for n, e in self.program.entries.items() if n != name for s in e.step.replaces.values()}
         return fused_update.plan_update(model, graph.replaces, claimed | others)  # two entries share the rest
 
+    def _rewritten(self, graph: PlainGraph) -> ir.Model:
+        multiplies = self.native and library.multiplies(self._parts)
+        return _rewritten(graph, self.threads, native=self.native, multiplies=multiplies)
+
     @collector_paused()
     def _prepare_step(self, name: str, graph: PlainGraph) -> Step:
-        model = _rewritten(graph, self.threads, native=self.native)
+        model = self._rewritten(graph)
         plan = self._plan(name, graph, model) if self._fused else None
         in_place = frozenset() if plan is None else plan.states
         replaces = {o: s for o, s in graph.replaces.items() if s not in in_place}
@@ -432,11 +436,10 @@ def run_once(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np
     return loaded(graph)(feeds)
 
 
-def _rewritten(graph: PlainGraph, threads: int, *, native: bool = False) -> ir.Model:
+def _rewritten(graph: PlainGraph, threads: int, *, native: bool = False, multiplies: bool = False) -> ir.Model:
     """Return a copy of a step's graph, as ONNX Runtime runs it best."""
     unit = Unit(TrainingModel(graph.copy_model()), name=graph.name, trains=True)
-    first = NATIVE if native else ()
-    run_passes((*first, *REWRITES, *(ON_SEVERAL_THREADS if threads > 1 else ())), unit)
+    run_passes(rewrites(threads, native=native, multiplies=multiplies), unit)
     return unit.model
 
 

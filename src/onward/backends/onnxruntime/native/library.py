@@ -19,13 +19,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx_ir as ir
 
 from onward.errors import BackendError, Diagnostic
+from onward.graph import shapes
 from onward.runtime import cores, runtime_version, this_processor
 from onward.storage.cache import Cache
 
@@ -33,18 +34,21 @@ B202 = "B202"
 DOMAIN = "ai.onward.native"
 PARTS = {
     "images": frozenset({"BatchNormalization", "Conv", "ConvTranspose", "MaxPool"}),
+    "products": frozenset({"Gemm", "MatMul"}),
     "recurrences": frozenset({"GRU", "LSTM"}),
     "rows": frozenset({"LayerNormalization", "Relu", "Softmax", "SoftmaxCrossEntropyLoss"}),
 }
 """The parts of the library: the operators of a step that each may replace, with their gradients."""
-SUBJECTS = frozenset().union(*PARTS.values())
 WHOLE = frozenset(PARTS)
 CACHE = Cache("native", 64 << 20)
 _ONLY_IN = {
     "images": ("convolution.c", "depthwise.c", "kernel_gradient.c", "normalization.c", "pooling.c"),
+    "products": ("products.c",),
     "recurrences": ("recurrent.c",),
 }
 """The files that only these parts need. Rows are in every library: they are behind layers of all kinds."""
+SMALLEST = 32
+"""Rows, columns and depth from which on a product is one for tiles, which hold that many."""
 _SECONDS = 120  # that the compiler, and the trial of its library, may take
 _TRY_AGAIN = 24 * 3600  # seconds after which kernels that did not work are compiled again
 _PASSES = ("No space left", "Killed", "annot allocate", "out of memory")  # what ends without a new compiler
@@ -66,8 +70,42 @@ def compiler() -> list[str] | None:
 
 def parts_for(steps: Iterable[ir.Graph]) -> frozenset[str]:
     """Return the parts of the library that these steps may use: what others need is not compiled for them."""
+    return frozenset({"rows", *_parts_used(list(steps))})
+
+
+def _parts_used(steps: Sequence[ir.Graph]) -> set[str]:
     there = {node.op_type for graph in steps for node in graph}
-    return frozenset(part for part, subjects in PARTS.items() if part == "rows" or not subjects.isdisjoint(there))
+    used = {part for part, subjects in PARTS.items() if not subjects.isdisjoint(there)}
+    if "products" in used and not (_has_tiles() and any(_has_large_product(graph) for graph in steps)):
+        used.remove("products")
+    return used
+
+
+def _has_large_product(graph: ir.Graph) -> bool:
+    """Return whether the graph has a product with a matrix of 32 x 32 numbers or more, or with one of unknown sizes."""
+    factors = [v for n in graph if n.op_type in PARTS["products"] for v in n.inputs[:2] if v is not None]
+    sizes = [shapes.dims(v) for v in factors]
+    return any(d is None or all(isinstance(s, int) and s >= SMALLEST for s in d[-2:]) for d in sizes)
+
+
+@functools.cache
+def _has_tiles() -> bool:
+    """Return whether this processor has a unit for tiles of bfloat16 (AMX), as Linux says."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\nflags")[2].partition("\n")[0].split()
+    except OSError:
+        return False
+    return {"amx_tile", "amx_bf16", "avx512bw"} <= set(flags)
+
+
+@functools.cache
+def multiplies(parts: frozenset[str]) -> bool:
+    """Return whether the library with these parts multiplies matrices on tiles, in this process.
+
+    The processor may have tiles that the operating system, or whoever started this process, does not let it use.
+    """
+    path = load(parts) if "products" in parts else None
+    return path is not None and bool(ctypes.CDLL(path).onward_tiles())
 
 
 @functools.cache
@@ -97,7 +135,7 @@ def pays(steps: Iterable[ir.Graph], *, asked: bool | None, on_cpu: bool) -> bool
         BackendError: they are asked for, and there are none here.
     """
     steps = list(steps)
-    if asked is False or not any(node.op_type in SUBJECTS for graph in steps for node in graph):
+    if asked is False or not _parts_used(steps):
         return False
     parts = parts_for(steps)
     if on_cpu and load(parts) is not None:

@@ -8,6 +8,7 @@
 #include "products.h"
 #include "recurrent.h"
 #include "rows.h"
+#include "tiles.h"
 
 #define CALL(kernel_api, place, type) ((type)(kernel_api)[place])
 enum { MOST_SIZES = 24, MOST_INPUTS = 8 };
@@ -444,30 +445,65 @@ static int run_sum_rows(workers *team, const int64_t *sizes, const tensor *in, s
     return sum_rows(team, rows_of(in), columns_of(in), in[0].data, sum) ? NO_MEMORY : 0;
 }
 
-/* -- products: the last two dimensions are matrices --------------------------------------------------------------- */
+/* -- products: the last two dimensions are matrices, those before them are broadcast -------------------------------- */
+
+#ifndef WITHOUT_PRODUCTS
+/* A tensor of matrices: [batch ..., rows, columns]. A vector is one row, or one column. */
+static void read_matrices(tensor *t, int first) {
+    if (t->rank != 1) return;
+    t->size[1] = first ? t->size[0] : 1, t->rank = 2;
+    if (first) t->size[0] = 1;
+}
+
+/* Writes where each matrix of `t` begins for a batch of this shape, whose last dimension is `rank` - 3 of the result. */
+static void find_matrices(const tensor *t, const int64_t *shape, size_t rank, int64_t batch, int64_t *at) {
+    for (int64_t n = 0; n < batch; n++) {
+        int64_t rest = n, step = t->size[t->rank - 1] * t->size[t->rank - 2];
+        at[n] = 0;
+        for (size_t back = 3; back <= rank; back++) {
+            int64_t own = back <= t->rank ? t->size[t->rank - back] : 1, i = rest % shape[rank - back];
+            if (own > 1) at[n] += i * step;
+            rest /= shape[rank - back], step *= own;
+        }
+    }
+}
 
 /* (A, B) or (A, B, bias) -> A B; sizes: whether A and B are transposed, a Relu follows, the bits of a factor, threads */
 static int run_multiply(workers *team, const int64_t *sizes, const tensor *in, size_t inputs, outputs out) {
     matrices m = {.batch = 1, .A = in[0].data, .B = in[1].data, .bias = inputs == 3 ? in[2].data : NULL,
-                  .turned_A = sizes[0] != 0, .turned_B = sizes[1] != 0, .relu = sizes[2] != 0,
-                  .threads = sizes[4]};
+                  .turned_A = sizes[0] != 0, .turned_B = sizes[1] != 0, .relu = sizes[2] != 0, .threads = sizes[4]};
     int32_t bits = (int32_t)sizes[3];
-    size_t a = in[0].rank, b = in[1].rank;
-    int64_t shape[8];
+    tensor A = in[0], B = in[1];
+    int64_t shape[9] = {0}, given[9], *at = NULL;
+    size_t rank, left = 0;
     memcpy(&m.scale, &bits, sizeof bits);
-    if (a < 2 || b < 2 || (b > 2 && (a != b || memcmp(in[0].size, in[1].size, (a - 2) * sizeof(int64_t))))) return NO_FIT;
-    m.M = in[0].size[a - 2 + m.turned_A], m.K = in[0].size[a - 1 - m.turned_A], m.N = in[1].size[b - 1 - m.turned_B];
-    if (m.K != in[1].size[b - 2 + m.turned_B] || m.K < 1 || (m.bias && !is_vector(in + 2, m.N))) return NO_FIT;
-    for (size_t i = 0; i + 2 < a; i++) m.batch *= shape[i] = in[0].size[i];
-    shape[a - 2] = m.M, shape[a - 1] = m.N;
-    if (b == 2 && !m.turned_A)
-        m.M *= m.batch, m.batch = 1; /* one matrix for all */
-    else
-        m.next_A = m.M * m.K, m.next_B = b > 2 ? m.N * m.K : 0;
-    m.C = out(team, 0, shape, a);
+    if (!A.rank || !B.rank || !tiles_allowed()) return NO_FIT;
+    read_matrices(&A, 1), read_matrices(&B, 0);
+    rank = A.rank > B.rank ? A.rank : B.rank;
+    m.M = A.size[A.rank - 2 + m.turned_A], m.K = A.size[A.rank - 1 - m.turned_A], m.N = B.size[B.rank - 1 - m.turned_B];
+    if (m.K != B.size[B.rank - 2 + m.turned_B] || (m.bias && !is_vector(in + 2, m.N))) return NO_FIT;
+    for (size_t back = 3; back <= rank; back++) {
+        int64_t a = back <= A.rank ? A.size[A.rank - back] : 1, b = back <= B.rank ? B.size[B.rank - back] : 1;
+        if (a != b && a != 1 && b != 1) return NO_FIT;
+        m.batch *= shape[rank - back] = a == 1 ? b : a;
+    }
+    shape[rank - 2] = m.M, shape[rank - 1] = m.N;
+    for (size_t i = 0; i < rank; i++)
+        if ((in[0].rank > 1 || i != rank - 2) && (in[1].rank > 1 || i != rank - 1)) given[left++] = shape[i];
+    m.C = out(team, 0, given, left);
     if (!m.batch || !m.M || !m.N) return 0;
-    return m.C ? multiply_matrices(team, &m) ? NO_MEMORY : 0 : NO_MEMORY;
+    if (!m.C) return NO_MEMORY;
+    if (B.rank == 2 && !m.turned_A) m.M *= m.batch, m.batch = 1; /* one matrix for all */
+    if (m.batch > 1) {
+        if (!(at = borrow(2 * m.batch * sizeof(int64_t)))) return NO_MEMORY;
+        find_matrices(&A, shape, rank, m.batch, at), find_matrices(&B, shape, rank, m.batch, at + m.batch);
+        m.at_A = at, m.at_B = at + m.batch;
+    }
+    int failed = multiply_matrices(team, &m);
+    give_back(at);
+    return failed ? NO_MEMORY : 0;
 }
+#endif
 
 /* (scores, labels) -> loss, dscores; sizes: the label to ignore, the bits of the gradient of the loss */
 static int run_cross_entropy(workers *team, const int64_t *sizes, const tensor *in, size_t inputs, outputs out) {
@@ -528,6 +564,9 @@ static kind kinds[] = {
     {.name = "SumRows", .inputs = 1, .outputs = 1, .run = run_sum_rows},
     {.name = "CrossEntropy", .inputs = 2, .outputs = 2, .whole = 1 << 1, .run = run_cross_entropy},
 };
+
+/* Whether the kernels that need tiles can run in this process. */
+__attribute__((visibility("default"))) int onward_tiles(void) { return tiles_allowed(); }
 
 __attribute__((visibility("default"))) status *RegisterCustomOps(void *options, const api_base *base) {
     static void *domain; /* lives as long as the library: every session reads it */

@@ -3,26 +3,18 @@
    The rows of A are split into bfloat16 first, all or a few megabytes of them. Then each task takes some columns of B, splits
    them into a buffer that stays in the second cache, and multiplies all rows with them. The order in which the terms of a sum
    are added depends on nothing but the depth. */
-#define _GNU_SOURCE
 #include "products.h"
 
 #include "tiles.h"
 
 #ifdef TILES
-#include <sys/syscall.h>
-#include <unistd.h>
-
 enum {
     DEEP = 16,        /* panels of a strip of columns, and */
-    STRIPS = 4,       /* strips that are split at once: they stay in the second cache */
+    STRIPS = 8,       /* strips that are split at once: they stay in the second cache */
+    MANY = 8,         /* blocks of rows from which on it pays to split more than one strip at once */
     AHEAD = 6 << 20,  /* bytes of rows that are split at once */
     FEWEST = 4,       /* blocks of rows for which a strip of columns is split again */
 };
-
-int tiles_allowed(void) {
-    enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 }; /* asm/prctl.h */
-    return !syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA);
-}
 
 /* -- splitting ----------------------------------------------------------------------------------------------------- */
 
@@ -74,6 +66,12 @@ static inline __attribute__((always_inline)) void split_panel_of(const float *fr
         if (along == columns) {
             fetch_turned(line, pitch, rows, wide, next, low);
             fetch_turned(more, pitch, along ? rows : depth - LANES, along ? depth - LANES : wide, next, high);
+        } else if (there >= LANES && depth == SIDE) { /* nearly always */
+            for (int64_t i = 0; i < LANES; i++) {
+                split(load(line + i * pitch), load(more + i * pitch), to + i * 64);
+                __builtin_prefetch(line + i * pitch + next), __builtin_prefetch(more + i * pitch + next);
+            }
+            continue;
         } else {
             fetch(line, pitch, rows, wide, next, low);
             fetch(more, pitch, along ? rows : depth - LANES, along ? depth - LANES : wide, next, high);
@@ -193,11 +191,14 @@ static void multiply_block(const job *j, int64_t i, int64_t strip, int64_t panel
     if (last && (m->relu || after)) finish(m, c, rows, columns, bias);
 }
 
+/* Returns how many strips are split at once. A block of rows is read again for each, from a cache if it was just read. */
+static int64_t at_once(const job *j) { return j->blocks < MANY ? 1 : STRIPS; }
+
 /* Multiplies some blocks of rows with some strips of columns; `split` is memory for these. */
 static void multiply_strips(const job *j, int64_t first, int64_t last, int64_t strip0, int64_t strips, char *split) {
-    for (int64_t s0 = strip0; s0 < strip0 + strips; s0 += STRIPS)
+    for (int64_t s0 = strip0; s0 < strip0 + strips; s0 += at_once(j))
         for (int64_t panel = 0; panel < j->panels; panel += DEEP) {
-            int64_t deep = least(DEEP, j->panels - panel), count = least(STRIPS, strip0 + strips - s0);
+            int64_t deep = least(DEEP, j->panels - panel), count = least(at_once(j), strip0 + strips - s0);
             split_strips(j, j->m->B, s0, count, panel, deep, split);
             for (int64_t i = first; i < last; i++)
                 for (int64_t s = 0; s < count; s++)
@@ -208,7 +209,7 @@ static void multiply_strips(const job *j, int64_t first, int64_t last, int64_t s
 static void multiply_group(void *argument, size_t index) {
     const job *j = argument;
     int64_t part = index / j->groups, group = index % j->groups, first = group * j->strips / j->groups;
-    char *split = borrow(DEEP * STRIPS * PANEL_BYTES);
+    char *split = borrow(DEEP * at_once(j) * PANEL_BYTES);
     if (!split) {
         __atomic_store_n(j->failed, 1, __ATOMIC_RELAXED);
         return;
@@ -225,14 +226,14 @@ static int multiply_large(workers *team, const matrices *m) {
     int failed = 0;
     job j = {.m = m, .strips = parts(m->N, SIDE), .failed = &failed};
     int64_t all = panels_of(m->K), rows = parts(m->M, SIDE), most = AHEAD / PANEL_BYTES, deep = least(all, 4 * DEEP);
-    int64_t at_once = least(rows, most / deep), more = most / at_once / DEEP * DEEP;
+    int64_t ahead = least(rows, most / deep), more = most / ahead / DEEP * DEEP;
     int64_t tasks = m->threads > 1 ? 2 * m->threads : 1; /* more than threads: so that these end at about the same time */
     if (more > deep) deep = least(all, more);
-    j.rows = borrow(at_once * deep * PANEL_BYTES);
+    j.rows = borrow(ahead * deep * PANEL_BYTES);
     if (!j.rows) return 1;
-    for (int64_t first = 0; first < rows && !failed; first += at_once)
+    for (int64_t first = 0; first < rows && !failed; first += ahead)
         for (j.from = 0; j.from < all && !failed; j.from += deep) {
-            j.first = first * SIDE, j.count = least(at_once * SIDE, m->M - j.first);
+            j.first = first * SIDE, j.count = least(ahead * SIDE, m->M - j.first);
             j.blocks = parts(j.count, SIDE), j.panels = least(deep, all - j.from);
             j.groups = least(j.strips, tasks), j.parts = least(parts(tasks, j.groups), parts(j.blocks, FEWEST));
             share(team, split_rows, m->turned_A ? j.panels : j.blocks, &j);
@@ -246,9 +247,9 @@ static int multiply_large(workers *team, const matrices *m) {
 static void multiply_small(void *argument, size_t index) {
     const job *all = argument;
     matrices m = *all->m;
-    m.A += index * m.next_A, m.B += index * m.next_B, m.C += index * m.M * m.N;
+    m.A += m.at_A[index], m.B += m.at_B[index], m.C += index * m.M * m.N;
     job j = {.m = &m, .count = m.M, .panels = panels_of(m.K), .blocks = parts(m.M, SIDE)};
-    j.rows = borrow((j.blocks * j.panels + DEEP * STRIPS) * PANEL_BYTES);
+    j.rows = borrow((j.blocks * j.panels + DEEP * at_once(&j)) * PANEL_BYTES);
     if (!j.rows) {
         __atomic_store_n(all->failed, 1, __ATOMIC_RELAXED);
         return;
@@ -262,13 +263,20 @@ static void multiply_small(void *argument, size_t index) {
 
 int multiply_matrices(workers *team, const matrices *m) {
     int failed = 0;
-    if (m->batch > 1 && parts(m->M, SIDE) * panels_of(m->K) * PANEL_BYTES <= AHEAD) {
+    if (!m->K) { /* sums of nothing */
+        for (int64_t i = 0; i < m->batch * m->M * m->N; i++) {
+            float x = m->bias ? m->bias[i % m->N] : 0;
+            m->C[i] = m->relu && x < 0 ? 0 : x;
+        }
+        return 0;
+    }
+    if (m->batch > 1 && m->batch >= m->threads && parts(m->M, SIDE) * panels_of(m->K) * PANEL_BYTES <= AHEAD) {
         share(team, multiply_small, m->batch, &(job){.m = m, .failed = &failed});
         return failed;
     }
     for (int64_t n = 0; n < m->batch && !failed; n++) {
         matrices one = *m;
-        one.A += n * m->next_A, one.B += n * m->next_B, one.C += n * m->M * m->N;
+        if (m->at_A) one.A += m->at_A[n], one.B += m->at_B[n], one.C += n * m->M * m->N;
         failed = multiply_large(team, &one);
     }
     return failed;
@@ -276,7 +284,6 @@ int multiply_matrices(workers *team, const matrices *m) {
 
 #else
 
-int tiles_allowed(void) { return 0; }
 int multiply_matrices(workers *team, const matrices *m) { return (void)team, (void)m, 1; }
 
 #endif

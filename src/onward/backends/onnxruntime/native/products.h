@@ -8,7 +8,7 @@ typedef struct {
     int64_t batch, M, N, K;
     const float *A, *B, *bias; /* A [M, K], or [K, M] if `turned_A`; B [K, N], or [N, K] if `turned_B`; bias [N] or NULL */
     float *C;
-    int64_t next_A, next_B; /* from one matrix to the next; 0: the same for all */
+    const int64_t *at_A, *at_B; /* where the matrices of a batch begin; NULL: at 0, there is one */
     int turned_A, turned_B, relu;
     int64_t threads; /* for which the work is divided; the bits do not depend on it */
     float scale;

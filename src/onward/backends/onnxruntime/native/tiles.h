@@ -7,6 +7,9 @@
 
 #include "vectors.h"
 
+/* Lets the threads of this process use tiles; returns whether they may. */
+int tiles_allowed(void);
+
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
 #define TILES 1
 #include <immintrin.h>
@@ -31,9 +34,6 @@ static inline __attribute__((always_inline)) void split(vec a, vec b, char *to) 
     a -= (vec)p, b -= (vec)q; /* 7 bits are left, so the lower half is zeros; NaN stays NaN */
     *(target *)(to + 2 * PART_BYTES) = (ivec)((words)a >> 16) | ((ivec)b & mask);
 }
-
-/* Lets the threads of this process use tiles; returns whether they may. */
-int tiles_allowed(void);
 
 static inline void configure_tiles(void) {
     struct {

@@ -1,0 +1,199 @@
+"""Products on tiles are as exact as products of float32, whatever the sizes; and the rewrite changes no result."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onward
+from onward.backends import open_session
+from onward.backends.onnxruntime.native import library
+from onward.backends.onnxruntime.native.products import UseNativeProducts
+from onward.model import serde
+from onward.passes.base import Unit
+
+needs_tiles = pytest.mark.skipif(
+    library.compiler() is None or not library.multiplies(library.WHOLE), reason="this processor has no tiles (AMX)"
+)
+ONE, HALF = (int(np.float32(x).view(np.int32)) for x in (1, 0.5))
+OFF = 1e-6  # of the largest element; float32 products of these depths differ by as much
+
+
+def product(
+    A: np.ndarray, B: np.ndarray, bias: np.ndarray | None = None, *, turned: tuple[int, int] = (0, 0), relu: int = 0,
+    scale: int = ONE, threads: int = 2,
+) -> np.ndarray:  # fmt: skip
+    """Return what the kernel makes of two tensors."""
+    feeds = {"A": A, "B": B} | ({} if bias is None else {"c": bias})
+    inputs = ", ".join(f"float[{','.join(map(str, a.shape))}] {name}" for name, a in feeds.items())
+    name = "Multiply" if bias is None else "MultiplyBiased"
+    sizes = f"{turned[0]},{turned[1]},{relu},{scale},{threads}"
+    text = f"C = ai.onward.native.{name} <sizes: ints = [{sizes}]> ({', '.join(feeds)})"
+    head = '<ir_version: 8, opset_import: ["": 18, "ai.onward.native": 1]>'
+    model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float[] C) {{{text}}}")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3  # the shape of the output is not stated
+    options.register_custom_ops_library(library.load() or "")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, feeds)[0])
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape, dtype=np.float32)
+
+
+def off(found: np.ndarray, right: np.ndarray) -> float:
+    assert found.shape == right.shape
+    return float(np.abs(found - right).max(initial=0) / np.abs(right).max(initial=1e-30))
+
+
+@needs_tiles
+def test_products_of_any_size_are_those_of_float64():
+    random = np.random.default_rng(0)
+    for _ in range(80):
+        M, N, K = (int(x) for x in np.exp(random.uniform(0, np.log(300), 3)))
+        turned, relu = (int(random.integers(2)), int(random.integers(2))), int(random.integers(2))
+        scale = int(random.choice([ONE, HALF]))
+        A, B, bias = numbers(K, M) if turned[0] else numbers(M, K), numbers(N, K) if turned[1] else numbers(K, N), None
+        right = (A.T if turned[0] else A).astype(float) @ (B.T if turned[1] else B) * (0.5 if scale == HALF else 1)
+        if random.integers(2):
+            bias = numbers(N)
+            right += bias
+        right = np.maximum(right, 0) if relu else right
+
+        found = product(A, B, bias, turned=turned, relu=relu, scale=scale)
+
+        assert off(found, right) < OFF, (M, N, K, turned, relu, scale)
+
+
+@needs_tiles
+@pytest.mark.parametrize("shape", [(700, 90, 3000), (2100, 300, 600), (40, 1200, 1100)], ids=str)
+def test_large_products_are_split_into_several_parts(shape: tuple[int, int, int]):
+    M, N, K = shape
+    A, B = numbers(K, M), numbers(N, K)
+
+    assert off(product(A, B, turned=(1, 1)), A.T.astype(float) @ B.T) < 2 * OFF
+
+
+@needs_tiles
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((3, 4, 40, 50), (3, 4, 50, 60)), ((3, 1, 40, 50), (4, 50, 60)), ((5, 40, 50), (50, 60)), ((40, 50), (7, 50, 60)),
+     ((50,), (2, 50, 60)), ((2, 40, 50), (50,)), ((50,), (50,)), ((2, 3, 40, 50), (1, 50, 60)), ((0, 50), (50, 60)),
+     ((40, 0), (0, 60)), ((2, 0, 40, 50), (50, 60)), ((2, 70, 900), (2, 900, 800))],
+    ids=str,
+)  # fmt: skip
+def test_batches_are_broadcast_as_by_matmul(a: tuple[int, ...], b: tuple[int, ...]):
+    A, B = numbers(*a), numbers(*b)
+
+    assert off(product(A, B), np.matmul(A.astype(float), B)) < OFF
+
+
+@needs_tiles
+def test_the_bits_do_not_depend_on_the_number_of_threads():
+    A, B = numbers(300, 700), numbers(700, 400)
+
+    one, three = (product(A, B, threads=threads) for threads in (1, 3))
+
+    np.testing.assert_array_equal(one, three)
+
+
+@needs_tiles
+def test_large_and_small_numbers_keep_their_digits():
+    A, B = numbers(64, 96), numbers(96, 64)
+    rows, columns = 2.0 ** np.linspace(-90, 60, 64, dtype=np.float32), 2.0 ** np.linspace(-10, 30, 64, dtype=np.float32)
+
+    found = product(A * rows[:, None].astype(np.float32), B * columns.astype(np.float32)) / rows[:, None] / columns
+
+    assert off(found, A.astype(float) @ B) < OFF
+
+
+@needs_tiles
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, np.uint32(0xFFFFFFFF).view(np.float32)], ids=str)
+def test_what_is_not_finite_is_seen_in_its_row_alone(odd: float):
+    A, B = numbers(64, 96), numbers(96, 64)
+    A[5, 7] = odd
+
+    found = product(A, B, numbers(64), relu=1)
+
+    assert not np.isfinite(found[5]).any()
+    assert np.isfinite(np.delete(found, 5, axis=0)).all()
+
+
+@needs_tiles
+def test_a_missing_third_of_the_digits_would_be_found():
+    A, B = numbers(64, 640), numbers(640, 64)
+    rounded = (((A.view(np.uint32) + 0x80) >> 8) << 8).view(np.float32)  # 16 bits of 24
+
+    assert off(product(rounded, B), A.astype(float) @ B) > OFF
+
+
+# -- the rewrite: it needs no tiles ------------------------------------------------------------------------------------
+
+
+def rewritten(text: str, inputs: str, outputs: str) -> list[str]:
+    """Return the operators of a graph after the rewrite, with the first three numbers of `sizes`."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => ({outputs}) {{{text}}}')
+    unit = Unit(serde.load(onnx.shape_inference.infer_shapes(model)), name="step", trains=True)
+    UseNativeProducts(2).run(unit)
+    return [f"{n.op_type}{list(n.attributes.get_ints('sizes', ()))[:3] or ''}" for n in unit.graph]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("y = MatMul (x, w)", ["Multiply[0, 0, 0]"]),
+        ("y = Gemm <transB = 1> (x, v, c)", ["MultiplyBiased[0, 1, 0]"]),
+        ("a = Gemm <transB = 1> (x, v, c) y = Relu (a)", ["MultiplyBiased[0, 1, 1]"]),
+        ("a = MatMul (x, w) y = Add (c, a)", ["MultiplyBiased[0, 0, 0]"]),
+        ("a = MatMul (x, w) b = Add (a, c) y = Relu (b)", ["MultiplyBiased[0, 0, 1]"]),
+        ("t = Transpose <perm = [1, 0]> (v) y = MatMul (x, t)", ["Multiply[0, 1, 0]"]),
+        ("t = Transpose <perm = [1, 0]> (v) y = Gemm <transB = 1, alpha = 0.5> (x, t)", ["Multiply[0, 0, 0]"]),
+        ("a = MatMul (x, w) y = Relu (a) z = Exp (a)", ["Multiply[0, 0, 0]", "Relu", "Exp"]),
+        ("a = MatMul (x, w) y = Add (a, a)", ["Multiply[0, 0, 0]", "Add"]),
+        ("y = Gemm <beta = 0.5> (x, w, c)", ["Gemm"]),
+        ("y = Gemm (x, w, one)", ["Gemm"]),
+        ("a = MatMul (x, w) y = Add (a, x)", ["Multiply[0, 0, 0]", "Add"]),
+        ("y = MatMul (x, thin)", ["MatMul"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_stands_around_a_product_becomes_part_of_it(text: str, expected: list[str]):
+    inputs = "float[n,64] x, float[64,64] w, float[64,64] v, float[64] c, float[1] one, float[64,10] thin"
+    outputs = "float[n,k] y" + (", float[n,k] z" if " z =" in text else "")
+
+    assert rewritten(text.replace(") ", ")\n").replace(")\n(", ") ("), inputs, outputs) == expected
+
+
+@needs_tiles
+def test_a_network_trains_as_with_the_plain_graph():
+    random = np.random.default_rng(0)
+    weights = [random.standard_normal(shape, dtype=np.float32) / 9 for shape in ((80, 96), (64, 96), (64, 10))]
+    text = """a = MatMul (x, w)
+      b = Add (a, c)
+      h = Relu (b)
+      g = Gemm <transB = 1> (h, v)
+      r = Tanh (g)
+      y = MatMul (r, u)"""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> g (float[n,80] x) => (float[n,10] y) {{{text}}}'
+    )
+    for name, array in zip("wvuc", [*weights, np.zeros(96, np.float32)], strict=True):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    program = onward.compile(onward.make_trainable(model, loss="cross_entropy", optimizer=onward.Adam(1e-3)))
+    batches = [
+        {"x": random.standard_normal((size, 80), dtype=np.float32), "labels": random.integers(0, 10, size)}
+        for size in (40, 40, 7, 1, 40)
+    ]
+
+    losses = []
+    for native in (True, False):
+        session = open_session(program, "onnxruntime", threads=2, fused=False, native=native)
+        feeds = [dict(zip(program.input_names, batch.values(), strict=True)) for batch in batches * 6]
+        losses.append([float(session.step(batch)["loss"]) for batch in feeds])
+
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
