@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,11 +18,34 @@ from onward.backends.onnxruntime.native.products import UseNativeProducts
 from onward.model import serde
 from onward.passes.base import Unit
 
-needs_tiles = pytest.mark.skipif(
-    library.compiler() is None or not library.multiplies(library.WHOLE), reason="this processor has no tiles (AMX)"
-)
+needs_tiles = pytest.mark.usefixtures("tiles")
 ONE, HALF = (int(np.float32(x).view(np.int32)) for x in (1, 0.5))
 OFF = 1e-6  # of the largest element; float32 products of these depths differ by as much
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the library have tiles: those of the processor, or, where it has none, such as are computed in software."""
+    if library.compiler() is None:
+        pytest.skip("there is no C compiler")
+    if library.multiplies(library.WHOLE):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        software = Path(__file__).with_name("tiles_in_software.h")
+        patch.setenv("CC", f"{os.environ.get('CC') or 'cc'} -include {software}")
+        patch.setenv("ONWARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(library, "_processor_has_tiles", lambda: True)
+        forget()
+        if not library.multiplies(library.WHOLE):
+            pytest.skip("this processor has neither tiles (AMX) nor AVX-512")
+        yield
+    forget()
+
+
+def forget() -> None:
+    for known in (library.load, library.multiplies, library.version):
+        known.cache_clear()
 
 
 def product(

@@ -76,7 +76,7 @@ def parts_for(steps: Iterable[ir.Graph]) -> frozenset[str]:
 def _parts_used(steps: Sequence[ir.Graph]) -> set[str]:
     there = {node.op_type for graph in steps for node in graph}
     used = {part for part, subjects in PARTS.items() if not subjects.isdisjoint(there)}
-    if "products" in used and not (_has_tiles() and any(_has_large_product(graph) for graph in steps)):
+    if "products" in used and not (_processor_has_tiles() and any(_has_large_product(graph) for graph in steps)):
         used.remove("products")
     return used
 
@@ -89,7 +89,7 @@ def _has_large_product(graph: ir.Graph) -> bool:
 
 
 @functools.cache
-def _has_tiles() -> bool:
+def _processor_has_tiles() -> bool:
     """Return whether this processor has a unit for tiles of bfloat16 (AMX), as Linux says."""
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\nflags")[2].partition("\n")[0].split()
@@ -182,7 +182,10 @@ def version(parts: frozenset[str] = WHOLE) -> str:
     It is of the library and not of its sources: another compiler may sum in another order.
     """
     path = load(parts)
-    return "none" if path is None else f"native {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
+    if path is None:
+        return "none"
+    name = f"native {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
+    return f"{name} on tiles" if multiplies(parts) else name
 
 
 def _key(parts: frozenset[str]) -> str:
