@@ -393,7 +393,9 @@ def test_the_places_of_the_functions_are_those_of_the_header(tmp_path: Path) -> 
         "TENSOR_SHAPE": "GetTensorTypeAndShape", "CONTEXT_INPUT": "KernelContext_GetInput",
         "CONTEXT_OUTPUT": "KernelContext_GetOutput", "RELEASE_STATUS": "ReleaseStatus",
         "RELEASE_SHAPE": "ReleaseTensorTypeAndShapeInfo", "INTS_OF_ATTRIBUTE": "KernelInfoGetAttributeArray_int64",
-        "PARALLEL_FOR": "KernelContext_ParallelFor",
+        "PARALLEL_FOR": "KernelContext_ParallelFor", "CREATE_ATTRIBUTE": "CreateOpAttr",
+        "RELEASE_ATTRIBUTE": "ReleaseOpAttr", "CREATE_OPERATOR": "CreateOp", "INVOKE_OPERATOR": "InvokeOp",
+        "RELEASE_OPERATOR": "ReleaseOp",
     }  # fmt: skip
     fields = {
         "create_v2": "CreateKernelV2", "compute_v2": "KernelComputeV2", "name": "GetName", "destroy": "KernelDestroy",

@@ -121,6 +121,33 @@ def test_batches_are_broadcast_as_by_matmul(a: tuple[int, ...], b: tuple[int, ..
 
 
 @needs_tiles
+@pytest.mark.parametrize(
+    ("a", "b", "turned"),
+    [((16, 300), (300, 200), (0, 0)), ((1, 300), (200, 300), (0, 1)), ((300, 90), (300, 12), (1, 0)),
+     ((90, 16), (16, 200), (0, 0)), ((2, 7, 40), (40, 60), (0, 0)), ((3, 40, 8), (3, 60, 40), (1, 1)),
+     ((50,), (2, 50, 60), (0, 0))],
+    ids=str,
+)  # fmt: skip
+def test_thin_products_are_those_of_onnxruntime(a: tuple[int, ...], b: tuple[int, ...], turned: tuple[int, int]):
+    A, B = numbers(*a), numbers(*b)
+    flags = f"transA = {turned[0]}, transB = {turned[1]}, alpha = 0.5"
+    text = f"float[{','.join(map(str, a))}] A, float[{','.join(map(str, b))}] B) => (float[] C)"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]> g ({text} '
+        f"{{C = com.microsoft.FusedMatMul <{flags}> (A, B)}}"
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 2, 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    theirs = session.run(None, {"A": A, "B": B})[0]
+    bias = numbers(theirs.shape[-1])
+
+    np.testing.assert_array_equal(product(A, B, turned=turned, scale=HALF), theirs)
+    ours = product(A, B, bias, turned=turned, scale=HALF, relu=1)
+    np.testing.assert_array_equal(ours, np.maximum(theirs + bias, 0))
+
+
+@needs_tiles
 def test_the_bits_do_not_depend_on_the_number_of_threads():
     A, B = numbers(300, 700), numbers(700, 400)
 

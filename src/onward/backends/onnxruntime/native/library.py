@@ -42,9 +42,16 @@ PARTS = {
 WHOLE = frozenset(PARTS)
 CACHE = Cache("native", 64 << 20)
 _ONLY_IN = {
-    "images": ("convolution.c", "depthwise.c", "kernel_gradient.c", "normalization.c", "pooling.c"),
-    "products": ("products.c",),
-    "recurrences": ("recurrent.c",),
+    "images": (
+        "convolution.c",
+        "depthwise.c",
+        "image_operators.c",
+        "kernel_gradient.c",
+        "normalization.c",
+        "pooling.c",
+    ),
+    "products": ("product_operators.c", "products.c"),
+    "recurrences": ("recurrent.c", "recurrent_operators.c"),
 }
 """The files that only these parts need. Rows are in every library: they are behind layers of all kinds."""
 SMALLEST = 32

@@ -3,6 +3,9 @@
 #define ONWARD_PRODUCTS_H
 #include "vectors.h"
 
+/* Rows, columns or depth up to which ONNX Runtime's product is faster than splitting the other factor into bfloat16. */
+enum { THIN = 16 };
+
 /* C[n] = scale * A[n] B[n] + bias for each n of a batch, cut off at 0 if `relu`; C is contiguous. */
 typedef struct {
     int64_t batch, M, N, K;

@@ -192,11 +192,12 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 _PRODUCTS = f"""{_HEADER}
 trial (float[2,3,70,75] A, float[3,75,45] B, float[90,70] D, float[100,70] W, float[100] c, float[90,530] E,
-       float[530] e)
-=> (float[] batch, float[] biased, float[] turned) {{
+       float[530] e, float[90,7] F)
+=> (float[] batch, float[] biased, float[] turned, float[] thin) {{
   batch = ai.onward.native.Multiply <sizes: ints = [0,0,0,{_HALF},2]> (A, B)
   biased = ai.onward.native.MultiplyBiased <sizes: ints = [0,1,1,{_ONE},2]> (D, W, c)
   turned = ai.onward.native.MultiplyBiased <sizes: ints = [1,0,0,{_HALF},2]> (D, E, e)
+  thin = ai.onward.native.MultiplyBiased <sizes: ints = [1,0,1,{_HALF},2]> (F, E, e)
 }}"""
 
 
@@ -204,6 +205,7 @@ def _products(given: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     yield "batch", given["A"] @ given["B"] / 2
     yield "biased", np.maximum(given["D"] @ given["W"].T + given["c"], 0)
     yield "turned", given["D"].T @ given["E"] / 2 + given["e"]
+    yield "thin", np.maximum(given["F"].T @ given["E"] / 2 + given["e"], 0)
 
 
 _TRIALS = {
