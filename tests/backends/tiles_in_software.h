@@ -27,17 +27,17 @@ static inline void need_tiles(void) {
     if (!tiles_configured) __builtin_trap();
 }
 
-static inline void load_in_software(int tile, const void *from, int64_t pitch) {
+static __attribute__((noinline, unused)) void load_in_software(int tile, const void *from, int64_t pitch) {
     need_tiles();
     for (int row = 0; row < 16; row++) memcpy(in_tiles[tile][row], (const char *)from + row * pitch, 64);
 }
 
-static inline void store_in_software(int tile, void *to, int64_t pitch) {
+static __attribute__((noinline, unused)) void store_in_software(int tile, void *to, int64_t pitch) {
     need_tiles();
     for (int row = 0; row < 16; row++) memcpy((char *)to + row * pitch, in_tiles[tile][row], 64);
 }
 
-static inline void multiply_in_software(int to, int a, int b) {
+static __attribute__((noinline, unused)) void multiply_in_software(int to, int a, int b) {
     need_tiles();
     for (int row = 0; row < 16; row++)
         for (int column = 0; column < 16; column++) {

@@ -265,5 +265,6 @@ if (drawings.length) show(Math.min(+(wish.get("graph") || 0) || 0, drawings.leng
 for (const title of wish.getAll("open")) { const b = current.boxes.find(o => o.g !== undefined && o.t === title); if (b) show(b.g); }
 if (wish.get("sheet") === "weights" && paramTab) sheet(paramTab, table);
 if (wish.get("find")) { $("search").value = wish.get("find"); find(); }
+if (pending) paint(); // a window that is not shown has no frames
 document.documentElement.dataset.ready = "1";
 })();
