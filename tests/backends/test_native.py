@@ -395,7 +395,9 @@ def test_the_places_of_the_functions_are_those_of_the_header(tmp_path: Path) -> 
         "RELEASE_SHAPE": "ReleaseTensorTypeAndShapeInfo", "INTS_OF_ATTRIBUTE": "KernelInfoGetAttributeArray_int64",
         "PARALLEL_FOR": "KernelContext_ParallelFor", "CREATE_ATTRIBUTE": "CreateOpAttr",
         "RELEASE_ATTRIBUTE": "ReleaseOpAttr", "CREATE_OPERATOR": "CreateOp", "INVOKE_OPERATOR": "InvokeOp",
-        "RELEASE_OPERATOR": "ReleaseOp",
+        "RELEASE_OPERATOR": "ReleaseOp", "CREATE_TENSOR": "CreateTensorWithDataAsOrtValue",
+        "CPU_MEMORY": "CreateCpuMemoryInfo", "RELEASE_MEMORY_INFO": "ReleaseMemoryInfo",
+        "RELEASE_TENSOR": "ReleaseValue",
     }  # fmt: skip
     fields = {
         "create_v2": "CreateKernelV2", "compute_v2": "KernelComputeV2", "name": "GetName", "destroy": "KernelDestroy",

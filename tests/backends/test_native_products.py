@@ -11,16 +11,10 @@ import onnx
 import onnxruntime
 import pytest
 
-import onward
-from onward.backends import open_session
+from backends.products import HALF, OFF, ONE, losses_of_a_network, numbers, off, product, rewritten
 from onward.backends.onnxruntime.native import library
-from onward.backends.onnxruntime.native.products import UseNativeProducts
-from onward.model import serde
-from onward.passes.base import Unit
 
 needs_tiles = pytest.mark.usefixtures("tiles")
-ONE, HALF = (int(np.float32(x).view(np.int32)) for x in (1, 0.5))
-OFF = 1e-6  # of the largest element; float32 products of these depths differ by as much
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +22,7 @@ def tiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let the library have tiles: those of the processor, or, where it has none, such as are computed in software."""
     if library.compiler() is None:
         pytest.skip("there is no C compiler")
-    if library.multiplies(library.WHOLE):
+    if library.has_tiles(library.WHOLE):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -37,45 +31,15 @@ def tiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("ONWARD_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(library, "_processor_has_tiles", lambda: True)
         forget()
-        if not library.multiplies(library.WHOLE):
+        if not library.has_tiles(library.WHOLE):
             pytest.skip("this processor has neither tiles (AMX) nor AVX-512")
         yield
     forget()
 
 
 def forget() -> None:
-    for known in (library.load, library.multiplies, library.version):
+    for known in (library.load, library.has_tiles, library.version):
         known.cache_clear()
-
-
-def product(
-    A: np.ndarray, B: np.ndarray, bias: np.ndarray | None = None, *, turned: tuple[int, int] = (0, 0), relu: int = 0,
-    scale: int = ONE, threads: int = 2,
-) -> np.ndarray:  # fmt: skip
-    """Return what the kernel makes of two tensors."""
-    feeds = {"A": A, "B": B} | ({} if bias is None else {"c": bias})
-    inputs = ", ".join(f"float[{','.join(map(str, a.shape))}] {name}" for name, a in feeds.items())
-    name = "Multiply" if bias is None else "MultiplyBiased"
-    sizes = f"{turned[0]},{turned[1]},{relu},{scale},{threads}"
-    text = f"C = ai.onward.native.{name} <sizes: ints = [{sizes}]> ({', '.join(feeds)})"
-    head = '<ir_version: 8, opset_import: ["": 18, "ai.onward.native": 1]>'
-    model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float[] C) {{{text}}}")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3  # the shape of the output is not stated
-    options.register_custom_ops_library(library.load() or "")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, feeds)[0])
-
-
-def numbers(*shape: int) -> np.ndarray:
-    return np.random.default_rng(shape).standard_normal(shape, dtype=np.float32)
-
-
-def off(found: np.ndarray, right: np.ndarray) -> float:
-    assert found.shape == right.shape
-    return float(np.abs(found - right).max(initial=0) / np.abs(right).max(initial=1e-30))
 
 
 @needs_tiles
@@ -189,14 +153,6 @@ def test_a_missing_third_of_the_digits_would_be_found():
 # -- the rewrite: it needs no tiles ------------------------------------------------------------------------------------
 
 
-def rewritten(text: str, inputs: str, outputs: str) -> list[str]:
-    """Return the operators of a graph after the rewrite, with the first three numbers of `sizes`."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => ({outputs}) {{{text}}}')
-    unit = Unit(serde.load(onnx.shape_inference.infer_shapes(model)), name="step", trains=True)
-    UseNativeProducts(2).run(unit)
-    return [f"{n.op_type}{list(n.attributes.get_ints('sizes', ()))[:3] or ''}" for n in unit.graph]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -220,34 +176,11 @@ def test_what_stands_around_a_product_becomes_part_of_it(text: str, expected: li
     inputs = "float[n,64] x, float[64,64] w, float[64,64] v, float[64] c, float[1] one, float[64,10] thin"
     outputs = "float[n,k] y" + (", float[n,k] z" if " z =" in text else "")
 
-    assert rewritten(text.replace(") ", ")\n").replace(")\n(", ") ("), inputs, outputs) == expected
+    assert rewritten(text.replace(") ", ")\n").replace(")\n(", ") ("), inputs, outputs, tiles=True) == expected
 
 
 @needs_tiles
 def test_a_network_trains_as_with_the_plain_graph():
-    random = np.random.default_rng(0)
-    weights = [random.standard_normal(shape, dtype=np.float32) / 9 for shape in ((80, 96), (64, 96), (64, 10))]
-    text = """a = MatMul (x, w)
-      b = Add (a, c)
-      h = Relu (b)
-      g = Gemm <transB = 1> (h, v)
-      r = Tanh (g)
-      y = MatMul (r, u)"""
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 18]> g (float[n,80] x) => (float[n,10] y) {{{text}}}'
-    )
-    for name, array in zip("wvuc", [*weights, np.zeros(96, np.float32)], strict=True):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    program = onward.compile(onward.make_trainable(model, loss="cross_entropy", optimizer=onward.Adam(1e-3)))
-    batches = [
-        {"x": random.standard_normal((size, 80), dtype=np.float32), "labels": random.integers(0, 10, size)}
-        for size in (40, 40, 7, 1, 40)
-    ]
-
-    losses = []
-    for native in (True, False):
-        session = open_session(program, "onnxruntime", threads=2, fused=False, native=native)
-        feeds = [dict(zip(program.input_names, batch.values(), strict=True)) for batch in batches * 6]
-        losses.append([float(session.step(batch)["loss"]) for batch in feeds])
+    losses = losses_of_a_network(80, 96, 64, [40, 40, 7, 1, 40])
 
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from onward.backends.onnxruntime.batch_statistics import ShareBatchStatistics
 from onward.backends.onnxruntime.gru_gates import KeepGatesOfGru
 from onward.backends.onnxruntime.lstm_gates import KeepGates
+from onward.backends.onnxruntime.native import library
 from onward.backends.onnxruntime.native.convolutions import UseNativeConvolutions
 from onward.backends.onnxruntime.native.normalizations import UseNativeNormalizations
 from onward.backends.onnxruntime.native.pools import UseNativePools
@@ -42,12 +43,12 @@ REWRITES: tuple[Pass, ...] = (
 ON_SEVERAL_THREADS: tuple[Pass, ...] = (TransposeConvolutionsAtOnce(),)
 
 
-def rewrites(threads: int, *, native: bool, multiplies: bool) -> Iterator[Pass]:
-    """Yield the passes for a session; `multiplies`: native kernels can multiply matrices here."""
+def rewrites(threads: int, *, native: bool, parts: frozenset[str]) -> Iterator[Pass]:
+    """Yield the passes for a session, whose library of native kernels has these parts."""
     if native:
         yield from NATIVE
-    if native and multiplies:
-        yield UseNativeProducts(threads)
+    if native and "products" in parts:
+        yield UseNativeProducts(threads, tiles=library.has_tiles(parts))
     yield from REWRITES
     if threads > 1:
         yield from ON_SEVERAL_THREADS

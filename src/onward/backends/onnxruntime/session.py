@@ -199,8 +199,7 @@ class OnnxRuntimeSession(Session):
         return fused_update.plan_update(model, graph.replaces, claimed | others)  # two entries share the rest
 
     def _rewritten(self, graph: PlainGraph) -> ir.Model:
-        multiplies = self.native and library.multiplies(self._parts)
-        return _rewritten(graph, self.threads, native=self.native, multiplies=multiplies)
+        return _rewritten(graph, self.threads, native=self.native, parts=self._parts)
 
     @collector_paused()
     def _prepare_step(self, name: str, graph: PlainGraph) -> Step:
@@ -436,10 +435,12 @@ def run_once(graph: PlainGraph, feeds: Mapping[str, np.ndarray]) -> dict[str, np
     return loaded(graph)(feeds)
 
 
-def _rewritten(graph: PlainGraph, threads: int, *, native: bool = False, multiplies: bool = False) -> ir.Model:
+def _rewritten(
+    graph: PlainGraph, threads: int, *, native: bool = False, parts: frozenset[str] = frozenset()
+) -> ir.Model:
     """Return a copy of a step's graph, as ONNX Runtime runs it best."""
     unit = Unit(TrainingModel(graph.copy_model()), name=graph.name, trains=True)
-    run_passes(rewrites(threads, native=native, multiplies=multiplies), unit)
+    run_passes(rewrites(threads, native=native, parts=parts), unit)
     return unit.model
 
 

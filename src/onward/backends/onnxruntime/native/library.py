@@ -25,8 +25,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onward.backends.onnxruntime.native.factors import fit_tiles, need_turning
 from onward.errors import BackendError, Diagnostic
-from onward.graph import shapes
 from onward.runtime import cores, runtime_version, this_processor
 from onward.storage.cache import Cache
 
@@ -50,12 +50,10 @@ _ONLY_IN = {
         "normalization.c",
         "pooling.c",
     ),
-    "products": ("product_operators.c", "products.c"),
+    "products": ("product_operators.c", "products.c", "turn.c"),
     "recurrences": ("recurrent.c", "recurrent_operators.c"),
 }
 """The files that only these parts need. Rows are in every library: they are behind layers of all kinds."""
-SMALLEST = 32
-"""Rows, columns and depth from which on a product is one for tiles, which hold that many."""
 _SECONDS = 120  # that the compiler, and the trial of its library, may take
 _TRY_AGAIN = 24 * 3600  # seconds after which kernels that did not work are compiled again
 _PASSES = ("No space left", "Killed", "annot allocate", "out of memory")  # what ends without a new compiler
@@ -83,16 +81,10 @@ def parts_for(steps: Iterable[ir.Graph]) -> frozenset[str]:
 def _parts_used(steps: Sequence[ir.Graph]) -> set[str]:
     there = {node.op_type for graph in steps for node in graph}
     used = {part for part, subjects in PARTS.items() if not subjects.isdisjoint(there)}
-    if "products" in used and not (_processor_has_tiles() and any(_has_large_product(graph) for graph in steps)):
-        used.remove("products")
+    wanted = fit_tiles if _processor_has_tiles() else need_turning
+    if not any(wanted(node) for graph in steps for node in graph if node.op_type in PARTS["products"]):
+        used.discard("products")
     return used
-
-
-def _has_large_product(graph: ir.Graph) -> bool:
-    """Return whether the graph has a product with a matrix of 32 x 32 numbers or more, or with one of unknown sizes."""
-    factors = [v for n in graph if n.op_type in PARTS["products"] for v in n.inputs[:2] if v is not None]
-    sizes = [shapes.dims(v) for v in factors]
-    return any(d is None or all(isinstance(s, int) and s >= SMALLEST for s in d[-2:]) for d in sizes)
 
 
 @functools.cache
@@ -106,7 +98,7 @@ def _processor_has_tiles() -> bool:
 
 
 @functools.cache
-def multiplies(parts: frozenset[str]) -> bool:
+def has_tiles(parts: frozenset[str]) -> bool:
     """Return whether the library with these parts multiplies matrices on tiles, in this process.
 
     The processor may have tiles that the operating system, or whoever started this process, does not let it use.
@@ -192,7 +184,7 @@ def version(parts: frozenset[str] = WHOLE) -> str:
     if path is None:
         return "none"
     name = f"native {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]}"
-    return f"{name} on tiles" if multiplies(parts) else name
+    return f"{name} on tiles" if has_tiles(parts) else name
 
 
 def _key(parts: frozenset[str]) -> str:

@@ -9,7 +9,8 @@ enum { MOST_SIZES = 24, MOST_INPUTS = 8 };
 
 struct workers {
     api functions;
-    const void *context, *standard;
+    const void *context;
+    void *const *standard;
 };
 
 enum { BLOCKS = 32 }; /* into which many small tasks are put together */
@@ -41,7 +42,7 @@ typedef struct {
     const kind *kind;
     api functions;
     int64_t sizes[MOST_SIZES];
-    void *standard; /* an operator of ONNX Runtime that does the same; NULL if it has none */
+    void *standard[MOST_STANDARD]; /* operators of ONNX Runtime that do a part of the work; NULL where it has none */
 } kernel;
 
 static status *failure(api functions, const char *text) {
@@ -97,32 +98,48 @@ static status *create(const operator *op, api functions, const void *info, void 
     k->kind = (const kind *)op, k->functions = functions;
     status *problem = CALL(functions, INTS_OF_ATTRIBUTE, get_ints)(info, "sizes", k->sizes, &count);
     if (problem) return free(k), problem;
-    if (k->kind->standard) dismiss(functions, k->kind->standard(functions, info, k->sizes, &k->standard));
+    if (k->kind->standard) dismiss(functions, k->kind->standard(functions, info, k->sizes, k->standard));
     *made = k;
     return NULL;
 }
 
 static void destroy(void *object) {
     kernel *k = object;
-    if (k->standard) CALL(k->functions, RELEASE_OPERATOR, void (*)(void *))(k->standard);
+    for (size_t i = 0; i < MOST_STANDARD; i++)
+        if (k->standard[i]) CALL(k->functions, RELEASE_OPERATOR, void (*)(void *))(k->standard[i]);
     free(k);
 }
 
-int has_standard(const workers *team) { return team->standard != NULL; }
+int has_standard(const workers *team, size_t which) { return team->standard[which] != NULL; }
 
-int run_standard(workers *team, size_t inputs, const int64_t *size, size_t rank) {
+/* Makes a tensor over memory that stays where it is. */
+static status *wrap(api f, const tensor *t, void **made) {
+    typedef status *(*cpu_memory)(int, int, void **);
+    typedef status *(*create_tensor)(const void *, const void *, size_t, const int64_t *, size_t, int, void **);
+    enum { DEVICE = 0, USUAL = 0 }; /* OrtAllocatorType, OrtMemType */
+    void *place = NULL;
+    size_t bytes = sizeof(float);
+    for (size_t i = 0; i < t->rank; i++) bytes *= t->size[i];
+    status *problem = CALL(f, CPU_MEMORY, cpu_memory)(DEVICE, USUAL, &place);
+    if (!problem) problem = CALL(f, CREATE_TENSOR, create_tensor)(place, t->data, bytes, t->size, t->rank, FLOAT, made);
+    if (place) CALL(f, RELEASE_MEMORY_INFO, void (*)(void *))(place);
+    return problem;
+}
+
+int run_standard(workers *team, size_t which, const tensor *first, const int64_t *size, size_t rank) {
     typedef status *(*get_input)(const void *, size_t, const void **);
     typedef status *(*get_output)(const void *, size_t, const int64_t *, size_t, void **);
     typedef status *(*invoke)(const void *, const void *, const void *const *, int, void *const *, int);
-    const void *in[MOST_INPUTS];
-    void *out = NULL;
-    status *problem = NULL;
-    for (size_t i = 0; i < inputs && !problem; i++)
-        problem = CALL(team->functions, CONTEXT_INPUT, get_input)(team->context, i, in + i);
-    if (!problem) problem = CALL(team->functions, CONTEXT_OUTPUT, get_output)(team->context, 0, size, rank, &out);
-    if (!problem)
-        problem = CALL(team->functions, INVOKE_OPERATOR, invoke)(team->context, team->standard, in, (int)inputs, &out, 1);
-    dismiss(team->functions, problem);
+    api f = team->functions;
+    const void *in[2];
+    void *out = NULL, *wrapped = NULL;
+    status *problem = first ? wrap(f, first, &wrapped) : CALL(f, CONTEXT_INPUT, get_input)(team->context, 0, in);
+    if (first) in[0] = wrapped;
+    if (!problem) problem = CALL(f, CONTEXT_INPUT, get_input)(team->context, 1, in + 1);
+    if (!problem) problem = CALL(f, CONTEXT_OUTPUT, get_output)(team->context, 0, size, rank, &out);
+    if (!problem) problem = CALL(f, INVOKE_OPERATOR, invoke)(team->context, team->standard[which], in, 2, &out, 1);
+    if (wrapped) CALL(f, RELEASE_TENSOR, void (*)(void *))(wrapped);
+    dismiss(f, problem);
     return problem ? NO_STANDARD : 0;
 }
 

@@ -23,16 +23,18 @@ typedef struct {
     const char *name;
     size_t inputs, outputs;
     unsigned whole; /* a bit for each input of whole numbers, int64; the others are float */
-    status *(*standard)(api functions, const void *info, const int64_t *sizes, void **made); /* see run_standard; or NULL */
+    status *(*standard)(api functions, const void *info, const int64_t *sizes, void **made); /* for run_standard, or NULL */
     int (*run)(workers *team, const int64_t *sizes, const tensor *in, size_t inputs, outputs out);
 } kind;
 
 /* The operators of each part of the library; the last has no name. */
 extern kind image_operators[], product_operators[], recurrent_operators[], row_operators[];
 
-/* Lets the operator of ONNX Runtime that `standard` has made compute output 0, of this shape, from the first inputs. */
-int run_standard(workers *team, size_t inputs, const int64_t *size, size_t rank);
-int has_standard(const workers *team);
+/* Lets ONNX Runtime's operator `which`, of those that `standard` has made, compute output 0, of this shape, from the first two
+   inputs, or from `first` and the second input. */
+int run_standard(workers *team, size_t which, const tensor *first, const int64_t *size, size_t rank);
+int has_standard(const workers *team, size_t which);
+enum { MOST_STANDARD = 2 };
 
 static inline void dismiss(api functions, status *problem) {
     if (problem) CALL(functions, RELEASE_STATUS, void (*)(status *))(problem);

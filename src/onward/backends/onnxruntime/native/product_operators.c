@@ -23,16 +23,16 @@ static void find_matrices(const tensor *t, const int64_t *shape, size_t rank, in
     }
 }
 
-/* Makes the FusedMatMul that computes the same product, without bias and Relu. */
-static status *make_product(api functions, const void *info, const int64_t *sizes, void **made) {
+enum { AS_IT_IS, TURNED }; /* ONNX Runtime's products: of the inputs, and of the first one transposed */
+
+static status *make_product(api functions, const void *info, int64_t turned_A, int64_t turned_B, int32_t scale, void **made) {
     enum { INT = 1, FLOATING = 3 }; /* OrtOpAttrType */
     typedef status *(*attribute)(const char *, const void *, int, int, void **);
     typedef status *(*operator_of)(const void *, const char *, const char *, int, const char **, const int *, int,
                                    void *const *, int, int, int, void **);
     static const char *const names[] = {"transA", "transB", "alpha"};
     const char *type = "T";
-    int32_t bits = (int32_t)sizes[3];
-    const void *values[] = {sizes, sizes + 1, &bits};
+    const void *values[] = {&turned_A, &turned_B, &scale};
     void *attributes[3] = {NULL};
     status *problem = NULL;
     for (int i = 0; i < 3 && !problem; i++)
@@ -45,12 +45,31 @@ static status *make_product(api functions, const void *info, const int64_t *size
     return problem;
 }
 
+static status *make_products(api functions, const void *info, const int64_t *sizes, void **made) {
+    int32_t scale = (int32_t)sizes[3];
+    status *problem = make_product(functions, info, sizes[0], sizes[1], scale, made + AS_IT_IS);
+    return problem || !sizes[0] ? problem : make_product(functions, info, 0, sizes[1], scale, made + TURNED);
+}
+
 static void add_bias(const matrices *m, int64_t rows) {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t k = 0; k < m->N; k++) {
             float x = m->C[i * m->N + k] + (m->bias ? m->bias[k] : 0);
             m->C[i * m->N + k] = m->relu && x < 0 ? 0 : x;
         }
+}
+
+/* Lets ONNX Runtime multiply. Its products of a transposed matrix take more time than others, by more than it takes to transpose
+   a matrix that is not small. */
+static int multiply_standard(workers *team, const matrices *m, const int64_t *given, size_t rank) {
+    if (!m->turned_A || rank != 2 || m->K < TURN_DEPTH || m->N < TURN_COLUMNS || !has_standard(team, TURNED))
+        return run_standard(team, AS_IT_IS, NULL, given, rank);
+    tensor turned = {.data = borrow(m->M * m->K * sizeof(float)), .size = {m->M, m->K}, .rank = 2};
+    if (!turned.data) return NO_MEMORY;
+    turn(team, m->K, m->M, m->A, (float *)turned.data);
+    int failed = run_standard(team, TURNED, &turned, given, rank);
+    give_back((float *)turned.data);
+    return failed;
 }
 
 /* (A, B) or (A, B, bias) -> A B; sizes: whether A and B are transposed, a Relu follows, the bits of a factor, threads */
@@ -62,7 +81,7 @@ static int run_multiply(workers *team, const int64_t *sizes, const tensor *in, s
     int64_t shape[9] = {0}, given[9], *at = NULL;
     size_t rank, left = 0;
     memcpy(&m.scale, &bits, sizeof bits);
-    if (!A.rank || !B.rank || !tiles_allowed()) return NO_FIT;
+    if (!A.rank || !B.rank || !has_standard(team, AS_IT_IS)) return NO_FIT;
     read_matrices(&A, 1), read_matrices(&B, 0);
     rank = A.rank > B.rank ? A.rank : B.rank;
     m.M = A.size[A.rank - 2 + m.turned_A], m.K = A.size[A.rank - 1 - m.turned_A], m.N = B.size[B.rank - 1 - m.turned_B];
@@ -79,8 +98,9 @@ static int run_multiply(workers *team, const int64_t *sizes, const tensor *in, s
     if (!m.batch || !m.M || !m.N) return 0;
     if (!m.C) return NO_MEMORY;
     if (B.rank == 2 && !m.turned_A) m.M *= m.batch, m.batch = 1; /* one matrix for all */
-    if (has_standard(team) && m.K && least(m.M, least(m.N, m.K)) <= THIN) {
-        int failed = run_standard(team, 2, given, left);
+    if (!m.K || !tiles_allowed() || least(m.M, least(m.N, m.K)) <= THIN) {
+        int failed = m.K ? multiply_standard(team, &m, given, left) : 0;
+        if (!m.K) memset(m.C, 0, m.batch * m.M * m.N * sizeof(float));
         if (!failed && (m.bias || m.relu)) add_bias(&m, m.batch * m.M);
         return failed;
     }
@@ -95,7 +115,7 @@ static int run_multiply(workers *team, const int64_t *sizes, const tensor *in, s
 }
 
 kind product_operators[] = {
-    {.name = "Multiply", .inputs = 2, .outputs = 1, .standard = make_product, .run = run_multiply},
-    {.name = "MultiplyBiased", .inputs = 3, .outputs = 1, .standard = make_product, .run = run_multiply},
+    {.name = "Multiply", .inputs = 2, .outputs = 1, .standard = make_products, .run = run_multiply},
+    {.name = "MultiplyBiased", .inputs = 3, .outputs = 1, .standard = make_products, .run = run_multiply},
     {.name = NULL},
 };

@@ -263,13 +263,6 @@ static void multiply_small(void *argument, size_t index) {
 
 int multiply_matrices(workers *team, const matrices *m) {
     int failed = 0;
-    if (!m->K) { /* sums of nothing */
-        for (int64_t i = 0; i < m->batch * m->M * m->N; i++) {
-            float x = m->bias ? m->bias[i % m->N] : 0;
-            m->C[i] = m->relu && x < 0 ? 0 : x;
-        }
-        return 0;
-    }
     if (m->batch > 1 && m->batch >= m->threads && parts(m->M, SIDE) * panels_of(m->K) * PANEL_BYTES <= AHEAD) {
         share(team, multiply_small, m->batch, &(job){.m = m, .failed = &failed});
         return failed;

@@ -1,10 +1,13 @@
-/* Products of matrices on tiles. */
+/* Products of matrices. */
 #ifndef ONWARD_PRODUCTS_H
 #define ONWARD_PRODUCTS_H
 #include "vectors.h"
 
 /* Rows, columns or depth up to which ONNX Runtime's product is faster than splitting the other factor into bfloat16. */
 enum { THIN = 16 };
+
+/* Depth and columns from which on it pays to transpose a factor for ONNX Runtime. */
+enum { TURN_DEPTH = 96, TURN_COLUMNS = 256 };
 
 /* C[n] = scale * A[n] B[n] + bias for each n of a batch, cut off at 0 if `relu`; C is contiguous. */
 typedef struct {
@@ -17,7 +20,10 @@ typedef struct {
     float scale;
 } matrices;
 
-/* Returns 1 without memory. */
+/* Y[columns, rows] is the transpose of X[rows, columns]. */
+void turn(workers *team, int64_t rows, int64_t columns, const float *X, float *Y);
+
+/* Products on tiles. Returns 1 without memory. */
 int multiply_matrices(workers *team, const matrices *m);
 
 #endif
