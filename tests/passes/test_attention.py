@@ -374,6 +374,27 @@ STAYS = {
                 p = Softmax<axis = -1>(m) y = MatMul(p, v)""",
         "masks": {"hidden": HIDDEN},
     },
+    "a fill that float32 does not hold": {  # it would be -inf, and a query that sees no key NaN
+        "core": """low = Constant<value = double {-1.7976931348623157e308}>()
+                s = MatMul(q, kt) m = Where(hidden, low, s) p = Softmax<axis = -1>(m) y = MatMul(p, v)""",
+        "masks": {"hidden": ALL_HIDDEN},
+    },
+    "a fill between two numbers of float32": {
+        "core": """s = MatMul(q, kt) low = Constant<value = double {-1.1}>() m = Where(hidden, low, s)
+                p = Softmax<axis = -1>(m) y = MatMul(p, v)""",
+        "masks": {"hidden": HIDDEN},
+    },
+    "the mask has more axes": {
+        "core": """s = MatMul(q, kt) m = Add(s, bias) p = Softmax<axis = -1>(m) u = MatMul(p, v)
+                first = Constant<value_ints = [0]>() y = Squeeze(u, first)""",
+        "masks": {"bias": FLOAT_MASK[None]},
+    },
+    "the mask has more samples": {
+        "core": """first = Constant<value_ints = [0]>() q1 = Gather<axis = 0>(q, first) k1 = Gather<axis = 0>(kt, first)
+                v1 = Gather<axis = 0>(v, first) s = MatMul(q1, k1) m = Where(hidden, low, s)
+                p = Softmax<axis = -1>(m) y = MatMul(p, v1)""",
+        "masks": {"hidden": HIDDEN, "low": np.array(-10000.0)},
+    },
     "an Einsum that sums two axes": {
         "core": """s = Einsum<equation = "nhqd,nhkd->nqk">(q, k) p = Softmax<axis = -1>(s)
                 axis = Constant<value_ints = [1]>() u = Unsqueeze(p, axis) y = MatMul(u, v)"""
@@ -390,6 +411,23 @@ def test_attention_stays_as_it_is_where(case: str):
     graph = gradients(proto) if case != "the probabilities are an output" else gradients_of_first(proto)
 
     assert not any(n.op_type == "Scan" for n in graph.model.graph)
+
+
+@pytest.mark.parametrize("case", [c for c in STAYS if "masks" in STAYS[c]])
+def test_attention_that_stays_has_finite_gradients(case: str):
+    found = run(gradients(network(**STAYS[case])), STAYS[case]["masks"])
+
+    assert all(np.isfinite(value).all() for value in found.values())
+
+
+def test_a_guard_that_adds_an_axis_is_none():
+    core = """s = MatMul(q, kt) raw = Softmax<axis = -1>(s) none = IsNaN(raw) p = Where(none, nil, raw)
+              u = MatMul(p, v) first = Constant<value_ints = [0]>() y = Squeeze(u, first)"""
+    masks = {"nil": np.zeros((1, 1, 1, 1, 1))}
+
+    found = run(gradients(network(core, masks=masks)), masks)
+
+    assert_close(found, by_torch())
 
 
 def gradients_of_first(proto: onnx.ModelProto) -> PlainGraph:

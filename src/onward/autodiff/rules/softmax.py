@@ -35,7 +35,9 @@ def without_nan(Y: Value) -> Value:
         for choice in choices:
             condition, chosen, other = choice.inputs if choice.op_type == "Where" else (None, None, None)
             zero = walk.constant_of(chosen)
-            if condition is test.outputs[0] and other is Y and zero is not None and not zero.any():
+            if zero is None or zero.size != 1 or zero.ndim > 1 or zero.any():  # others give the result more axes
+                continue
+            if condition is test.outputs[0] and other is Y:
                 return choice.outputs[0]
     return Y
 
