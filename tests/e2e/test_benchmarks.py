@@ -182,6 +182,21 @@ def test_a_point_of_growth_that_fails_is_named_and_stops_nothing(
     assert len(json.loads((tmp_path / "growth.json").read_text())["points"]) == 23
 
 
+def test_a_peer_that_fails_at_every_point_of_growth_has_no_numbers(tmp_path: Path) -> None:
+    works, fails = growth.PEERS
+    points = {
+        str(size): {works: {"ms": float(size), "mib": 1.0}, fails: {"error": "not installed"}}
+        for size in growth.SIZES["depth"]
+    }
+    one = dict(list(points.items())[:1])
+
+    growth.plot({"depth": points}, tmp_path / "growth.svg")
+
+    assert "1.00 to 32.0 | 1.00 | 1 to 1 | – | – | – |" in growth.markdown({"depth": points})
+    assert "1.00 to 1.0 | – | 1 to 1 | – | – | – |" in growth.markdown({"depth": one})
+    assert fails not in (tmp_path / "growth.svg").read_text()
+
+
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> run.Worker:
     monkeypatch.setitem(peers.PEERS, "absent", peers.Peer("none", environment="absent"))
