@@ -192,6 +192,33 @@ def test_the_operator_has_the_gradients_of_torch(case: str):
     assert_close(found, by_torch(**options))
 
 
+LOW = float(np.finfo(np.float32).min)
+UNSEEN: dict[str, np.ndarray] = {
+    "truths": ~ALL_HIDDEN,
+    "infinity": np.where(ALL_HIDDEN, -np.inf, 0.0),
+    "the lowest number": np.where(ALL_HIDDEN, LOW, 0.0),
+}
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("case", UNSEEN)
+def test_a_query_that_sees_no_key_is_that_of_the_operator(case: str, causal: int, monkeypatch: pytest.MonkeyPatch):
+    """ONNX Runtime's operator gives it zeros, as PyTorch does, in float32."""
+    masks = {"mask": UNSEEN[case]}
+    proto = network(f"y = Attention<is_causal = {causal}>(q, k, v, mask)", "float", opset=23, masks=masks)
+    graph = gradients(proto)
+
+    in_blocks = run(graph, masks)
+
+    monkeypatch.setattr(attention, "SCORES", 1000)
+    plain = gradients(proto)
+    assert blocked(graph)
+    assert not blocked(plain)
+    assert_close(in_blocks, run(plain, masks), rtol=1e-5)
+    shown = ~ALL_HIDDEN & (np.tri(QUERIES, KEYS) > 0 if causal else True)
+    assert_close(in_blocks, by_torch(mask=shown, scale=0.5), rtol=1e-5)
+
+
 def test_the_operator_with_packed_heads_has_the_gradients_of_torch():
     core = f"""a = Attention<q_num_heads = {HEADS}, kv_num_heads = {HEADS}>(xq, zk, zv)
                b = Reshape(a, axes) y = Transpose<perm = [0, 2, 1, 3]>(b)"""

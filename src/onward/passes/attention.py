@@ -326,6 +326,8 @@ def _operator(node: ir.Node, op: Builder, usual: Usual) -> _Found | None:
         return None
     if node.attributes.get_float("softcap", 0.0) or any(v.dtype not in _TYPES for v in (Q, K, V)):
         return None
+    if mask is not None and mask.dtype not in (Q.dtype, ir.DataType.BOOL):
+        return None
     if Q.shape is not None and len(Q.shape) == 3:
         heads, kept = (node.attributes.get_int(name, 0) for name in ("q_num_heads", "kv_num_heads"))
         if not heads or not kept:
@@ -350,9 +352,21 @@ def _operator(node: ir.Node, op: Builder, usual: Usual) -> _Found | None:
     dims = shapes.dims(Q)
     if sizes is None or dims is None or (mask is not None and not _fits(mask, scores, dims)):
         return None
+    if mask is not None and Q.dtype == ir.DataType.FLOAT:
+        # To a query that sees no key, ONNX Runtime gives zeros; of doubles, it runs the body of the standard.
+        mask, sizes = _without_lowest(op, mask), dataclasses.replace(sizes, guarded=True)
     scale = node.attributes.get_float("scale", 1.0 / math.sqrt(sizes.width))
     sizes = dataclasses.replace(sizes, causal=bool(node.attributes.get_int("is_causal", 0)))
     return _Found(op, op.Mul(Q, scale), dims, KT, V, sizes, mask)
+
+
+def _without_lowest(op: Builder, mask: Value) -> Value:
+    """Return the mask with -inf for the lowest number, which hides a key from ONNX Runtime's operator as well."""
+    if mask.dtype == ir.DataType.BOOL:
+        return mask
+    found = op.Where(op.LessOrEqual(mask, _LOWEST), -math.inf, mask)
+    found.type, found.shape = mask.type, ir.Shape(mask.shape or ())
+    return found
 
 
 def _split_heads(op: Builder, value: Value, heads: int) -> Value | None:
