@@ -457,6 +457,19 @@ def test_a_guard_that_adds_an_axis_is_none():
     assert_close(found, by_torch())
 
 
+@pytest.mark.parametrize("recompute", ["auto", None])
+def test_a_guard_inside_of_a_branch_is_none(recompute: str | None):
+    branch = "(double[N, H, S, T] p_{0}) {{ none_{0} = IsNaN(raw) p_{0} = Where(none_{0}, nil, raw) }}"
+    core = f"""s = MatMul(q, kt) raw = Softmax<axis = -1>(s) nil = Constant<value = double {{0}}>()
+               sum = ReduceSum<keepdims = 0>(x) yes = Greater(sum, nil)
+               p = If(yes)<then_branch = one() => {branch.format(1)}, else_branch = two() => {branch.format(2)}>
+               y = MatMul(p, v)"""
+
+    found = run(gradients(network(core), recompute=recompute))
+
+    assert_close(found, by_torch())
+
+
 def gradients_of_first(proto: onnx.ModelProto) -> PlainGraph:
     model = onward.make_trainable(proto, loss="mse", optimizer=onward.SGD(0.1), train=list(WEIGHTS), output="y")
     (entry,) = onward.compile(model, split=True, recompute="auto").entries.values()
