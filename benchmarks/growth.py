@@ -117,10 +117,14 @@ def shown(workload: str, point: Point) -> str:
 def slope(sizes: Sequence[int], times: Sequence[float]) -> float:
     """Return the slope of the upper half on logarithmic axes; the fixed cost of a step hides it in the lower one.
 
+    One point has none.
+
     >>> round(slope([1, 2, 4, 8], [5.0, 5.0, 10.0, 20.0]), 3)
     1.0
     """
     half = len(sizes) // 2
+    if len(sizes) - half < 2:
+        return math.nan
     return float(np.polyfit(np.log(sizes[half:]), np.log(times[half:]), 1)[0])
 
 
@@ -135,8 +139,10 @@ def plot(results: dict[str, Any], path: Path) -> None:
     figure, panels = pyplot.subplots(1, len(results), figsize=(4 * len(results), 4), squeeze=False)
     for panel, (axis, points) in zip(panels[0], results.items(), strict=True):
         for peer in PEERS:
-            sizes, found = zip(*measured(points, peer).items(), strict=True)
-            times = [point["ms"] for point in found]
+            found = measured(points, peer)
+            if not found:
+                continue
+            sizes, times = list(found), [point["ms"] for point in found.values()]
             label = f"{peer}, slope {slope(sizes, times):.2f}"
             panel.plot(sizes, times, "o-", color=COLOURS[peer], label=label, markersize=5)
         varied = "width" if axis == "parameters" else axis
@@ -175,15 +181,17 @@ def markdown(results: dict[str, Any]) -> str:
         cells = [unit, f"{min(sizes)} to {max(sizes)}"]
         for peer in PEERS:
             found = measured(points, peer)
-            first, last = found[min(found)], found[max(found)]
-            cells += [
-                f"{first['ms']:.2f} to {last['ms']:.1f}",
-                f"{slope([*found], [p['ms'] for p in found.values()]):.2f}",
-            ]
-            cells += [f"{first['mib']:.0f} to {last['mib']:.0f}"]
+            cells += _row(found) if found else ("–", "–", "–")
             failed += [f"- {unit} {n}, {peer}: {points[str(n)][peer]['error']}" for n in sizes if n not in found]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, *(["", *failed] if failed else [])]) + "\n"
+
+
+def _row(found: dict[int, dict[str, float]]) -> tuple[str, str, str]:
+    first, last = found[min(found)], found[max(found)]
+    steep = slope([*found], [p["ms"] for p in found.values()])
+    memory = f"{first['mib']:.0f} to {last['mib']:.0f}"
+    return f"{first['ms']:.2f} to {last['ms']:.1f}", "–" if math.isnan(steep) else f"{steep:.2f}", memory
 
 
 def large(results: dict[str, Any]) -> str:

@@ -6,6 +6,9 @@ import doctest
 import importlib
 import json
 import math
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -59,6 +62,35 @@ def test_every_peer_of_this_environment_has_the_losses_of_torch_eager(peer: str,
     found = losses(peer, files)
 
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process that its parent ended")
+def test_a_stopped_worker_ends_with_a_run_that_was_killed(files: peers.Files) -> None:
+    killed = f"""if True:
+        import os, signal, sys
+        sys.path.append({str(Path(run.__file__).parent)!r})
+        import run
+        print(run.Worker("onward plain", {NAME!r}, __import__("pathlib").Path({str(files.folder)!r}))._process.pid)
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)"""
+
+    told = subprocess.run([sys.executable, "-c", killed], stdout=subprocess.PIPE, text=True, check=False)
+
+    pid = int(told.stdout)
+    until = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    left = is_alive(pid)
+    if left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 def test_a_worker_trains_in_its_own_process_and_reports(files: peers.Files) -> None:
@@ -180,6 +212,21 @@ def test_a_point_of_growth_that_fails_is_named_and_stops_nothing(
     assert "| million parameters | 1 to 500 | 1.00 to 64.0 |" in page
     assert "- million parameters 500, onward: no training file" in page
     assert len(json.loads((tmp_path / "growth.json").read_text())["points"]) == 23
+
+
+def test_a_peer_that_fails_at_every_point_of_growth_has_no_numbers(tmp_path: Path) -> None:
+    works, fails = growth.PEERS
+    points = {
+        str(size): {works: {"ms": float(size), "mib": 1.0}, fails: {"error": "not installed"}}
+        for size in growth.SIZES["depth"]
+    }
+    one = dict(list(points.items())[:1])
+
+    growth.plot({"depth": points}, tmp_path / "growth.svg")
+
+    assert "1.00 to 32.0 | 1.00 | 1 to 1 | – | – | – |" in growth.markdown({"depth": points})
+    assert "1.00 to 1.0 | – | 1 to 1 | – | – | – |" in growth.markdown({"depth": one})
+    assert fails not in (tmp_path / "growth.svg").read_text()
 
 
 @pytest.fixture

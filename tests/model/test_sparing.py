@@ -77,6 +77,28 @@ def test_mapped_data_that_is_given_back_can_be_read_again(tmp_path: Path):
     assert np.array_equal(mapped, data)
 
 
+@pytest.mark.parametrize("number", [0, 7])
+def test_what_was_written_to_a_private_mapping_stays(number: int, tmp_path: Path):
+    """Such a mapping has what the file has not: to give it back would lose it."""
+    np.ones(50_000, np.float32).tofile(tmp_path / "data")
+    mapped = np.memmap(tmp_path / "data", np.float32, mode="c")
+    made = sparing.zeros((50_000,), np.dtype(np.float32))
+    for array in (mapped, made):
+        array[:] = number
+
+    found = [sparing.without_zeros(array) for array in (mapped, made)]
+    sparing.release(mapped)
+    sparing.release(made)
+
+    assert all((array == number).all() for array in (mapped, made, *found))
+
+
+def test_texts_stay():
+    texts = np.array(["a"] * 10_000, object)
+
+    assert sparing.without_zeros(texts) is texts
+
+
 @linux
 @pytest.mark.parametrize("external", [False, True])
 def test_a_program_holds_no_memory_for_moments_of_zeros(external: bool, tmp_path: Path):

@@ -192,6 +192,33 @@ def test_the_operator_has_the_gradients_of_torch(case: str):
     assert_close(found, by_torch(**options))
 
 
+LOW = float(np.finfo(np.float32).min)
+UNSEEN: dict[str, np.ndarray] = {
+    "truths": ~ALL_HIDDEN,
+    "infinity": np.where(ALL_HIDDEN, -np.inf, 0.0),
+    "the lowest number": np.where(ALL_HIDDEN, LOW, 0.0),
+}
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("case", UNSEEN)
+def test_a_query_that_sees_no_key_is_that_of_the_operator(case: str, causal: int, monkeypatch: pytest.MonkeyPatch):
+    """ONNX Runtime's operator gives it zeros, as PyTorch does, in float32."""
+    masks = {"mask": UNSEEN[case]}
+    proto = network(f"y = Attention<is_causal = {causal}>(q, k, v, mask)", "float", opset=23, masks=masks)
+    graph = gradients(proto)
+
+    in_blocks = run(graph, masks)
+
+    monkeypatch.setattr(attention, "SCORES", 1000)
+    plain = gradients(proto)
+    assert blocked(graph)
+    assert not blocked(plain)
+    assert_close(in_blocks, run(plain, masks), rtol=1e-5)
+    shown = ~ALL_HIDDEN & (np.tri(QUERIES, KEYS) > 0 if causal else True)
+    assert_close(in_blocks, by_torch(mask=shown, scale=0.5), rtol=1e-5)
+
+
 def test_the_operator_with_packed_heads_has_the_gradients_of_torch():
     core = f"""a = Attention<q_num_heads = {HEADS}, kv_num_heads = {HEADS}>(xq, zk, zv)
                b = Reshape(a, axes) y = Transpose<perm = [0, 2, 1, 3]>(b)"""
@@ -374,6 +401,27 @@ STAYS = {
                 p = Softmax<axis = -1>(m) y = MatMul(p, v)""",
         "masks": {"hidden": HIDDEN},
     },
+    "a fill that float32 does not hold": {  # it would be -inf, and a query that sees no key NaN
+        "core": """low = Constant<value = double {-1.7976931348623157e308}>()
+                s = MatMul(q, kt) m = Where(hidden, low, s) p = Softmax<axis = -1>(m) y = MatMul(p, v)""",
+        "masks": {"hidden": ALL_HIDDEN},
+    },
+    "a fill between two numbers of float32": {
+        "core": """s = MatMul(q, kt) low = Constant<value = double {-1.1}>() m = Where(hidden, low, s)
+                p = Softmax<axis = -1>(m) y = MatMul(p, v)""",
+        "masks": {"hidden": HIDDEN},
+    },
+    "the mask has more axes": {
+        "core": """s = MatMul(q, kt) m = Add(s, bias) p = Softmax<axis = -1>(m) u = MatMul(p, v)
+                first = Constant<value_ints = [0]>() y = Squeeze(u, first)""",
+        "masks": {"bias": FLOAT_MASK[None]},
+    },
+    "the mask has more samples": {
+        "core": """first = Constant<value_ints = [0]>() q1 = Gather<axis = 0>(q, first) k1 = Gather<axis = 0>(kt, first)
+                v1 = Gather<axis = 0>(v, first) s = MatMul(q1, k1) m = Where(hidden, low, s)
+                p = Softmax<axis = -1>(m) y = MatMul(p, v1)""",
+        "masks": {"hidden": HIDDEN, "low": np.array(-10000.0)},
+    },
     "an Einsum that sums two axes": {
         "core": """s = Einsum<equation = "nhqd,nhkd->nqk">(q, k) p = Softmax<axis = -1>(s)
                 axis = Constant<value_ints = [1]>() u = Unsqueeze(p, axis) y = MatMul(u, v)"""
@@ -390,6 +438,36 @@ def test_attention_stays_as_it_is_where(case: str):
     graph = gradients(proto) if case != "the probabilities are an output" else gradients_of_first(proto)
 
     assert not any(n.op_type == "Scan" for n in graph.model.graph)
+
+
+@pytest.mark.parametrize("case", [c for c in STAYS if "masks" in STAYS[c]])
+def test_attention_that_stays_has_finite_gradients(case: str):
+    found = run(gradients(network(**STAYS[case])), STAYS[case]["masks"])
+
+    assert all(np.isfinite(value).all() for value in found.values())
+
+
+def test_a_guard_that_adds_an_axis_is_none():
+    core = """s = MatMul(q, kt) raw = Softmax<axis = -1>(s) none = IsNaN(raw) p = Where(none, nil, raw)
+              u = MatMul(p, v) first = Constant<value_ints = [0]>() y = Squeeze(u, first)"""
+    masks = {"nil": np.zeros((1, 1, 1, 1, 1))}
+
+    found = run(gradients(network(core, masks=masks)), masks)
+
+    assert_close(found, by_torch())
+
+
+@pytest.mark.parametrize("recompute", ["auto", None])
+def test_a_guard_inside_of_a_branch_is_none(recompute: str | None):
+    branch = "(double[N, H, S, T] p_{0}) {{ none_{0} = IsNaN(raw) p_{0} = Where(none_{0}, nil, raw) }}"
+    core = f"""s = MatMul(q, kt) raw = Softmax<axis = -1>(s) nil = Constant<value = double {{0}}>()
+               sum = ReduceSum<keepdims = 0>(x) yes = Greater(sum, nil)
+               p = If(yes)<then_branch = one() => {branch.format(1)}, else_branch = two() => {branch.format(2)}>
+               y = MatMul(p, v)"""
+
+    found = run(gradients(network(core), recompute=recompute))
+
+    assert_close(found, by_torch())
 
 
 def gradients_of_first(proto: onnx.ModelProto) -> PlainGraph:

@@ -253,6 +253,26 @@ def test_arithmetic_is_that_of_onnx(expression: str, expected: bool) -> None:
     assert (folded(text) == ["Identity"]) is expected
 
 
+@pytest.mark.parametrize(
+    ("expression", "expected", "rank"),
+    [
+        ("n = Shape<start = 1>(x) r = Unsqueeze(n, first)", False, 2),
+        ("s = Shape(x) n = Gather(s, place) r = Unsqueeze(n, both)", False, 2),
+        ("s = Shape(x) n = Gather(s, place) r = Unsqueeze(n, first)", True, 1),
+        ("n = Shape<start = 1>(x) yes = Cast<to = 9>(n) r = Cast<to = 7>(yes)", True, 1),
+    ],
+)
+def test_ranks_and_truths_are_those_of_onnx(expression: str, expected: bool, rank: int) -> None:
+    text = f"""
+    net (float[N, 4] x) => (int64{"[1, 1]" if rank == 2 else "[1]"} y)
+    <int64[1] first = {{0}}, int64[2] both = {{0, 1}}, int64 place = {{1}}> {{
+        {expression}
+        y = Identity(r)
+    }}"""
+
+    assert (folded(text, x=array(3, 4)) == ["Identity"]) is expected
+
+
 # -- transposes ------------------------------------------------------------------------------------------------------
 
 ATTENTION = """

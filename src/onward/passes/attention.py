@@ -130,11 +130,10 @@ def _written_out(node: ir.Node, op: Builder, seen: set[str], usual: Usual) -> _F
         return None
     Q, KT, _ = factors
     sizes = _sizes(Q, KT, V, usual)
-    if sizes is None or (masked is not None and not _fits(masked.mask, P, rank)):
+    dims = shapes.dims(Q)
+    if sizes is None or dims is None or (masked is not None and not _fits(masked.mask, P, dims)):
         return None
     sizes = dataclasses.replace(sizes, guarded=guard is not None)
-    dims = shapes.dims(Q)
-    assert dims is not None
     for kind, scale in scales:
         # The queries are fewer numbers than the scores.
         Q = op.call(kind, [Q, scale])[0]
@@ -241,10 +240,15 @@ def _mask_of(node: ir.Node) -> _Masked | None:
         return None
     for fill, scores, hides in ((chosen, other, True), (other, chosen, False)):
         number = _number(fill)
-        # The lowest double is not a number of the attribute that says it to the call.
-        if number is not None and number < 0 and (math.isinf(number) or number == np.float32(number)):
+        # Of doubles, those that the attribute that says it to the call can hold: the lowest would become -inf there.
+        if number is not None and number < 0 and (math.isinf(number) or _is_float32(number)):
             return _Masked(scores, condition, hides, number)
     return None
+
+
+def _is_float32(number: float) -> bool:
+    with np.errstate(over="ignore"):
+        return float(np.float32(number)) == number  # NumPy compares in float32
 
 
 def _made_by(value: Value, *types: str) -> bool:
@@ -273,11 +277,15 @@ def _sizes(Q: Value, KT: Value, V: Value, usual: Usual) -> blockwise.Sizes | Non
     return blockwise.Sizes(stated[0], stated[1], width, value_width)
 
 
-def _fits(mask: Value, scores: Value, rank: int) -> bool:
-    """Return whether the mask has a row for each query, or one for all, and a column for each key."""
+def _fits(mask: Value, scores: Value, Q: Dims) -> bool:
+    """Return whether the mask has a row for each query, or one for all, and a column for each key; and no more heads
+    or samples than the queries, which it would broadcast."""
     dims, (queries, keys) = shapes.dims(mask), (shapes.dims(scores) or (None, None))[-2:]
-    if dims is None or not 0 < len(dims) <= rank or dims[-1] != keys or keys is None:
+    if dims is None or not 0 < len(dims) <= len(Q) or dims[-1] != keys or keys is None:
         return False
+    for own, given in zip(dims[-3::-1], Q[-3::-1], strict=False):
+        if own not in (1, given) and (given == 1 or (isinstance(own, int) and isinstance(given, int))):
+            return False
     return mask.dtype in (*_TYPES, ir.DataType.BOOL) and (len(dims) == 1 or (dims[-2] or 0) in (1, queries))
 
 
@@ -318,6 +326,8 @@ def _operator(node: ir.Node, op: Builder, usual: Usual) -> _Found | None:
         return None
     if node.attributes.get_float("softcap", 0.0) or any(v.dtype not in _TYPES for v in (Q, K, V)):
         return None
+    if mask is not None and mask.dtype not in (Q.dtype, ir.DataType.BOOL):
+        return None
     if Q.shape is not None and len(Q.shape) == 3:
         heads, kept = (node.attributes.get_int(name, 0) for name in ("q_num_heads", "kv_num_heads"))
         if not heads or not kept:
@@ -339,13 +349,24 @@ def _operator(node: ir.Node, op: Builder, usual: Usual) -> _Found | None:
     KT.shape = ir.Shape([*k[:2], k[3], k[2]])
     sizes = _sizes(Q, KT, V, usual)
     scores = ir.Value(shape=ir.Shape([*q[:3], k[2]]))
-    if sizes is None or (mask is not None and not _fits(mask, scores, 4)):
-        return None
     dims = shapes.dims(Q)
-    assert dims is not None
+    if sizes is None or dims is None or (mask is not None and not _fits(mask, scores, dims)):
+        return None
+    if mask is not None and Q.dtype == ir.DataType.FLOAT:
+        # To a query that sees no key, ONNX Runtime gives zeros; of doubles, it runs the body of the standard.
+        mask, sizes = _without_lowest(op, mask), dataclasses.replace(sizes, guarded=True)
     scale = node.attributes.get_float("scale", 1.0 / math.sqrt(sizes.width))
     sizes = dataclasses.replace(sizes, causal=bool(node.attributes.get_int("is_causal", 0)))
     return _Found(op, op.Mul(Q, scale), dims, KT, V, sizes, mask)
+
+
+def _without_lowest(op: Builder, mask: Value) -> Value:
+    """Return the mask with -inf for the lowest number, which hides a key from ONNX Runtime's operator as well."""
+    if mask.dtype == ir.DataType.BOOL:
+        return mask
+    found = op.Where(op.LessOrEqual(mask, _LOWEST), -math.inf, mask)
+    found.type, found.shape = mask.type, ir.Shape(mask.shape or ())
+    return found
 
 
 def _split_heads(op: Builder, value: Value, heads: int) -> Value | None:

@@ -204,29 +204,36 @@ def _where(node: ir.Node, inputs: list[Known | None]) -> Known | None:
     return _vector([a if yes else b for yes, a, b in zip(condition, chosen, other, strict=True)])
 
 
-def _same(node: ir.Node, inputs: list[Known | None]) -> Known | None:
+def _cast(node: ir.Node, inputs: list[Known | None]) -> Known | None:
+    if inputs[0] is None or node.attributes.get_int("to", 0) != ir.DataType.BOOL:
+        return inputs[0]
+    truths = [None if x is None else int(x != 0) for x in inputs[0].reshape(-1)]
+    return _vector(truths).reshape(inputs[0].shape)
+
+
+def _squeeze(node: ir.Node, inputs: list[Known | None]) -> Known | None:
     del node
-    return inputs[0]
+    return inputs[0].reshape(()) if inputs[0] is not None and inputs[0].size == 1 else None
 
 
-def _with_rank(rank: int) -> Callable[[ir.Node, list[Known | None]], Known | None]:
-    def compute(node: ir.Node, inputs: list[Known | None]) -> Known | None:
-        del node
-        return inputs[0].reshape([1] * rank) if inputs[0] is not None and inputs[0].size == 1 else None
-
-    return compute
+def _unsqueeze(node: ir.Node, inputs: list[Known | None]) -> Known | None:
+    """Return the vector of one number; of a vector, or with two axes, the result would be no vector."""
+    axes = node.attributes.get_ints("axes", None) if len(inputs) < 2 else inputs[1]
+    if inputs[0] is None or inputs[0].ndim or axes is None or np.size(np.asarray(axes, object)) != 1:
+        return None
+    return inputs[0].reshape(1)
 
 
 _RULES: dict[str, Callable[[ir.Node, list[Known | None]], Known | None]] = {
     "Gather": _gather,
     "Concat": _concat,
     "Slice": _slice,
-    "Cast": _same,
+    "Cast": _cast,
     "ConstantOfShape": _filled,
     "Equal": _elementwise(lambda a, b: a == b),
     "Where": _where,
-    "Squeeze": _with_rank(0),
-    "Unsqueeze": _with_rank(1),
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
     "Add": _elementwise(lambda a, b: a + b),
     "Sub": _elementwise(lambda a, b: a - b),
     "Mul": _elementwise(lambda a, b: a * b),

@@ -21,7 +21,9 @@ def without_zeros(array: np.ndarray) -> np.ndarray:
     >>> without_zeros(a) is a, without_zeros(b) is b
     (False, True)
     """
-    if array.nbytes < LARGE or not array.flags.c_contiguous or array.reshape(-1).view(np.uint8).any():
+    if array.nbytes < LARGE or not array.flags.c_contiguous or array.dtype.hasobject:
+        return array
+    if array.reshape(-1).view(np.uint8).any():
         return array
     release(array)
     return zeros(array.shape, array.dtype)
@@ -40,9 +42,10 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def release(array: np.ndarray) -> None:
-    """Give back the memory of an array over a mapped file: what is read again comes from the file again.
+    """Give back the memory of an array over a file that is mapped to be read: what is read again comes from the file.
 
-    Other arrays stay as they are.
+    Other arrays stay as they are, also those over a mapping that can be written: what was written to a private one
+    (`numpy.memmap` with mode "c", or a mapping of no file) is nowhere else.
     """
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
@@ -50,6 +53,8 @@ def release(array: np.ndarray) -> None:
     if not isinstance(base, mmap.mmap) or array.nbytes < LARGE or not hasattr(mmap, "MADV_DONTNEED"):
         return
     whole = np.frombuffer(base, np.uint8)
+    if whole.flags.writeable:
+        return
     first = array.ctypes.data - whole.ctypes.data
     start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages only: the others have data of other tensors
     end = (first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE

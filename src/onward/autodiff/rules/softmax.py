@@ -30,12 +30,17 @@ def without_nan(Y: Value) -> Value:
 
     PyTorch writes it behind the Softmax of attention: a query that may see no key has the result 0, and the gradient 0.
     """
+    maker = Y.producer()
     for test in Y.consumers():
         choices = test.outputs[0].consumers() if test.op_type == "IsNaN" else ()
         for choice in choices:
+            if maker is None or choice.graph is not maker.graph:  # what a branch computes is not known outside
+                continue
             condition, chosen, other = choice.inputs if choice.op_type == "Where" else (None, None, None)
             zero = walk.constant_of(chosen)
-            if condition is test.outputs[0] and other is Y and zero is not None and not zero.any():
+            if zero is None or zero.size != 1 or zero.ndim > 1 or zero.any():  # others give the result more axes
+                continue
+            if condition is test.outputs[0] and other is Y:
                 return choice.outputs[0]
     return Y
 
