@@ -15,7 +15,7 @@ needs_compiler = pytest.mark.skipif(library.compiler() is None, reason="there is
 @pytest.mark.parametrize(
     ("rows", "columns", "depth"),
     [(64, 256, 96), (70, 300, 97), (513, 270, 129), (5, 256, 200), (1, 256, 96), (64, 255, 95), (64, 300, 1), (7, 9, 0),
-     (0, 300, 100), (300, 0, 100)],
+     (0, 300, 100), (300, 0, 100), (1100, 1030, 301), (1100, 1000, 301), (2050, 1030, 2060)],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("turned_B", [0, 1])

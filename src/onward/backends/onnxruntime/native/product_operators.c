@@ -59,11 +59,15 @@ static void add_bias(const matrices *m, int64_t rows) {
         }
 }
 
-/* Lets ONNX Runtime multiply. Its products of a transposed matrix take more time than others, by more than it takes to transpose
-   a matrix that is not small. */
+/* ONNX Runtime's products of a transposed matrix take more time than others, by more than it may take to transpose it. */
+static int pays_to_turn(const matrices *m, size_t rank) {
+    int64_t bytes = m->M * m->K * sizeof(float), columns = bytes > TURN_NEAR ? 4 * TURN_COLUMNS : TURN_COLUMNS;
+    return m->turned_A && rank == 2 && m->K >= TURN_DEPTH && m->N >= columns && bytes <= TURN_BYTES;
+}
+
+/* Lets ONNX Runtime multiply, with the first factor transposed beforehand where that pays. */
 static int multiply_standard(workers *team, const matrices *m, const int64_t *given, size_t rank) {
-    if (!m->turned_A || rank != 2 || m->K < TURN_DEPTH || m->N < TURN_COLUMNS || !has_standard(team, TURNED))
-        return run_standard(team, AS_IT_IS, NULL, given, rank);
+    if (!pays_to_turn(m, rank) || !has_standard(team, TURNED)) return run_standard(team, AS_IT_IS, NULL, given, rank);
     tensor turned = {.data = borrow(m->M * m->K * sizeof(float)), .size = {m->M, m->K}, .rank = 2};
     if (!turned.data) return NO_MEMORY;
     turn(team, m->K, m->M, m->A, (float *)turned.data);

@@ -6,8 +6,9 @@
 /* Rows, columns or depth up to which ONNX Runtime's product is faster than splitting the other factor into bfloat16. */
 enum { THIN = 16 };
 
-/* Depth and columns from which on it pays to transpose a factor for ONNX Runtime. */
-enum { TURN_DEPTH = 96, TURN_COLUMNS = 256 };
+/* Depth and columns from which on it pays to transpose a factor for ONNX Runtime: four times as many columns where the factor does not
+   fit into the second cache. Above the last limit, a copy would be fresh memory in each step. */
+enum { TURN_DEPTH = 96, TURN_COLUMNS = 256, TURN_NEAR = 1 << 20, TURN_BYTES = 16 << 20 };
 
 /* C[n] = scale * A[n] B[n] + bias for each n of a batch, cut off at 0 if `relu`; C is contiguous. */
 typedef struct {
