@@ -104,6 +104,19 @@ def outcome(case: Any, backend: Backend) -> str:
     return "passed"
 
 
+def check_gap(gap: dict[str, Any], outcomes: dict[str, str]) -> None:
+    """Fail where a test of a known gap passes now; of random numbers (`chance`), where all of them pass."""
+    matching = {name: found for name, found in outcomes.items() if re.fullmatch(gap["tests"], name)}
+    assert matching, "no such test any more: remove the line"
+
+    passing = [name for name, found in matching.items() if found == "passed"]
+
+    if gap.get("chance"):  # ten draws of yes or no are right by chance now and then
+        assert len(passing) < len(matching), "they pass now: remove the line"
+    else:
+        assert passing == [], "they pass now: make the line narrower"
+
+
 def _given(value: Any, to_tensor: Callable[[np.ndarray], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_given(v, to_tensor) for v in value]
