@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-import onnxruntime
 
 import onward
+from backends.kernels import run_kernels
 from onward.backends import open_session
-from onward.backends.onnxruntime.native import library
 from onward.backends.onnxruntime.native.products import UseNativeProducts
 from onward.model import serde
 from onward.passes.base import Unit
@@ -31,13 +30,7 @@ def product(
     text = f"C = ai.onward.native.{name} <sizes: ints = [{sizes}]> ({', '.join(feeds)})"
     head = '<ir_version: 8, opset_import: ["": 18, "ai.onward.native": 1]>'
     model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float[] C) {{{text}}}")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3  # the shape of the output is not stated
-    options.register_custom_ops_library(library.load() or "")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, feeds)[0])
+    return run_kernels(model, feeds, threads)[0]
 
 
 def numbers(*shape: int) -> np.ndarray:

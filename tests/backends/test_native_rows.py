@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import onward
+from backends.kernels import run_kernels
 from onward.backends import open_session
 from onward.backends.onnxruntime.native import library
 from onward.backends.onnxruntime.session import _rewritten
@@ -41,15 +42,7 @@ def run(feeds: dict[str, np.ndarray], threads: int = 2) -> dict[str, np.ndarray]
     outputs = ", ".join(f"float[] {name}" for name in OUTPUTS)
     head = '<ir_version: 8, opset_import: ["": 18, "ai.onward.native": 1]>'
     model = onnx.parser.parse_model(f"{head} rows ({inputs}) => ({outputs}) {{{text}}}")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3  # the shapes of the outputs are not stated
-    path = library.load()
-    assert path is not None
-    options.register_custom_ops_library(path)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return dict(zip(OUTPUTS, session.run(list(OUTPUTS), feeds), strict=True))
+    return dict(zip(OUTPUTS, run_kernels(model, feeds, threads), strict=True))
 
 
 def feeds_of(rows: int, columns: int) -> dict[str, np.ndarray]:

@@ -190,8 +190,8 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 # -- products ----------------------------------------------------------------------------------------------------------
 
 _PRODUCTS = f"""{_HEADER}
-trial (float[2,3,70,75] A, float[3,75,45] B, float[90,70] D, float[100,70] W, float[100] c, float[90,530] E,
-       float[530] e, float[90,7] F)
+trial (float[2,3,70,75] A, float[3,75,45] B, float[100,70] D, float[100,70] W, float[100] c, float[100,530] E,
+       float[530] e, float[100,7] F)
 => (float[] batch, float[] biased, float[] turned, float[] thin) {{
   batch = ai.onward.native.Multiply <sizes: ints = [0,0,0,{_HALF},2]> (A, B)
   biased = ai.onward.native.MultiplyBiased <sizes: ints = [0,1,1,{_ONE},2]> (D, W, c)
