@@ -11,6 +11,7 @@ struct workers {
     api functions;
     const void *context;
     void *const *standard;
+    status *problem; /* of the standard operator */
 };
 
 enum { BLOCKS = 32 }; /* into which many small tasks are put together */
@@ -42,7 +43,7 @@ typedef struct {
     const kind *kind;
     api functions;
     int64_t sizes[MOST_SIZES];
-    void *standard[MOST_STANDARD]; /* operators of ONNX Runtime that do a part of the work; NULL where it has none */
+    void *standard[MOST_STANDARD]; /* operators of ONNX Runtime that do a part of the work; NULL: not needed */
 } kernel;
 
 static status *failure(api functions, const char *text) {
@@ -75,7 +76,7 @@ static status *read_input(workers *team, size_t index, tensor *t) {
 
 static status *compute(void *object, void *context) {
     kernel *k = object;
-    workers team = {k->functions, context, k->standard};
+    workers team = {k->functions, context, k->standard, NULL};
     tensor in[MOST_INPUTS];
     for (size_t i = 0; i < k->kind->inputs; i++) {
         status *problem = read_input(&team, i, in + i);
@@ -85,22 +86,9 @@ static status *compute(void *object, void *context) {
     case 0: return NULL;
     case NO_MEMORY: return failure(k->functions, "no memory for a native kernel of Onward");
     case NO_LABEL: return failure(k->functions, "a label of the cross entropy is not the number of a class");
-    case NO_STANDARD: return failure(k->functions, "ONNX Runtime's own operator failed within a native kernel of Onward");
+    case NO_STANDARD: return team.problem;
     default: return failure(k->functions, "a native kernel of Onward got tensors that do not fit together");
     }
-}
-
-static status *create(const operator *op, api functions, const void *info, void **made) {
-    kernel *k = calloc(1, sizeof(kernel));
-    size_t count = MOST_SIZES;
-    typedef status *(*get_ints)(const void *, const char *, int64_t *, size_t *);
-    if (!k) return failure(functions, "no memory for a native kernel of Onward");
-    k->kind = (const kind *)op, k->functions = functions;
-    status *problem = CALL(functions, INTS_OF_ATTRIBUTE, get_ints)(info, "sizes", k->sizes, &count);
-    if (problem) return free(k), problem;
-    if (k->kind->standard) dismiss(functions, k->kind->standard(functions, info, k->sizes, k->standard));
-    *made = k;
-    return NULL;
 }
 
 static void destroy(void *object) {
@@ -110,7 +98,20 @@ static void destroy(void *object) {
     free(k);
 }
 
-int has_standard(const workers *team, size_t which) { return team->standard[which] != NULL; }
+static status *create(const operator *op, api functions, const void *info, void **made) {
+    kernel *k = calloc(1, sizeof(kernel));
+    size_t count = MOST_SIZES;
+    typedef status *(*get_ints)(const void *, const char *, int64_t *, size_t *);
+    if (!k) return failure(functions, "no memory for a native kernel of Onward");
+    k->kind = (const kind *)op, k->functions = functions;
+    status *problem = CALL(functions, INTS_OF_ATTRIBUTE, get_ints)(info, "sizes", k->sizes, &count);
+    if (!problem && k->kind->standard) problem = k->kind->standard(functions, info, k->sizes, k->standard);
+    if (problem)
+        destroy(k);
+    else
+        *made = k;
+    return problem;
+}
 
 /* Makes a tensor over memory that stays where it is. */
 static status *wrap(api f, const tensor *t, void **made) {
@@ -139,7 +140,7 @@ int run_standard(workers *team, size_t which, const tensor *first, const int64_t
     if (!problem) problem = CALL(f, CONTEXT_OUTPUT, get_output)(team->context, 0, size, rank, &out);
     if (!problem) problem = CALL(f, INVOKE_OPERATOR, invoke)(team->context, team->standard[which], in, 2, &out, 1);
     if (wrapped) CALL(f, RELEASE_TENSOR, void (*)(void *))(wrapped);
-    dismiss(f, problem);
+    team->problem = problem;
     return problem ? NO_STANDARD : 0;
 }
 

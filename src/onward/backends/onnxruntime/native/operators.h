@@ -33,7 +33,6 @@ extern kind image_operators[], product_operators[], recurrent_operators[], row_o
 /* Lets ONNX Runtime's operator `which`, of those that `standard` has made, compute output 0, of this shape, from the first two
    inputs, or from `first` and the second input. */
 int run_standard(workers *team, size_t which, const tensor *first, const int64_t *size, size_t rank);
-int has_standard(const workers *team, size_t which);
 enum { MOST_STANDARD = 2 };
 
 static inline void dismiss(api functions, status *problem) {

@@ -67,7 +67,7 @@ static int pays_to_turn(const matrices *m, size_t rank) {
 
 /* Lets ONNX Runtime multiply, with the first factor transposed beforehand where that pays. */
 static int multiply_standard(workers *team, const matrices *m, const int64_t *given, size_t rank) {
-    if (!pays_to_turn(m, rank) || !has_standard(team, TURNED)) return run_standard(team, AS_IT_IS, NULL, given, rank);
+    if (!pays_to_turn(m, rank)) return run_standard(team, AS_IT_IS, NULL, given, rank);
     tensor turned = {.data = borrow(m->M * m->K * sizeof(float)), .size = {m->M, m->K}, .rank = 2};
     if (!turned.data) return NO_MEMORY;
     turn(team, m->K, m->M, m->A, (float *)turned.data);
@@ -85,7 +85,7 @@ static int run_multiply(workers *team, const int64_t *sizes, const tensor *in, s
     int64_t shape[9] = {0}, given[9], *at = NULL;
     size_t rank, left = 0;
     memcpy(&m.scale, &bits, sizeof bits);
-    if (!A.rank || !B.rank || !has_standard(team, AS_IT_IS)) return NO_FIT;
+    if (!A.rank || !B.rank) return NO_FIT;
     read_matrices(&A, 1), read_matrices(&B, 0);
     rank = A.rank > B.rank ? A.rank : B.rank;
     m.M = A.size[A.rank - 2 + m.turned_A], m.K = A.size[A.rank - 1 - m.turned_A], m.N = B.size[B.rank - 1 - m.turned_B];
